@@ -11,12 +11,23 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import hpcdl  # noqa: E402  the checkout is put on the path first
+from hpcdl.core.palette import GROUND  # noqa: E402
 
 project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
 version = release = hpcdl.__version__
 extensions = ["myst_parser"]
 exclude_patterns = ["example-report/study", "example-report/report"]
 html_theme = "furo"
+_BRAND = {"color-brand-primary": "accent", "color-brand-content": "accent", "color-brand-visited": "accent"}
+html_theme_options = {
+    "light_css_variables": {name: GROUND[ground].light for name, ground in _BRAND.items()},
+    "dark_css_variables": {name: GROUND[ground].dark for name, ground in _BRAND.items()},
+}
+STYLE = """<style>
+@media (min-width: 46em) { code.literal { white-space: nowrap; } }
+.highlight-bash pre, .highlight-sh pre { white-space: pre-wrap; overflow-wrap: break-word; }
+</style>"""
+"""A command is shown whole: it wraps in its box, and a flag is not cut behind its dashes."""
 html_title = f"hpcdl {release}"
 html_extra_path = ["example-report/report"]
 myst_heading_anchors = 4
@@ -62,6 +73,7 @@ def setup(app: Any) -> None:
     def level(_: Any, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
         # Sphinx calls the side bar's captions headings, and does not say of which level: screen readers need it.
         bar = context.get("furo_navigation_tree", "")
+        context["metatags"] = context.get("metatags", "") + STYLE
         context["furo_navigation_tree"] = bar.replace('role="heading"', 'role="heading" aria-level="2"')
         # What is wider than a phone is scrolled in a box of its own, which a keyboard has to reach.
         for box in ("<pre", '<div class="table-wrapper'):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MOST_RANKS = 64
 """Ranks of one timeline; of more those that were slowest in that step."""
 _LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
-_STYLE = """figure{overflow-x:auto}figcaption{color:var(--soft)}
-figure svg{max-width:100%;min-width:34rem;height:auto;display:block}
+_STYLE = """figcaption{color:var(--soft)}
+figure svg{max-width:100%;min-width:46rem;height:auto;display:block}
 svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
 .key span{display:inline-block;margin-right:1rem}
 .key svg{width:1.2em;height:.9em;margin-right:.3em;vertical-align:-.1em}
@@ -88,7 +88,7 @@ def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps
     scale = _WIDTH / max(end_s - start_s, 1e-9)
     number, took = int(steps.numbers[place]), format_seconds(end_s - start_s)
     height = len(rows) * _ROW + 26
-    yield f"<figure><figcaption>{escaped(words)}: step {number}, {escaped(took)}</figcaption>"
+    yield f'<figure tabindex="0"><figcaption>{escaped(words)}: step {number}, {escaped(took)}</figcaption>'
     yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(words)}, step {number}">'
     for line, row in enumerate(rows.tolist()):
         rank, top = int(steps.ranks[row]), line * _ROW
@@ -148,7 +148,7 @@ def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
     shown, most = hosts[:MOST_RANKS], largest(hosts)
     scale = _WIDTH / max(last_s - first_s, 1e-9)
     told = f"Network, in and out: at most {format_bytes(round(most))} in a second"
-    yield f"<figure><figcaption>{escaped(told)}</figcaption>"
+    yield f'<figure tabindex="0"><figcaption>{escaped(told)}</figcaption>'
     height = len(shown) * _ROW + 26
     yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(told)}">'
     for line, one in enumerate(shown):

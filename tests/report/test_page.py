@@ -28,8 +28,8 @@ KEEP = os.environ.get("HPCDL_SCREENSHOTS")  # read now: tests run without the ca
 PHONE = 390
 PICTURES = {
     "report-summary": ("summary", 1100, 900, (), False),
-    "report-scaling": ("strong", 800, 566, (), False),
-    "report-dark": ("time", 800, 516, ("--force-dark-mode",), True),
+    "report-scaling": ("strong", 800, 490, (), False),
+    "report-dark": ("time", 800, 490, ("--force-dark-mode",), True),
     "report-narrow": ("summary", 500, 900, (), False),
 }
 """Section, width, height, flags, and whether the page is dark; 500 is the narrowest window that Chromium opens."""

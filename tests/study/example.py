@@ -50,7 +50,7 @@ def main() -> None:
     resume = ["--resume"] if (folder / "two-cores").exists() else []
     hpcdl(folder, "sweep", PAGE / "study.toml", "--out", "two-cores", *resume)
     keep(folder / "two-cores", PAGE, [folder, ROOT])
-    hpcdl(folder, "report", PAGE / "study", "--out", PAGE / "report")
+    hpcdl(folder, "report", PAGE / "study", "--out", PAGE / "report", "--format", "terminal,html,csv,json")
 
 
 if __name__ == "__main__":

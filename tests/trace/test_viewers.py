@@ -60,7 +60,7 @@ def test_otf2_without_its_library_says_what_to_install(tmp_path: Path, monkeypat
 def test_the_page_is_one_file_with_three_timelines() -> None:
     merged, steps = synchronous(INPUT_S, COMPUTE_S, hidden_s=0.02)
     drawn = page("<run> & more", merged, steps, findings(merged, steps))
-    assert drawn.count("<svg") == 3 and drawn.count("rank 2</text>") == 3
+    assert drawn.count("<figure") == 3 and drawn.count("rank 2</text>") == 3
     assert "A typical step" in drawn and "The fastest step: step 0" in drawn and "The slowest step: step 19" in drawn
     assert "&lt;run&gt; &amp; more" in drawn and "<run>" not in drawn
     assert "http" not in drawn.replace('http-equiv="Content', "") and "<script" not in drawn
@@ -77,7 +77,7 @@ def test_steps_that_do_not_happen_together_are_drawn_from_their_own_begin() -> N
     merged, _ = synchronous(INPUT_S, COMPUTE_S)
     alone = steps_of(merged, synchronous=False)
     drawn = page("run", merged, alone, findings(merged, alone))
-    assert drawn.count("<svg") == 3 and drawn.count('x="90.00"') >= 9
+    assert drawn.count("<figure") == 3 and drawn.count('x="90.00"') >= 9
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def _balance(splits: Sequence[SplitInspection]) -> Iterator[str]:
     empty = [name for name in names if not any(split.histogram[name] for split in splits)]
     if empty:
         yield f'<p class="warn">{len(empty)} classes have no sample: {escaped(", ".join(empty[:10]))}</p>'
-    yield '<div class="wide"><table><thead><tr><th>class</th>'
+    yield '<div class="wide" tabindex="0"><table><thead><tr><th>class</th>'
     yield "".join(f"<th>{escaped(split.name)}</th>" for split in splits) + "</tr></thead><tbody>"
     for name in names[:_MOST_CLASSES]:
         cells = (
@@ -246,7 +246,7 @@ def _between(array: Array) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield '<div class="wide"><table><thead><tr>' + "".join(f"<th>{escaped(cell)}</th>" for cell in header)
+    yield '<div class="wide" tabindex="0"><table><thead><tr>' + "".join(f"<th>{escaped(cell)}</th>" for cell in header)
     yield "</tr></thead><tbody>"
     for row in rows:
         yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"

@@ -37,7 +37,9 @@ _LONGEST_LABEL = 60
 _END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
 """Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
 _WIDTH, _NARROW = 5.8, 4.0
-"""Inches of a figure on a page, and those below which its letters are smaller."""
+"""Inches of a PNG or PDF, and those below which its letters are smaller."""
+_SCREEN = 4.6
+"""Inches of a figure on a page: its letters are readable on a phone and in one of three columns."""
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
 _PAPER = "#fedcba"
@@ -48,7 +50,7 @@ _AXIS = "#888888"
 def svg(figure: Figure) -> str:
     """The figure as SVG text whose ids carry the figure's name, so that several fit on one page."""
     with _style():
-        text = _written(_draw(figure, _INK))
+        text = _written(_draw(figure, _INK, _SCREEN))
     text = text[text.index("<svg") :]
     text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
     text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)

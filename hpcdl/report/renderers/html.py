@@ -14,8 +14,9 @@ MOST_ROWS = 500
 """Rows of one table; scaling.csv and report.json hold all."""
 _SHORT = 64
 """Text up to this length stays on one line of its cell."""
-_STYLE = """figure svg{width:100%;height:auto;max-width:40rem;display:block}
-@media (min-width:64rem){figure{display:inline-block;vertical-align:top;width:calc(50% - .9rem);margin-right:.5rem}}
+_STYLE = """figure svg{width:100%;height:auto;max-width:32rem;display:block}
+@media (min-width:44rem){figure{display:inline-block;vertical-align:top;width:calc(50% - .9rem);margin-right:.5rem}}
+@media (min-width:80rem){figure{width:calc(33.3% - .9rem)}}
 td:not(.number){min-width:6rem;max-width:30rem}
 """
 
@@ -60,7 +61,8 @@ def _section(section: Section, drawings: Mapping[str, str]) -> Iterator[str]:
 
 def _figure(figure: Figure, drawing: str, table_follows: bool) -> Iterator[str]:
     drawing = drawing.replace("<svg ", f'<svg role="img" aria-label="{escaped(figure.alt)}" ', 1)
-    yield f'<figure id="figure-{figure.name}">\n<figcaption>{escaped(figure.title)}</figcaption>\n{drawing}'
+    yield f'<figure id="figure-{figure.name}">\n<figcaption>{escaped(figure.title)}</figcaption>'
+    yield drawing
     if table_follows:
         yield '<p class="note">The numbers of this figure are in the table of this section.</p>'
     else:

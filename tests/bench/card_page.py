@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -25,20 +24,21 @@ def cards() -> list[dict[str, Any]]:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """What each MPI survived, a table for each strategy; then the facts of each card."""
+    """What was lost under each MPI, one table of all strategies; then the facts of each card."""
     cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for column, card in enumerate(found):
         for row in card["faults"]:
-            lost = f", {row['steps_lost']} lost" if row["steps_lost"] else ""
-            cells[row["strategy"], row["fault"]][column] = f"{row['survived']} of {row['tries']}{lost}"
-    names = [re.search(r"mpi ([^,]+)", card["facts"]["software"]).group(1) for card in found]  # type: ignore[union-attr]
-    lines = []
-    for strategy in dict.fromkeys(strategy for strategy, _ in cells):
-        lines += ["", f"### `{strategy}`", "", f"| fault | {' | '.join(names)} |", "|---" * (len(found) + 1) + "|"]
-        for fault in FAULTS:
-            if row := cells.get((strategy, fault)):
-                lines.append(f"| {fault} | {' | '.join(row.get(column, '') for column in range(len(found)))} |")
-    lines += ["", "### The three cards", ""]
+            survived = row["survived"] == row["tries"]
+            lost = str(row["steps_lost"] or 0)
+            cells[row["fault"], row["strategy"]][column] = lost if survived else f"{row['survived']} of {row['tries']}"
+    strategies = list(dict.fromkeys(strategy for _, strategy in cells))
+    lines = ["", f"| fault | {' | '.join(f'`{name}`' for name in strategies)} |", "|---" * (len(strategies) + 1) + "|"]
+    for fault in FAULTS:
+        rows = [cells.get((fault, strategy)) for strategy in strategies]
+        told = ["/".join(row.get(column, "-") for column in range(len(found))) if row else "" for row in rows]
+        if any(told):
+            lines.append(f"| {fault} | {' | '.join(told)} |")
+    lines += ["", "## The three cards", ""]
     for name, card in zip(CARDS, found, strict=True):
         facts = card["facts"]
         runs = len(card["trials"])

@@ -36,6 +36,8 @@ class Placement:
 
 def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
     """This process's placement, or None outside any launcher."""
+    if own := _of_flux(environment):
+        return own
     for launcher, rank, size, local_rank, local_size in _VARIABLES:
         if launcher == "slurm" and not _in_step(environment):
             continue  # a batch script or an interactive shell: no step, no ranks
@@ -51,6 +53,20 @@ def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
                 ),
             )
     return None
+
+
+def _of_flux(environment: Mapping[str, str]) -> Placement | None:
+    """A task of `flux run`, whose PMI_RANK says nothing of its node. Nodes have as many tasks each, as it spreads them.
+
+    None where a launcher inside the task has started this process.
+    """
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
+    if any(name not in environment for name in names) or "OMPI_COMM_WORLD_RANK" in environment:
+        return None
+    if "HPCDL_RANK" in environment or "MPI_LOCALRANKID" in environment:
+        return None
+    rank, size, local_rank, nodes = (int(environment[name]) for name in names)
+    return Placement(launcher="flux", rank=rank, size=size, local_rank=local_rank, local_size=-(-size // max(nodes, 1)))
 
 
 def _of_slurm(environment: Mapping[str, str], name: str, default: str) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from hpcdl.cluster.environment import placement
+from hpcdl.cluster.environment import Placement, placement
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,12 @@ def test_outside_any_launcher_there_is_no_placement() -> None:
 def test_a_batch_script_is_no_rank() -> None:
     batch = {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     assert placement(batch) is None
+
+
+def test_a_task_of_flux_knows_its_node() -> None:
+    """The variables of flux-environment(7); PMI_RANK and PMI_SIZE are there too."""
+    task = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
+    found = placement({**task, "PMI_RANK": "5", "PMI_SIZE": "8"})
+    assert found == Placement(launcher="flux", rank=5, size=8, local_rank=1, local_size=4)
+    inside = placement({**task, "PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"})
+    assert inside is not None and inside.launcher == "mpich" and inside.size == 2

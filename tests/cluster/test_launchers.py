@@ -46,6 +46,7 @@ def test_each_job_has_its_launcher(tmp_path: Path) -> None:
 HOSTS = {
     "slurm": ["c401-001", "c401-002", "x"],
     "ibrun": ["c401-001", "c401-002", "x"],
+    "flux": ["n1", "n2"],
     "pbs": ["n1", "n2"],
     "hostfile": ["n1", "n2"],
     "local": [],
@@ -58,7 +59,9 @@ def in_every_job(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c401-[001-002],x", "TACC_SYSTEM": "stampede3"}
     lists = dict.fromkeys(("PBS_NODEFILE", "HPCDL_HOSTFILE"), str(tmp_path / "nodes"))
-    return {**with_programs(tmp_path, "srun", "ibrun"), **job, **lists, "PBS_JOBID": "7"}
+    path = with_programs(tmp_path, "srun", "ibrun", "flux")
+    (tmp_path / "flux").write_text("#!/bin/sh\necho 'n[1-2]'\n")
+    return {**path, **job, **lists, "PBS_JOBID": "7", "FLUX_URI": "local:///run/flux/local"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -120,6 +123,17 @@ def test_srun_gets_nodes_ranks_and_the_right_pmi(tmp_path: Path) -> None:
     assert "--mpi=none" in load_launcher("slurm").line(PLAN, ["x"], mpi=False, environment=environment)[0]
     with pytest.raises(UsageError, match="srun, which is not on PATH"):
         load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment={"PATH": "/nonexistent"})
+
+
+def test_flux_run_takes_all_cores_of_the_jobs_nodes(tmp_path: Path) -> None:
+    environment = {**with_programs(tmp_path, "flux"), "FLUX_URI": "local:///run/flux/local"}
+    assert find_launcher(environment).name == "flux"
+    assert find_launcher({**environment, "FLUX_TASK_RANK": "0"}).name == "local", "a task starts no ranks over the job"
+    line, _ = load_launcher("flux").line(PLAN, ["python", "a b"], mpi=True, environment=environment)
+    assert line[:2] == [str(tmp_path / "flux"), "run"] and line[-2:] == ["python", "a b"]
+    assert {"--nodes=2", "--ntasks=4", "--exclusive", "--setopt=cpu-affinity=off"} <= set(line)
+    with pytest.raises(UsageError, match="flux, which is not on PATH"):
+        load_launcher("flux").line(PLAN, ["x"], mpi=True, environment={"PATH": "/nonexistent"})
 
 
 def test_ibrun_and_what_it_cannot_do(tmp_path: Path) -> None:

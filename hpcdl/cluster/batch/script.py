@@ -81,6 +81,8 @@ def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
         return "ibrun" if "TACC_SYSTEM" in environment else "slurm"
     if shutil.which("qsub", path=path):
         return "pbs"
+    if shutil.which("flux", path=path):
+        return "flux"
     return find_launcher(environment).name
 
 
@@ -90,7 +92,7 @@ def submit(request: JobRequest) -> tuple[str, str, Path]:
     system = SYSTEMS.get(load_launcher(name).batch)
     if system is None:
         raise UsageError(
-            f"the launcher {name} has no batch system here (neither sbatch nor qsub on PATH); "
+            f"the launcher {name} has no batch system here (neither sbatch nor qsub nor flux on PATH); "
             "run the command directly, or write the script with --dry-run"
         )
     text = render(request)

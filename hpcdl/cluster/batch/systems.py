@@ -220,6 +220,55 @@ def _pbs_chunk(request: JobRequest) -> str:
     return ":".join([*cpus, f"mpiprocs={ranks}", *resources])
 
 
+def _flux_directives(request: JobRequest) -> list[str]:
+    """`flux batch` reads them as a shell does. Without --cpus-per-task the job has whole nodes."""
+    if request.until_done:
+        raise UsageError(
+            "--until-done: a Flux job cannot requeue itself; submit again with the same --run-dir and --resume"
+        )
+    wanted = request.nodes_wanted
+    for what in ("mem", "qos", "gres", "exclude"):
+        if getattr(wanted, what):
+            raise UsageError(f"--{what}: Flux has no such option; leave it out, or say it with --batch-option")
+    minutes = max(-(-int(request.time_s) // 60), 1)
+    log = f"{request.folder}/log-{{{{id}}}}.txt"
+    options = [
+        f"--job-name={_quoted(request.name)}",
+        f"--nodes={request.nodes}",
+        f"--time-limit={minutes}m",
+        f"--output={_quoted(log)}",
+    ]
+    if wanted.cpus_per_task:
+        slots = request.nodes * request.ranks_per_node
+        options += [f"--nslots={slots}", f"--cores-per-slot={wanted.cpus_per_task}"]
+    options += ["--exclusive"] if wanted.exclusive or not wanted.cpus_per_task else []
+    options += [f"--queue={_quoted(request.partition)}"] if request.partition else []
+    options += [f"--bank={_quoted(request.account)}"] if request.account else []
+    options += [f"--requires={_quoted(wanted.constraint)}"] if wanted.constraint else []
+    handed = [_handed_through(option, _FLUX_OWN) for option in wanted.options]
+    return [f"# flux: {option}" for option in (*options, *handed)]
+
+
+_FLUX_OWN = {
+    "--nodes": "type --nodes", "-N": "type --nodes", "--time-limit": "type --time", "-t": "type --time",
+    "--queue": "type --partition", "-q": "type --partition", "--bank": "type --account", "-B": "type --account",
+    "--cores-per-slot": "type --cpus-per-task", "-c": "type --cpus-per-task", "--exclusive": "type --exclusive",
+    "-x": "type --exclusive", "--requires": "type --constraint", "--job-name": "type --name",
+    "--nslots": _OWN, "-n": _OWN, "--output": _OWN, "--wrap": _OWN,
+}  # fmt: skip
+
+
+def _in_flux(number: str) -> InQueue:
+    """What `flux jobs` says: a status, and why the scheduler lets the job wait, where it says so."""
+    try:
+        lines = call(["flux", "jobs", "-no", "{status} {sched.reason_pending}", number]).splitlines()
+    except HpcdlError:
+        return InQueue(state="unknown")
+    status, _, reason = (lines[0].strip() if lines else "UNKNOWN").partition(" ")
+    state = {"CANCELED": "cancelled"}.get(status, status.lower())
+    return InQueue(state=state, reason=reason.strip() if state in WAITING else "")
+
+
 def _in_slurm(number: str) -> InQueue:
     """What squeue says, or sacct where squeue has forgotten the job; `unknown` where neither knows it."""
     for line in (
@@ -284,6 +333,12 @@ SYSTEMS: Mapping[str, System] = {
         name="pbs", submit=("qsub",), number=re.compile(r"^(\d+\S*)"), directives=_pbs_directives,
         look=_in_pbs, cancel=lambda number: ["qdel", number],
         job_variable="PBS_JOBID", is_exclusive=_pbs_is_exclusive, cpus_of_node=lambda _: None,
+    ),
+    "flux": System(
+        name="flux", submit=("flux", "batch"), number=re.compile(r"^([ƒf]\w+|\d+)", re.MULTILINE),
+        directives=_flux_directives, look=_in_flux, cancel=lambda number: ["flux", "cancel", number],
+        # Flux takes the job's number out of the environment of its script, and does not say whose the nodes are.
+        job_variable="FLUX_URI", is_exclusive=lambda _: False, cpus_of_node=lambda _: None,
     ),
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ LAUNCHERS = Registry(
         "slurm": Entry(
             target="hpcdl.cluster.launchers.slurm:LAUNCHER", summary="srun -K1 with the PMI of the MPI in use"
         ),
+        "flux": Entry(target="hpcdl.cluster.launchers.flux:LAUNCHER", summary="flux run, inside a job of Flux"),
         "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
         "hostfile": Entry(
             target="hpcdl.cluster.launchers.hostfile:LAUNCHER", summary="mpiexec over the hosts of $HPCDL_HOSTFILE"

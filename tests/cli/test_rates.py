@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from hpcdl.bench.step import StepResult
 from hpcdl.cli.app import app_for
 from hpcdl.cli.node import tune_threads
+from hpcdl.cli.output import Commentary
 from hpcdl.cli.training import train, watch
 from hpcdl.node.profile import Profile, TrialSummary
 from hpcdl.node.settings import Settings
@@ -90,7 +91,8 @@ def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) 
         choice=best, settings=Settings(), trials=trials, counted=counted, num_samples=3, seconds=1.0, settled=True,
         stopped=False, warnings=(),
     )  # fmt: skip
-    tune_threads._show_result(Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l")), json=False)
+    tuned = Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l"))
+    tune_threads._show_result(tuned, json=False, commentary=Commentary(quiet=False))
     shown = capsys.readouterr().out
     assert f"{counted}/s" in shown and OTHER[counted] not in shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -102,16 +103,12 @@ def report(
     tunings, runs = _tunings(runs, anonymous, walks)
     if not runs and not tunings and not searches and imported is None:
         raise UsageError("no runs named; type hpcdl report RUN... or hpcdl report --import csv FILE")
-    _check_regression(fail_on_regression, baseline)
-    if anonymous_data and not anonymous:
-        raise UsageError("--anonymous-data goes with --anonymous; give both")
-    inches = _inches(figure_width, figures)
-    folder = _folder(out, runs, chosen)
+    _check_flags(fail_on_regression, baseline, anonymous=anonymous, anonymous_data=anonymous_data)
+    inches, folder = _inches(figure_width, figures), _folder(out, runs, chosen)
+    gather = functools.partial(_gather, anonymous=anonymous, hide_data=anonymous_data)
     with uncollected():
-        gathered = _gather(runs, imported, walks, anonymous=anonymous, hide_data=anonymous_data)
-        before = (
-            None if baseline is None else _gather([baseline], None, {}, anonymous=anonymous, hide_data=anonymous_data)
-        )
+        gathered = gather(runs, imported, walks)
+        before = None if baseline is None else gather([baseline], None, {})
         gathered, before = kept_apart(gathered, before)
         traced = _traced(gathered, anonymous)
         analysis = analyse(
@@ -127,10 +124,8 @@ def report(
             compare=compare,
             outlooks=outlooks(gathered.runs, traced),
         )
-        document = compose(analysis)
-        written = render(
-            document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=progress("drawing", 1)
-        )
+        document, bar = compose(analysis), progress("drawing", 1)
+        written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
@@ -178,7 +173,10 @@ def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) ->
         tell(accuracy_line(analysis))
 
 
-def _check_regression(percent: float | None, baseline: Path | None) -> None:
+def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: bool, anonymous_data: bool) -> None:
+    """UsageError for a flag that needs another one."""
+    if anonymous_data and not anonymous:
+        raise UsageError("--anonymous-data goes with --anonymous; give both")
     if percent is not None and (baseline is None or not 0 <= percent < 100):
         raise UsageError("--fail-on-regression takes a percentage from 0 to 100, and needs --baseline DIR")
 

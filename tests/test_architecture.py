@@ -48,7 +48,7 @@ MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}
 
 _TENSORFLOW = (
     *("models/*", "strategies/*", "strategies/*/*", "data/read/pipeline.py"),
-    *("checkpoint/*", "step/*", "rank/*", "supervision/*", "scripts/*", "scripts/*/*"),
+    *("checkpoint/*", "step/*", "step/*/*", "rank/*", "supervision/*", "scripts/*", "scripts/*/*"),
 )
 HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),

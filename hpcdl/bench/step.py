@@ -62,6 +62,7 @@ class StepResult:
     bytes_sent_per_step: float | None
     bucket_bytes: int | None = None
     peak_memory_bytes: int
+    fast_kernels: Sequence[str] = ()
     warnings: Sequence[str]
 
 
@@ -138,6 +139,7 @@ def _work(
     runtime.import_tensorflow()
     from hpcdl.rank.results import peak_memory_bytes
     from hpcdl.step import measure
+    from hpcdl.step.kernels.table import use_chosen_kernels
     from hpcdl.step.optimizers import build_optimizer
     from hpcdl.step.step import inside_engine
     from hpcdl.strategies.elastic.flat import FlatWorker
@@ -151,6 +153,7 @@ def _work(
     if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
+    kernels = use_chosen_kernels(model, config.model.fast_kernels)
     count = measure.StepCount(
         steps=wanted.steps,
         warmup_steps=wanted.warmup_steps,
@@ -180,7 +183,8 @@ def _work(
         "bytes_sent_per_step": sent["bytes_sent_per_step"],
         "bucket_bytes": chosen,
         "peak_memory_bytes": peak_memory_bytes(),
-        "warnings": list(worker.warnings),
+        "fast_kernels": list(kernels.names),
+        "warnings": [*worker.warnings, *kernels.warnings],
     }
 
 
@@ -263,6 +267,7 @@ def _summary(
         bytes_sent_per_step=mean_of_known([rank["bytes_sent_per_step"] for rank in workers]),
         bucket_bytes=workers[0]["bucket_bytes"],
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
+        fast_kernels=workers[0]["fast_kernels"],
         warnings=[*filter(None, [info.warning]), *workers[0]["warnings"]],
     )
 

@@ -15,6 +15,12 @@ BUCKET_BYTES = 25 * 1024**2
 KEEP_BATCH, SCALE_RATE = "keep-batch", "scale-rate"
 
 
+FAST_KERNELS = (
+    "Compute layers by faster kernels than Keras's, alike to rounding; auto: those that pass a test at the start, "
+    "on: all, or the run fails."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What is trained."""
@@ -36,6 +42,7 @@ class ModelConfig:
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
         matters=RESULT | TIME,
     )
+    fast_kernels: str = setting(AUTO, FAST_KERNELS, choices=(AUTO, "on", "off"), matters=RESULT | TIME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,9 +582,17 @@ class StateConfig(InterruptionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptModelConfig:
+    """How the layers of a script's models compute, from where the script makes something distributed."""
+
+    fast_kernels: str = setting("off", FAST_KERNELS, choices=(AUTO, "on", "off"), matters=RESULT | TIME)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptConfig:
     """All groups of a run of the user's own script."""
 
+    model: ScriptModelConfig
     run: LaunchConfig
     checkpoint: StateConfig
     safety: WatchConfig

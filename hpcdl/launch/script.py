@@ -42,6 +42,7 @@ from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
+from hpcdl.scripts.fit.kernels import KERNELS_VARIABLE
 from hpcdl.scripts.process.undistributed import ALLOWED_VARIABLE
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected
@@ -77,6 +78,11 @@ def _check_words(script: Script) -> None:
             raise UsageError(f"{what}: {word!r} is not UTF-8; rename it, or link to it under such a name")
 
 
+def _kernels(config: ScriptConfig) -> dict[str, str]:
+    """What a rank learns of --fast-kernels."""
+    return {KERNELS_VARIABLE: config.model.fast_kernels} if config.model.fast_kernels != "off" else {}
+
+
 def run_script(
     resolved: ResolvedConfig[ScriptConfig],
     script: Script,
@@ -99,7 +105,7 @@ def run_script(
         check_node(ranks_on_node(resolved))
         run_dir = _choose_run_dir(resolved, script)
         flags = {PREFIXED_VARIABLE: prefixed, ALLOWED_VARIABLE: undistributed}
-        own = {name: "1" for name, given in flags.items() if given}
+        own = {name: "1" for name, given in flags.items() if given} | _kernels(config)
         name, topology = script.path.stem, read_topology()
         said = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, config.checkpoint):
@@ -164,6 +170,7 @@ def run_inside(
     check_backend()
     if undistributed:
         os.environ[ALLOWED_VARIABLE] = "1"
+    os.environ.update(_kernels(resolved.config))
     from hpcdl.core.signals import caught
     from hpcdl.rank.start import Joined, as_rank
     from hpcdl.scripts.process.exit import speaks_first

@@ -44,6 +44,7 @@ from hpcdl.run.outputs import losses_of
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.step.bucket_trials import BucketChoice
+from hpcdl.step.kernels.table import use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
@@ -103,6 +104,8 @@ def _run_worker(
     if line := fed(run_plan.dataset):
         journal.write("message", text=line)
     model = build_model(config, run_plan.dataset)
+    kernels = use_chosen_kernels(model, config.model.fast_kernels)
+    record = dataclasses.replace(record, fast_kernels=kernels.names, warnings=[*record.warnings, *kernels.warnings])
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
@@ -139,7 +142,9 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)
-    for text in (rule_in_force(run_plan), *run_plan.notes, *(f"warning: {warning}" for warning in record.warnings)):
+    kernels = [f"fast kernels: {', '.join(record.fast_kernels)}"] if record.fast_kernels else []
+    known = [f"warning: {warning}" for warning in record.warnings]
+    for text in (rule_in_force(run_plan), *run_plan.notes, *kernels, *known):
         journal.write("message", text=text)
     return record
 

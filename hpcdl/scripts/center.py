@@ -29,10 +29,10 @@ from hpcdl.scripts.exchange import (
     with_shape_of,
 )
 from hpcdl.scripts.fit.files import save_once
-from hpcdl.scripts.fit.keras_internals import trained_by
 from hpcdl.scripts.fit.model import scales
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy
+from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import call_python

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from hpcdl.scripts.fit.keras_internals import trained_by
 from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
+from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.safety import digest_of
 

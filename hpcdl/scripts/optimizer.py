@@ -24,9 +24,10 @@ from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
 from hpcdl.scripts.existing import existing_alike
-from hpcdl.scripts.fit.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
+from hpcdl.scripts.fit.kernels import use_kernels_of_launch
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.process.group import ScriptGroup
+from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
 
 _OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
@@ -79,6 +80,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     has_center = settings.checked().features.elastic
     if name is not None:
         chosen.name = name
+    use_kernels_of_launch()
     existing_alike(group_of(process_set))
     if has_center:
         return _with_center(chosen, settings, group_of(process_set), backward_passes_per_step)

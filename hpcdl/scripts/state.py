@@ -21,12 +21,12 @@ from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.signals import StopRequest
 from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
-from hpcdl.scripts.fit.keras_internals import trained_by
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.model import center_in_place, center_of, optimizers_of
 from hpcdl.scripts.fit.variables import accumulated_in, own_variables
 from hpcdl.scripts.process.measure import ScriptRun
 from hpcdl.scripts.process.session import session
+from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, time_allowed

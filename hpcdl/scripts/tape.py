@@ -13,6 +13,7 @@ from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, key_of, make_alike
 from hpcdl.scripts.existing import existing_alike
+from hpcdl.scripts.fit.kernels import use_kernels_of_launch
 
 
 class DistributedGradientTape:
@@ -39,6 +40,7 @@ class DistributedGradientTape:
     ) -> None:
         self._tape = tf.GradientTape() if tape is None else tape
         self._group = group_of(process_set)
+        use_kernels_of_launch()
         if tape is None and tf.executing_eagerly():  # else a forward pass has been, or none has used a value yet
             self._group.keep("weights before the first tape", lambda: existing_alike(self._group))
         self._settings = ExchangeSettings(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, Recorder
 from hpcdl.core.errors import carried
 from hpcdl.core.wall import WALL
+from hpcdl.step.keras_internals import layers_in
 from hpcdl.strategies.base.graph import call_python, has_own_clock, timestamp_beside
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Layers(NoLayers):
     def called(self, model: Any) -> Iterator[None]:
         """Inside, calls of layers are noted; the last time counts, where a batch goes through in slices."""
         self._calls = []
-        layers = [layer for layer in model._flatten_layers(include_self=False) if layer.trainable_variables]
+        layers = [layer for layer in layers_in(model) if layer is not model and layer.trainable_variables]
         noted = [layer for layer in layers if "call" not in vars(layer)]
         for layer in noted:
             object.__setattr__(layer, "call", self._noted(layer, layer.call))

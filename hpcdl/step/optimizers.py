@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hpcdl.config.schema import OptimizerConfig
-from hpcdl.step.fused_sgd import FusedSGD
+from hpcdl.step.fused import FusedAdam, FusedSGD
 from hpcdl.step.lars import Lars
 
 
@@ -24,7 +24,7 @@ _OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
     "sgd": lambda config: FusedSGD(config.learning_rate, weight_decay=_decay(config)),
     "momentum": lambda config: _momentum(config, nesterov=False),
     "nesterov": lambda config: _momentum(config, nesterov=True),
-    "adam": lambda config: keras.optimizers.Adam(config.learning_rate, weight_decay=_decay(config)),
+    "adam": lambda config: FusedAdam(config.learning_rate, weight_decay=_decay(config)),
     "lars": lambda config: Lars(
         config.learning_rate, momentum=config.momentum, trust=config.lars_trust, decay=config.weight_decay
     ),

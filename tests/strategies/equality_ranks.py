@@ -26,6 +26,7 @@ from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.data.format.order import pass_slice  # noqa: E402
 from hpcdl.models.load import load_model  # noqa: E402
+from hpcdl.step.kernels.table import use_fast_kernels  # noqa: E402
 from hpcdl.step.objective import Classification  # noqa: E402
 from hpcdl.step.optimizers import build_optimizer  # noqa: E402
 from hpcdl.step.step import build_step  # noqa: E402
@@ -50,7 +51,17 @@ def small_residual() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
+def small_normalised() -> keras.Model:
+    """What fast kernels are for, but for batch normalization, which depends on how many samples a worker has."""
+    inputs = keras.Input((7, 7, 1))
+    x = keras.layers.Conv2D(8, 3)(inputs)
+    y = keras.layers.Conv2D(8, 1, activation="gelu")(keras.layers.LayerNormalization()(x))
+    x = keras.layers.Flatten()(keras.layers.Add()([x, y]))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
 NETWORKS = {
+    "normalised": small_normalised,
     "lenet": lambda: load_model("lenet", classes=10, input_shape=(28, 28, 1)),
     "residual": small_residual,
 }
@@ -69,6 +80,8 @@ def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> l
     """Train from the common start; a rank takes its slice of each global batch."""
     keras.utils.set_random_seed(7)
     model = NETWORKS[case["network"]]()
+    kernels = use_fast_kernels(model, on=case.get("fast", False))
+    assert bool(kernels.names) == case.get("fast", False) and not kernels.warnings
     config = OptimizerConfig(optimizer=case["optimizer"], learning_rate=case["learning_rate"])
     optimizer = build_optimizer(config, model.trainable_variables)
     global_batch = case["num_workers"] * case["batch"] + case["more"]

@@ -43,6 +43,9 @@ QUICK = [
         for number, (name, optimizer) in enumerate(zip(SYNCHRONOUS, itertools.cycle(LIMITS)))
     ),
     case("ring", 2, network="residual", exchange={"compress": "fp16"}),
+    *(case(name, 2, network="normalised", fast=True) for name in ("ring", "ps", "sync-easgd") if name in SYNCHRONOUS),
+    case("ring", 3, network="normalised", optimizer="adam", fast=True),
+    case("ring", 3, network="normalised", optimizer="adam"),
     case("ring", 3, accumulate=2, more=1),
     case("ps", 3, more=1),
     case("ring", 4, exchange={"bucket_size": 1}),
@@ -55,6 +58,7 @@ LONG = [
         SYNCHRONOUS, (2, 3, 4), LIMITS, ("lenet", "residual")
     )
 ]
+LONG += [case(name, 2, network="normalised", fast=fast) for name in SYNCHRONOUS for fast in (False, True)]
 LONG += [case(name, num_workers, more=1) for name, num_workers in itertools.product(SYNCHRONOUS, (2, 3, 4))]
 LONG += [
     case(name, num_workers, network=network, batch=batch, exchange={"compress": compress})
@@ -87,6 +91,7 @@ LONG += [found for found in QUICK if found not in EVERY_TIME]
 def name_of(found: dict[str, Any]) -> str:
     settings = [f"{key}-{value}" for key, value in found["exchange"].items()]
     settings += [f"accumulate-{found['accumulate']}"] if found["accumulate"] > 1 else []
+    settings += ["fast-kernels"] if found.get("fast") else []
     settings += [f"uneven-{found['more']}"] if found["more"] else []
     return "-".join([found["strategy"], str(found["num_workers"]), found["optimizer"], found["network"], *settings])
 

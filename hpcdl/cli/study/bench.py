@@ -60,6 +60,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     sent = result.bytes_sent_per_step
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
+    put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
     words = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
     say(f"next: {typed('train', '--model', result.model, *words)}")
 

@@ -86,6 +86,7 @@ class Run:
     software: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     profile: str = ""
+    fast_kernels: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     rounds_per_step: float | None = None

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import gather_arrays
-from hpcdl.scripts.fit.keras_internals import layers_in
 from hpcdl.scripts.process.session import session
+from hpcdl.step.keras_internals import layers_in
 from hpcdl.supervision.safety import digest_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hpcdl.scripts.collectives import tensors
-from hpcdl.scripts.fit.keras_internals import losses_weighed
+from hpcdl.step.keras_internals import losses_weighed
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup

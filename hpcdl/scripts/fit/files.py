@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.disk import create, make_folder, remove_file, replacing, touch
-from hpcdl.scripts.fit.keras_internals import saving_functions
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
 from hpcdl.scripts.process.session import is_initialized, session
+from hpcdl.step.keras_internals import saving_functions
 from hpcdl.supervision.safety import digest_of
 
 if TYPE_CHECKING:

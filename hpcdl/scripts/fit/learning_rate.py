@@ -12,8 +12,8 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit.keras_internals import rate_variable
 from hpcdl.scripts.process.session import session, size
+from hpcdl.step.keras_internals import rate_variable
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.scripts.fit.gathered import Gathered
-from hpcdl.scripts.fit.keras_internals import RESULTS, check_internals
+from hpcdl.step.keras_internals import RESULTS, check_internals
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator

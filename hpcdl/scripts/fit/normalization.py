@@ -10,7 +10,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.collectives.process_set import group_of
-from hpcdl.scripts.fit.keras_internals import replace_moments
+from hpcdl.step.keras_internals import replace_moments
 
 
 def synchronize_normalization() -> None:

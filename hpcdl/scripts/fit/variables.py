@@ -14,8 +14,8 @@ import keras
 import numpy
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit.keras_internals import accumulators_of, declared_fixed
 from hpcdl.scripts.fit.model import leaves_of, optimizers_of, set_own
+from hpcdl.step.keras_internals import accumulators_of, declared_fixed
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.safety import digest_of
 

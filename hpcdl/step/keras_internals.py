@@ -124,6 +124,42 @@ def rate_variable(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
+def _backend_nn() -> ModuleType:
+    """The activations of Keras for TensorFlow, where every way to an activation ends."""
+    return importlib.import_module("keras.src.backend.tensorflow.nn")
+
+
+_FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "batch normalisation of a layer's inputs": (lambda: keras.layers.BatchNormalization, "call"),
+    "layer normalisation of a layer's inputs": (lambda: keras.layers.LayerNormalization, "call"),
+    "the convolution of a layer": (lambda: keras.layers.Conv2D, "convolution_op"),
+    "the activation gelu": (_backend_nn, "gelu"),
+}
+"""Functions of Keras that step/kernels has in other ways: where they stand, and their names."""
+
+
+def function_behind(where: str) -> Callable[..., Any]:
+    """Keras's own function of that name, whatever stands in its place now."""
+    owner, name = _FUNCTIONS[where]
+    function: Callable[..., Any] = getattr(owner(), name)
+    return getattr(function, "in_place_of", function)
+
+
+def replace_function(where: str, function: Callable[..., Any]) -> None:
+    """Put `function` in the place of Keras's own, or Keras's own back."""
+    owner, name = _FUNCTIONS[where]
+    plain = function_behind(where)
+    if function is not plain:
+        vars(function)["in_place_of"] = plain
+    setattr(owner(), name, function)
+
+
+def onednn_in_use() -> bool:
+    """Whether TensorFlow computes with oneDNN in this process."""
+    port = importlib.import_module("tensorflow.python.util._pywrap_util_port")
+    return bool(port.IsMklEnabled())
+
+
 def replace_moments(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put `make(plain)` in the place of batch normalisation's mean and variance; once."""
     layer = keras.layers.BatchNormalization

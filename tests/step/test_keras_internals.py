@@ -1,4 +1,4 @@
-"""Names inside Keras that scripts lean on: this Keras has them, and no other file leans on more."""
+"""Names inside Keras that scripts and steps lean on: this Keras has them, and no other file leans on more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 FOUND = """
 import keras
-from hpcdl.scripts.fit import keras_internals as internals
+from hpcdl.step import keras_internals as internals
 internals.check_internals()
 oldest, newest = (tuple(map(int, one.split("."))) for one in internals.TESTED)
 installed = tuple(map(int, keras.__version__.split(".")[:2]))
@@ -44,10 +44,11 @@ def test_the_installed_keras_has_every_name_and_one_that_lacks_any_is_refused() 
     assert finished.stdout.splitlines()[-1:] == ["all of them"], finished.stderr[-3000:]
 
 
-def test_no_other_file_of_scripts_reaches_into_keras() -> None:
+def test_no_other_file_of_scripts_or_step_reaches_into_keras() -> None:
     reached = {
         f"{path.name}: {name}"
-        for path in (ROOT / "hpcdl" / "scripts").rglob("*.py")
+        for room in ("scripts", "step")
+        for path in (ROOT / "hpcdl" / room).rglob("*.py")
         if path.name != "keras_internals.py"
         for name in PRIVATE.findall(path.read_text())
         if name != "_unique_id"

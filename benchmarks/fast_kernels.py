@@ -1,0 +1,198 @@
+"""Steps and layers under hpcdl's fast kernels beside Keras's own operations.
+
+    python benchmarks/fast_kernels.py [--networks resnet50,googlenet] [--batch-size 8] [--cores 1] [--tries 5]
+        [--onednn on|off] [--layers]
+
+Whole steps (forward, backward, update with momentum) of one worker without an exchange: the same network and samples
+with and without, in turn in one process. `--layers` times the operations of the table alone, forward and backward. The
+processor's time stands beside the clock: with one core it says more on a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+NETWORKS = {
+    "lenet": (28, 28, 1), "cifar10-quick": (32, 32, 3), "resnet50": (224, 224, 3), "googlenet": (224, 224, 3),
+    "alexnet": (227, 227, 3), "hepcnn": (224, 224, 3), "transformer": (64, 128), "unet": (96, 96, 3),
+}  # fmt: skip
+"""Shapes of one sample; the last two are made here."""
+LAYERS: dict[str, tuple[int, ...]] = {
+    "batch normalization": (8, 56, 56, 256), "batch normalization, late": (8, 7, 7, 2048),
+    "batch normalization of rows": (256, 1024), "batch normalization of volumes": (4, 16, 32, 32, 32),
+    "layer normalization": (16, 128, 256), "1x1 convolution": (8, 56, 56, 256), "gelu": (16, 128, 1024),
+}  # fmt: skip
+CALLS = 10
+"""Of a layer in a row, for one time."""
+CLASSES = 10
+
+
+def main() -> None:
+    """Print a row for each network or layer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--onednn", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--layers", action="store_true")
+    options = parser.parse_args()
+    if options.onednn != "auto":
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(options.onednn == "on"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
+
+    import tensorflow as tf
+
+    from hpcdl.step.keras_internals import onednn_in_use
+
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    engine = "oneDNN" if onednn_in_use() else "Eigen"
+    print(f"{engine}, {options.cores} core(s), batch {options.batch_size}, medians of {options.tries} tries")
+    print(f"{'':32s}{'Keras ms':>10s}{'fast ms':>10s}{'ratio':>8s}{'processor':>11s}  in force")
+    if options.layers:
+        for name, shape in LAYERS.items():
+            pair, names = layer_steps(name, shape)
+            show(name, pair, names, max(options.tries, 5))
+        return
+    for name in options.networks.split(","):
+        pair, names = network_steps(name, options.batch_size)
+        show(name, pair, names, options.tries)
+
+
+def show(name: str, pair: list[Callable[[], Any]], names: tuple[str, ...], tries: int) -> None:
+    """Time both in turn, and print one row."""
+    taken: list[list[tuple[float, float]]] = [[], []]
+    for number in range(tries + 1):
+        for index in (0, 1) if number % 2 else (1, 0):
+            began, worked = time.perf_counter(), time.process_time()
+            pair[index]()
+            if number:  # the first one traces
+                taken[index].append((time.perf_counter() - began, time.process_time() - worked))
+    plain, fast = (statistics.median(clock for clock, _ in own) * 1e3 for own in taken)
+    ratio = statistics.median(b[0] / a[0] for a, b in zip(*taken, strict=True))
+    work = statistics.median(b[1] / a[1] for a, b in zip(*taken, strict=True))
+    print(f"{name:32s}{plain:10.2f}{fast:10.2f}{ratio:8.3f}{work:11.3f}  {', '.join(names) or 'none'}", flush=True)
+
+
+def network_steps(name: str, batch_size: int) -> tuple[list[Callable[[], Any]], tuple[str, ...]]:
+    """A step without and one with fast kernels, of equal networks."""
+    import keras
+    import numpy
+    import tensorflow as tf
+
+    from hpcdl.config.schema import OptimizerConfig
+    from hpcdl.step.kernels.table import use_fast_kernels
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.single import SingleWorker
+
+    shape = NETWORKS[name]
+    generator = numpy.random.default_rng(0)
+    batch = (
+        tf.constant(generator.random((batch_size, *shape), numpy.float32)),
+        tf.constant(generator.integers(0, CLASSES, batch_size)),
+    )
+    steps, names = [], ()
+    for on in (False, True):
+        keras.utils.set_random_seed(1)
+        model = built(name, shape)
+        names = use_fast_kernels(model, on=on).names
+        optimizer = build_optimizer(OptimizerConfig(optimizer="momentum"), model.trainable_variables)
+        step = build_step(model, optimizer, SingleWorker(), Classification())
+        step(*batch)  # traced while these kernels are in force
+        steps.append(lambda step=step: float(step(*batch)[0]))
+    return steps, names
+
+
+def built(name: str, shape: tuple[int, ...]) -> Any:
+    """A network of hpcdl's, a small transformer (two blocks), or a small U-Net (three levels)."""
+    import keras
+
+    from hpcdl.models.load import load_model
+
+    layers = keras.layers
+    if name == "transformer":
+        inputs = x = keras.Input(shape)
+        for _ in range(2):
+            y = layers.LayerNormalization()(x)
+            x = layers.Add()([x, layers.MultiHeadAttention(4, shape[1] // 4)(y, y)])
+            y = layers.Dense(4 * shape[1], activation="gelu")(layers.LayerNormalization()(x))
+            x = layers.Add()([x, layers.Dense(shape[1])(y)])
+        return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
+    if name == "unet":
+
+        def block(x: Any, filters: int) -> Any:
+            for _ in range(2):
+                x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+                x = layers.ReLU()(layers.BatchNormalization()(x))
+            return x
+
+        inputs = x = keras.Input(shape)
+        kept = []
+        for filters in (16, 32, 64):
+            x = block(x, filters)
+            kept.append(x)
+            x = layers.MaxPooling2D()(x)
+        x = block(x, 128)
+        for filters, skip in zip((64, 32, 16), reversed(kept), strict=True):
+            x = block(layers.Concatenate()([layers.UpSampling2D()(x), skip]), filters)
+        return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))))
+    return load_model(name, classes=CLASSES, input_shape=shape)
+
+
+def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], Any]], tuple[str, ...]]:
+    """One layer forward and backward, without and with fast kernels."""
+    import keras
+    import numpy
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    layers = keras.layers
+    if name.startswith("batch"):
+        layer, named = layers.BatchNormalization(), {"training": True}
+    else:
+        named = {}
+        layer = {
+            "layer normalization": layers.LayerNormalization,
+            "1x1 convolution": lambda: layers.Conv2D(64, 1, use_bias=False),
+            "gelu": lambda: layers.Activation("gelu"),
+        }[name]()
+    generator = numpy.random.default_rng(0)
+    inputs = tf.constant(generator.standard_normal(shape, numpy.float32))
+    upstream = tf.constant(generator.standard_normal(layer(inputs).shape, numpy.float32))
+
+    def made() -> Callable[[], Any]:
+        @tf.function(autograph=False)
+        def step(inputs: Any, upstream: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                outputs = layer(inputs, **named)
+            sources = [inputs, *(variable.value for variable in layer.trainable_variables)]
+            return outputs, tape.gradient(outputs, sources, upstream)
+
+        step(inputs, upstream)
+
+        def repeated() -> None:
+            for _ in range(CALLS):
+                step(inputs, upstream)
+
+        return repeated
+
+    pair, names = [], ()
+    for on in (False, True):
+        names = use_fast_kernels(on=on).names
+        pair.append(made())
+    return pair, names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Faster kernels under Keras's layers, for a script that asks for them, or whose `hpcdl run` does."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+KERNELS_VARIABLE = "HPCDL_FAST_KERNELS"
+"""Set in the ranks of `hpcdl run --fast-kernels auto`, or `on`."""
+
+
+def fast_kernels(*, on: bool = True) -> tuple[str, ...]:
+    """Let Keras's layers compute by faster kernels in all models of this process; returns the names of those.
+
+    Each is held against Keras's own first: outputs, gradients and statistics may differ by 1e-5 of the largest. One
+    that differs more is left out, with a warning. Call it before `fit`, or before a step is traced: a graph that exists
+    keeps what it has. Models, their weights and what is saved stay Keras's. With `on=False`, or with a GPU, Keras
+    computes everything itself.
+    """
+    return _used("auto" if on else "off")
+
+
+def use_kernels_of_launch() -> None:
+    """What `hpcdl run --fast-kernels` says, once; before the first step is traced."""
+    choice = os.environ.pop(KERNELS_VARIABLE, "")
+    if choice:
+        _used(choice)
+
+
+def _used(choice: str) -> tuple[str, ...]:
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import use_chosen_kernels
+
+    with tf.init_scope():  # a tape may be made while a step is traced
+        found = use_chosen_kernels(None, choice)
+    for text in found.warnings:
+        warnings.warn(text, stacklevel=3)
+    return found.names

@@ -1,0 +1,242 @@
+"""Which operations of Keras's a rank computes by another kernel while it trains, and whether each gives the same.
+
+Keras's own function stays behind each of them: it computes what the other kernel was not made for (another type, axis
+or mask), and everything where the two differ on this machine. A model, and what is saved of it, does not change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+from hpcdl.core.errors import HpcdlError
+from hpcdl.step.keras_internals import function_behind, layers_in, onednn_in_use, replace_function
+from hpcdl.step.kernels.convolution import pointwise_convolution
+from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
+from hpcdl.step.kernels.pointwise import gelu
+
+TOLERANCE = 1e-5
+"""Largest difference from Keras's result, over the largest number of its kind: outputs, gradients, statistics."""
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One faster operation.
+
+    `where` is what keras_internals calls Keras's function. `serves` says whether a layer may call it. `chosen` takes
+    that function's arguments, and returns what computes them faster, or None. `trial` makes a small case.
+    """
+
+    name: str
+    where: str
+    serves: Callable[[Any], bool]
+    chosen: Callable[..., Call | None]
+    trial: Callable[[], Trial]
+    without_onednn: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Arguments of a call, the tensors and variables that its gradients go to, and the variables that it changes."""
+
+    arguments: Sequence[Any]
+    named: Mapping[str, Any] = field(default_factory=dict)
+    watched: Sequence[Any]
+    state: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """The kernels that compute in Keras's place from now on, and a sentence for each that may not."""
+
+    names: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True) -> InForce:
+    """Let Keras's layers compute by the table's kernels, in every model of this process; or, with `on` False, no more.
+
+    With a `model` only what its layers may call is tried and replaced. Graphs that were traced before keep what they
+    have. With a GPU nothing is replaced: Keras's operations are those that its libraries are made for.
+    """
+    off = not on or tf.config.list_physical_devices("GPU")
+    wanted = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model)]
+    names, warnings = [], []
+    for kernel in TABLE:
+        plain = function_behind(kernel.where)
+        apart = difference(kernel, plain) if kernel in wanted else 0.0
+        if not apart <= TOLERANCE:
+            warnings.append(f"{kernel.name}: the fast kernel differs from Keras's by {apart:.1e}; Keras's is used")
+        elif kernel in wanted:
+            names.append(kernel.name)
+        replace_function(kernel.where, _replaced(kernel, plain) if kernel.name in names else plain)
+    return InForce(names=tuple(names), warnings=tuple(warnings))
+
+
+def use_chosen_kernels(model: keras.Model | None, choice: str) -> InForce:
+    """What `--fast-kernels` says: `auto` (those that pass their test), `on` (HpcdlError where not all do), or `off`."""
+    found = use_fast_kernels(model, on=choice != "off")
+    problems = list(found.warnings)
+    if tf.config.list_physical_devices("GPU"):
+        problems.append("there is a GPU, for which Keras's own are best")
+    if choice == "on" and problems:
+        raise HpcdlError(f"--fast-kernels on: {'; '.join(problems)}; use --fast-kernels auto")
+    return found
+
+
+def _is_wanted(kernel: Kernel, model: keras.Model | None) -> bool:
+    if kernel.without_onednn and onednn_in_use():
+        return False
+    return model is None or any(kernel.serves(layer) or _is_own(layer) for layer in layers_in(model))
+
+
+def _is_own(layer: Any) -> bool:
+    """Whether a layer's class is the user's, who may call anything; a model of a user's own class is one too."""
+    return not type(layer).__module__.startswith("keras.")
+
+
+def difference(kernel: Kernel, plain: Call) -> float:
+    """The largest relative difference of the kernel from Keras's function `plain` on the kernel's own small case."""
+    trial = kernel.trial()
+    fast = kernel.chosen(*trial.arguments, **trial.named)
+    if fast is None:
+        return float("inf")
+    one, other = (_outcome(call, trial) for call in (lambda: plain(*trial.arguments, **trial.named), fast))
+    scales = [float(numpy.abs(array).max(initial=0.0)) or 1.0 for array in one]
+    apart = [float(numpy.abs(a - b).max(initial=0.0)) for a, b in zip(one, other, strict=True)]
+    return max(own / scale for own, scale in zip(apart, scales, strict=True))
+
+
+def _replaced(kernel: Kernel, plain: Call) -> Call:
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        fast = kernel.chosen(*args, **kwargs)
+        return plain(*args, **kwargs) if fast is None else fast()
+
+    return function
+
+
+def _outcome(call: Call, trial: Trial) -> list[Any]:
+    """Outputs, gradients and changed state of one call, as float64; the state is put back."""
+    before = [variable.numpy() for variable in trial.state]
+    sources = [one.value if isinstance(one, keras.Variable) else one for one in trial.watched]
+    with tf.GradientTape() as tape:
+        tape.watch([one for one in sources if tf.is_tensor(one)])
+        outputs = call()
+    # Neither ones nor the inputs: of those a normalised layer's gradient is nothing but rounding.
+    gradients = tape.gradient(outputs, sources, output_gradients=_made_up(*outputs.shape, seed=1))
+    found = [outputs, *gradients, *(variable.numpy() for variable in trial.state)]
+    for variable, value in zip(trial.state, before, strict=True):
+        variable.assign(value)
+    return [numpy.asarray(one, numpy.float64) for one in found]
+
+
+def _of_a_type(inputs: Any, *types: Any) -> bool:
+    return isinstance(inputs, tf.Tensor) and inputs.dtype in types
+
+
+def _back(result: Any, layer: Any) -> Any:
+    return tf.cast(result, layer.compute_dtype)
+
+
+def _batch_normalization(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Call | None:
+    others = mask is not None or layer.synchronized or getattr(layer, "renorm", False)
+    if training is not True or not layer.trainable or others:
+        return None  # frozen, or over the moving statistics, over several ranks, or over part of the samples
+    if layer.axis not in (-1, len(inputs.shape) - 1) or not _of_a_type(inputs, tf.float32, tf.bfloat16, tf.float16):
+        return None
+    return lambda: _back(batch_normalization(layer, tf.cast(inputs, tf.float32)), layer)
+
+
+def _layer_normalization(layer: Any, inputs: Any) -> Call | None:
+    axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+    if getattr(layer, "rms_scaling", False) or list(axes) not in ([-1], [len(inputs.shape) - 1]):
+        return None
+    if layer.gamma is None or layer.beta is None or not _of_a_type(inputs, tf.float32, tf.bfloat16, tf.float16):
+        return None
+    gamma, beta = (tf.cast(tf.convert_to_tensor(one), tf.float32) for one in (layer.gamma, layer.beta))
+    return lambda: _back(layer_normalization(tf.cast(inputs, tf.float32), gamma, beta, layer.epsilon), layer)
+
+
+def _gelu(x: Any, approximate: bool = True) -> Call | None:
+    return None if approximate or not _of_a_type(x, tf.float32) else lambda: gelu(x)
+
+
+def _pointwise_convolution(layer: Any, inputs: Any, kernel: Any) -> Call | None:
+    if not _is_one_by_one(layer) or not _of_a_type(inputs, tf.float32):
+        return None
+    return lambda: pointwise_convolution(inputs, tf.cast(kernel, tf.float32))
+
+
+def _is_one_by_one(layer: Any) -> bool:
+    # With steps of two it would have to pick every other pixel first, which costs more than it wins.
+    single = tuple(layer.kernel_size) == tuple(layer.strides) == tuple(layer.dilation_rate) == (1, 1)
+    return single and layer.groups == 1 and bool(layer.data_format == "channels_last")
+
+
+def _made_up(*shape: int, seed: int = 0) -> Any:
+    return tf.constant(numpy.random.default_rng(seed).standard_normal(shape, numpy.float32) * 2 + 1)
+
+
+def _normalization_trial(kind: Any) -> Trial:
+    # A name of its own: the layers of a model made later are numbered as if this one had never been.
+    layer = kind(dtype="float32", name="trial_of_a_fast_kernel")
+    inputs = _made_up(4, 5, 5, 6)
+    layer.build(inputs.shape)
+    named = {"training": True} if layer.non_trainable_variables else {}
+    watched = [inputs, *layer.trainable_variables]
+    return Trial(arguments=(layer, inputs), named=named, watched=watched, state=layer.non_trainable_variables)
+
+
+def _convolution_trial() -> Trial:
+    # Without a random initializer, which would draw from the seeds of the model that comes next.
+    layer = keras.layers.Conv2D(7, 1, kernel_initializer="zeros", dtype="float32", name="trial_of_a_fast_kernel")
+    inputs, kernel = _made_up(4, 5, 5, 6), _made_up(1, 1, 6, 7)
+    return Trial(arguments=(layer, inputs, kernel), watched=[inputs, kernel])
+
+
+def _gelu_trial() -> Trial:
+    inputs = _made_up(4, 25)
+    return Trial(arguments=(inputs,), named={"approximate": False}, watched=[inputs])
+
+
+TABLE: tuple[Kernel, ...] = (
+    Kernel(
+        name="batch normalization",
+        where="batch normalisation of a layer's inputs",
+        serves=lambda layer: isinstance(layer, keras.layers.BatchNormalization),
+        chosen=_batch_normalization,
+        trial=lambda: _normalization_trial(keras.layers.BatchNormalization),
+    ),
+    Kernel(
+        name="layer normalization",
+        where="layer normalisation of a layer's inputs",
+        serves=lambda layer: isinstance(layer, keras.layers.LayerNormalization),
+        chosen=_layer_normalization,
+        trial=lambda: _normalization_trial(keras.layers.LayerNormalization),
+    ),
+    Kernel(
+        name="1x1 convolution",
+        where="the convolution of a layer",
+        serves=lambda layer: isinstance(layer, keras.layers.Conv2D) and _is_one_by_one(layer),
+        chosen=_pointwise_convolution,
+        trial=_convolution_trial,
+        without_onednn=True,
+    ),
+    Kernel(
+        name="gelu",
+        where="the activation gelu",
+        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.gelu,
+        chosen=_gelu,
+        trial=_gelu_trial,
+    ),
+)
+"""What wins at least 3 % of the operation's time; benchmarks/fast_kernels.py measures them."""

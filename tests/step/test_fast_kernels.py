@@ -1,0 +1,236 @@
+"""Keras's layers under other kernels: the same outputs, gradients and statistics, and Keras's own where they cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+NUM_STEPS = 20
+SAME_LOSS, SAME_WEIGHTS = 1e-5, 1e-4
+BLOCKS: dict[str, tuple[str, ...]] = {
+    "resnet": ("batch normalization", "1x1 convolution"),
+    "transformer": ("layer normalization", "gelu"),
+    "volumes": ("batch normalization",),
+}
+"""Small networks, and the kernels that serve them without oneDNN."""
+
+
+@pytest.fixture(autouse=True)
+def plain_after() -> Iterator[None]:
+    """Keras as it was."""
+    yield
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    use_fast_kernels(on=False)
+
+
+def made(kind: str) -> Any:
+    """A small network of smooth functions: where a rectifier flips, a rounding error grows a thousandfold."""
+    import keras
+
+    layers = keras.layers
+    if kind == "resnet":
+        inputs = keras.Input((12, 12, 3))
+        x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
+        for _ in range(2):
+            y = layers.Activation("tanh")(layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x))
+            y = layers.Conv2D(8, 1)(y)
+            y = layers.BatchNormalization(center=False)(y)
+            x = layers.Add()([x, layers.Conv2D(8, 3, padding="same")(y)])
+        return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+    if kind == "transformer":
+        inputs = keras.Input((9, 16))
+        x = layers.LayerNormalization()(inputs)
+        x = layers.Add()([x, layers.MultiHeadAttention(2, 8)(x, x)])
+        x = layers.Dense(32, activation="gelu")(layers.LayerNormalization(epsilon=1e-6)(x))
+        return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(x)))
+    inputs = keras.Input((4, 6, 6, 2))
+    x = layers.Conv3D(4, 3, padding="same")(inputs)
+    x = layers.Activation("tanh")(layers.BatchNormalization(scale=False)(x))
+    x = layers.BatchNormalization()(layers.Dense(12)(layers.Flatten()(x)))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+def trained(
+    kind: str, *, fast: bool, path: Path | None = None
+) -> tuple[list[float], dict[str, Array], tuple[str, ...]]:
+    """The loss of each of 20 steps, every weight at the end, and the kernels in force."""
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.config.schema import OptimizerConfig
+    from hpcdl.step.kernels.table import use_fast_kernels
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.single import SingleWorker
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    model = made(kind)
+    found = use_fast_kernels(model, on=fast)
+    assert not found.warnings
+    config = OptimizerConfig(optimizer="momentum", learning_rate=0.02)
+    step = build_step(model, build_optimizer(config, model.trainable_variables), SingleWorker(), Classification())
+    generator, losses = numpy.random.default_rng(1), []
+    for _ in range(NUM_STEPS):
+        inputs = generator.standard_normal((8, *model.input_shape[1:]), numpy.float32) + 0.5
+        labels = generator.integers(0, 10, 8)
+        losses.append(float(step(tf.constant(inputs), tf.constant(labels))[0]))
+    if path is not None:
+        model.save(path)
+    return losses, {variable.path: variable.numpy() for variable in model.weights}, found.names
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_twenty_steps_are_those_of_keras(kind: str, tmp_path: Path) -> None:
+    """Losses, weights and moving statistics; the file that is saved evaluates alike in plain Keras."""
+    import keras
+
+    from hpcdl.step.keras_internals import onednn_in_use
+    from hpcdl.step.kernels.table import TABLE, use_fast_kernels
+
+    without = {kernel.name for kernel in TABLE if kernel.without_onednn} if onednn_in_use() else set()
+    plain, weights, none = trained(kind, fast=False)
+    fast, own_weights, names = trained(kind, fast=True, path=tmp_path / "model.keras")
+    assert none == () and names == tuple(name for name in BLOCKS[kind] if name not in without)
+    numpy.testing.assert_allclose(fast, plain, rtol=SAME_LOSS)
+    assert fast != plain or kind == "transformer", "the fast kernels were not used"
+    assert weights.keys() == own_weights.keys()
+    for name, value in weights.items():
+        numpy.testing.assert_allclose(own_weights[name], value, atol=SAME_WEIGHTS, err_msg=name)
+    use_fast_kernels(on=False)
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for name, value in zip(own_weights, again.weights, strict=True):
+        numpy.testing.assert_array_equal(own_weights[name], value.numpy())
+    assert not any("hpcdl" in str(layer.get_config()) for layer in again.layers)
+
+
+def of_layer(layer: Any, inputs: Any, *, fast: bool, **named: Any) -> list[Array]:
+    """Outputs, gradients and statistics of one call in a graph; statistics are put back."""
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    use_fast_kernels(on=fast)
+    before = [variable.numpy() for variable in layer.non_trainable_variables]
+
+    @tf.function(autograph=False)
+    def once() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs, **named)
+            upstream = tf.cast(tf.reshape(tf.range(tf.size(outputs)) % 7 - 3, tf.shape(outputs)), outputs.dtype)
+        sources = [inputs, *(variable.value for variable in layer.trainable_variables)]
+        return outputs, tape.gradient(outputs, sources, upstream)
+
+    outputs, gradients = once()
+    found = [outputs, *gradients, *(variable.numpy() for variable in layer.non_trainable_variables)]
+    for variable, value in zip(layer.non_trainable_variables, before, strict=True):
+        variable.assign(value)
+    return [numpy.asarray(one, numpy.float64) for one in found]
+
+
+CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] = {
+    "pictures": (lambda layers: layers.BatchNormalization(), (4, 6, 5, 3), {"training": True}),
+    "one row": (lambda layers: layers.BatchNormalization(), (1, 3), {"training": True}),
+    "no scale": (lambda layers: layers.BatchNormalization(scale=False), (7, 3), {"training": True}),
+    "no center": (lambda layers: layers.BatchNormalization(center=False), (3, 5, 3), {"training": True}),
+    "channels first": (lambda layers: layers.BatchNormalization(axis=1), (4, 3, 6, 5), {"training": True}),
+    "evaluating": (lambda layers: layers.BatchNormalization(), (4, 6, 5, 3), {"training": False}),
+    "frozen": (lambda layers: layers.BatchNormalization(trainable=False), (4, 6, 5, 3), {"training": True}),
+    "bfloat16": (lambda layers: layers.BatchNormalization(dtype="mixed_bfloat16"), (4, 6, 5, 3), {"training": True}),
+    "rows": (lambda layers: layers.LayerNormalization(), (6, 5), {}),
+    "rows of bfloat16": (lambda layers: layers.LayerNormalization(dtype="mixed_bfloat16"), (6, 2, 5), {}),
+    "two axes": (lambda layers: layers.LayerNormalization(axis=(1, 2)), (6, 4, 5), {}),
+    "no offset": (lambda layers: layers.LayerNormalization(center=False), (6, 5), {}),
+    "gelu": (lambda layers: layers.Activation("gelu"), (6, 5), {}),
+    "1x1": (lambda layers: layers.Conv2D(4, 1, activation="tanh"), (3, 5, 4, 6), {}),
+    "1x1 in steps": (lambda layers: layers.Conv2D(4, 1, strides=2), (3, 5, 4, 6), {}),
+    "1x1 of bfloat16": (lambda layers: layers.Conv2D(4, 1, dtype="mixed_bfloat16"), (3, 5, 4, 6), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_gives_what_keras_gives(name: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    make, shape, named = CASES[name]
+    inputs = tf.constant(numpy.random.default_rng(2).standard_normal(shape, numpy.float32) * 3 + 5)
+    layer = make(keras.layers)
+    layer(inputs, **named)
+    plain, fast = (of_layer(layer, inputs, fast=fast, **named) for fast in (False, True))
+    tolerance = 2e-2 if "bfloat16" in name else 2e-5
+    for one, other in zip(plain, fast, strict=True):
+        numpy.testing.assert_allclose(other, one, atol=tolerance * max(numpy.abs(one).max(), 1.0))
+
+
+def test_a_mask_is_heeded() -> None:
+    import keras
+    import tensorflow as tf
+
+    inputs = tf.constant(numpy.random.default_rng(2).standard_normal((4, 5, 3), numpy.float32))
+    mask = tf.constant(numpy.arange(20).reshape(4, 5) % 3 > 0)
+    layer = keras.layers.BatchNormalization()
+    layer(inputs)
+    plain, fast = (of_layer(layer, inputs, fast=fast, training=True, mask=mask) for fast in (False, True))
+    for one, other in zip(plain, fast, strict=True):
+        numpy.testing.assert_array_equal(other, one)
+
+
+def test_a_kernel_that_differs_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    from hpcdl.step.kernels import table
+
+    wrong = [
+        dataclasses.replace(kernel, chosen=lambda x, approximate=True: lambda: x * 1.001)
+        if kernel.name == "gelu"
+        else kernel
+        for kernel in table.TABLE
+    ]
+    monkeypatch.setattr(table, "TABLE", tuple(wrong))
+    found = table.use_fast_kernels()
+    assert "gelu" not in found.names and "batch normalization" in found.names
+    assert len(found.warnings) == 1 and found.warnings[0].startswith("gelu: the fast kernel differs from Keras's by")
+    assert float(keras.activations.gelu(keras.ops.convert_to_tensor([10.0]))[0]) == 10.0
+    monkeypatch.undo()
+
+
+def test_all_can_be_taken_back_and_taken_twice() -> None:
+    import keras
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    first = keras.layers.BatchNormalization.call
+    use_fast_kernels()
+    once = use_fast_kernels()
+    assert keras.layers.BatchNormalization.call is not first and once.names
+    assert use_fast_kernels(on=False).names == ()
+    assert keras.layers.BatchNormalization.call is first
+
+
+def test_trying_them_leaves_the_names_and_seeds_of_a_model_alone() -> None:
+    import keras
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    def names_and_weights(*, fast: bool) -> tuple[list[str], bytes]:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        use_fast_kernels(on=fast)
+        model = made("resnet")
+        return [layer.name for layer in model.layers], b"".join(
+            variable.numpy().tobytes() for variable in model.weights
+        )
+
+    assert names_and_weights(fast=True) == names_and_weights(fast=False)

@@ -22,18 +22,23 @@ LIBRARY_FOLDERS = (
     "/usr/local/lib",
 )
 PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
+_FOR_NETWORKS = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
 _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The build: `threading` is `own pool` (stock wheels) or `OpenMP` (MKL builds, which honour OMP_* and KMP_*)."""
+    """The build: `threading` is `own pool` (stock wheels) or `OpenMP` (MKL builds, which honour OMP_* and KMP_*).
+
+    `onednn` says whether it computes with oneDNN unless it is told otherwise; None where that is not known.
+    """
 
     package: str
     version: str
     threading: str
     isa_caps: tuple[str, ...]
     allocators: tuple[str, ...]
+    onednn: bool | None = None
 
     @property
     def openmp(self) -> bool:
@@ -59,6 +64,7 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
         threading="OpenMP" if links_openmp() else "own pool",
         isa_caps=_isa_caps(flags),
         allocators=allocators(),
+        onednn=_uses_onednn(flags),
     )
 
 
@@ -149,6 +155,14 @@ def _flags(cpuinfo: Path) -> set[str]:
     except OSError:
         return set()
     return set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+
+
+def _uses_onednn(flags: set[str]) -> bool | None:
+    """What TensorFlow decides by itself (its util/port.cc): on with instructions for networks, else off."""
+    told = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")
+    if told:
+        return told.lower() in ("1", "true")
+    return bool(flags & _FOR_NETWORKS) if flags else None
 
 
 def _isa_caps(flags: set[str]) -> tuple[str, ...]:

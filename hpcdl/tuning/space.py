@@ -193,7 +193,7 @@ def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
         "threads_per_core": [count for count in (1, 2, 4) if count <= topology.threads_per_core],
         "binding": bindings if num_cores > 1 else ["none"],
         "memory_policy": policies,
-        "onednn": [None, False],  # on unless told otherwise
+        "onednn": [None, *(choice for choice in (True, False) if choice is not engine.onednn)],
         "onednn_isa": list(engine.isa_caps),
         "allocator": list(engine.allocators),
         "xla": [False, True],

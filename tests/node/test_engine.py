@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +20,43 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
     assert found.version == importlib.metadata.version("tensorflow")
     assert found.threading == "own pool"  # PyPI's wheel links no OpenMP
     assert "OMP_*/KMP_* do not" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("flags", "told", "used"),
+    [
+        ("fpu avx2 fma", None, False),
+        ("fpu avx2 avx512f avx512_vnni", None, True),
+        ("fpu avx2 avx_vnni", None, True),
+        (None, None, None),  # a processor whose kernel lists no flags
+        ("fpu avx2 fma", "1", True),
+        ("avx512_vnni", "0", False),
+    ],
+)
+def test_whether_onednn_computes_unless_told_otherwise(
+    flags: str | None, told: str | None, *, used: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\n" + (f"flags : {flags}\n" if flags else ""))
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", told)
+    assert find_engine(cpuinfo).onednn is used
+
+
+@pytest.mark.parametrize("told", [None, "0", "1"])
+def test_tensorflow_itself_decides_the_same(told: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    environment |= {} if told is None else {"TF_ENABLE_ONEDNN_OPTS": told}
+    program = (
+        "from hpcdl.node.engine import find_engine\nfrom hpcdl.step.keras_internals import onednn_in_use\n"
+        "print(find_engine().onednn, onednn_in_use())"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    ours, its = finished.stdout.split()[-2:]
+    assert ours == its
 
 
 def test_needed_libraries_of_real_files() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def test_levels_follow_topology_and_engine(machine: Machine, stock: Engine, open
     assert {c.settings.kmp_blocktime for c in built} == {None, 0, 1, 30, 200}
     threads = {c.settings.intra_op_threads for c in built if c.settings.ranks_per_node == 1}
     assert {64, 66, 68, 34, 136, 272} <= threads
+
+
+@pytest.mark.parametrize(
+    ("default", "tried"), [(True, {None, False}), (False, {None, True}), (None, {None, True, False})]
+)
+def test_both_engines_are_tried_whichever_is_the_default(
+    machine: Machine, stock: Engine, *, default: bool | None, tried: set[bool | None]
+) -> None:
+    space = build_space(machine("generic"), dataclasses.replace(stock, onednn=default))
+    assert {c.settings.onednn for c in space.candidates} == tried
 
 
 def test_a_cpuset_of_one_core_leaves_a_small_space(machine: Machine, stock: Engine) -> None:

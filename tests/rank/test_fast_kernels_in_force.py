@@ -1,0 +1,113 @@
+"""`--fast-kernels` as a user types it: what was in force stands in the record, and the saved model is plain Keras."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CommandLine
+from tests.training_runs import record_of
+
+pytestmark = pytest.mark.mpi
+
+MODEL = """
+import keras
+
+def build(num_classes, input_shape):
+    layers = keras.layers
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(6, 3)(inputs)
+    x = layers.BatchNormalization()(x)
+    x = layers.Dense(6, activation="gelu")(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(num_classes)(layers.Flatten()(x)))
+"""
+SCRIPT = """
+import sys
+import keras, numpy
+import hpcdl
+
+hpcdl.init()
+if "fast" in sys.argv:
+    print("in force:", ", ".join(hpcdl.fast_kernels()))
+layers = keras.layers
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((6, 6, 2)), layers.BatchNormalization(), layers.Flatten(), layers.Dense(3)])
+model.compile(
+    hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.05)), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+)
+samples = numpy.random.default_rng(hpcdl.rank()).normal(2.0, 3.0, (64, 6, 6, 2)).astype("float32")
+history = model.fit(samples, numpy.arange(64) % 3, epochs=2, batch_size=16, verbose=0, shuffle=False).history
+if hpcdl.rank() == 0:
+    print("losses:", *history["loss"])
+    print("replaced:", hasattr(keras.layers.BatchNormalization.call, "in_place_of"))
+"""
+EVALUATED = """
+import sys, keras, numpy
+assert "hpcdl" not in sys.modules
+model = keras.saving.load_model(sys.argv[1])
+print(float(numpy.asarray(model(numpy.full((1, 28, 28, 1), 0.5, "float32"))).sum()))
+assert "hpcdl" not in sys.modules
+"""
+
+
+def train(run_hpcdl: CommandLine, folder: Path, choice: str) -> Path:
+    (folder / "net.py").write_text(MODEL)
+    run_dir = folder / f"run-{choice}"
+    finished = run_hpcdl(
+        ["train", "--model", f"{folder / 'net.py'}:build", "--data", "synthetic:28x28x1:10@256", "--strategy", "ring",
+         "--ranks", "2", "--batch-size", "16", "--steps", "6", "--deterministic", "--profile", "none",
+         "--fast-kernels", choice, "--run-dir", run_dir]
+    )  # fmt: skip
+    assert finished.code == 0, finished.err
+    said = "fast kernels: batch normalization, layer normalization, gelu" in finished.err + finished.out
+    journal = (run_dir / "metrics.jsonl").read_text()
+    assert ("fast kernels: batch normalization, layer normalization, gelu" in journal) is (choice != "off"), said
+    return run_dir
+
+
+def test_a_run_says_what_was_in_force_and_its_model_is_plain_keras(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    fast, plain = (train(run_hpcdl, tmp_path, choice) for choice in ("auto", "off"))
+    assert record_of(fast)["fast_kernels"] == ["batch normalization", "layer normalization", "gelu"]
+    assert record_of(plain)["fast_kernels"] == []
+    losses = [
+        [
+            json.loads(line)["loss"]
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+            if '"step"' in line and '"loss"' in line
+        ]
+        for run in (fast, plain)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) >= 2
+    for run in (fast, plain):
+        finished = subprocess.run(
+            [sys.executable, "-c", EVALUATED, str(run / "model.keras")], capture_output=True, text=True, timeout=300
+        )
+        assert finished.returncode == 0, finished.stderr
+    report = run_hpcdl(["report", fast, "--out", tmp_path / "report"])
+    assert report.code == 0, report.err
+    assert "fast kernels" in (tmp_path / "report" / "report.md").read_text()
+
+
+def of_script(
+    run_hpcdl: CommandLine, folder: Path, *words: str, flags: tuple[str, ...] = ()
+) -> tuple[list[float], str]:
+    (folder / "script.py").write_text(SCRIPT)
+    run_dir = folder / f"run{len(list(folder.glob('run*')))}"
+    finished = run_hpcdl(["run", "--ranks", "2", "--run-dir", run_dir, *flags, folder / "script.py", *words])
+    assert finished.code == 0, finished.err
+    line = next(line for line in finished.out.splitlines() if line.startswith("losses:"))
+    return [float(word) for word in line.split()[1:]], finished.out
+
+
+def test_a_script_has_them_where_it_or_its_command_asks(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    plain, said = of_script(run_hpcdl, tmp_path)
+    assert "replaced: False" in said
+    asked, said = of_script(run_hpcdl, tmp_path, "fast")
+    assert "replaced: True" in said and "in force: batch normalization, layer normalization" in said
+    flagged, said = of_script(run_hpcdl, tmp_path, flags=("--fast-kernels", "on"))
+    assert "replaced: True" in said
+    assert asked == pytest.approx(plain, rel=1e-5) and flagged == pytest.approx(plain, rel=1e-5)

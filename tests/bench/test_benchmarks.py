@@ -46,6 +46,7 @@ SMALLEST = {
     "checkpoint_stall": ("--model lenet --repeats 1", LONG),
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),
+    "fast_kernels": ("--layers --tries 1", (pytest.mark.soak,)),
     "fit_steps": ("--rounds 1 --steps 2 --batch-size 2 --samples 64", LONG),
     "useful_time": ("--minutes 0.3 --every 9 --model emulated:lenet:0.01", LONG),
     "recovery_in_place": ("--data SHARDS --runs 1", LONG),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import PARTS, read_record
 from hpcdl.strategies.table import STRATEGIES
-from tests.conftest import CommandLine
+from tests.conftest import DIGITS, CommandLine
 from tests.training_runs import PLANTED, SHORT, named_weights_in, record_of, same_run, written_by_ranks
 
 pytestmark = pytest.mark.mpi
@@ -152,6 +153,37 @@ def test_evaluate_finds_the_accuracy_that_training_found(
     assert (document["split"], document["num_samples"]) == ("val", 359)
     assert document["accuracy"] == record_of(trained)["accuracy"]
     assert document["top5_accuracy"] >= document["accuracy"]
+
+
+def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Of some of the classes alone each has another number in its own folder; of others the model knows nothing."""
+    for name in ("3", "5", "8"):
+        shutil.copytree(DIGITS / name, tmp_path / "some" / name)
+    made = session_hpcdl(["shard", tmp_path / "some", tmp_path / "shards", "--image-size", "28"])
+    assert made.code == 0, made.err
+    finished = session_hpcdl(["evaluate", trained, "--data", tmp_path / "shards", "--json"])
+    assert finished.code == 0, finished.err
+    assert "classes have the numbers of" in finished.err and finished.json()["accuracy"] > 0.95
+    (tmp_path / "some" / "8").rename(tmp_path / "some" / "eight")
+    made = session_hpcdl(["shard", tmp_path / "some", tmp_path / "others", "--image-size", "28"])
+    assert made.code == 0, made.err
+    finished = session_hpcdl(["evaluate", trained, "--data", tmp_path / "others"])
+    assert finished.code == 2, finished.err
+    assert "has classes that the model was not trained on: eight" in finished.err
+
+
+def test_evaluate_says_that_the_data_of_the_run_is_gone(
+    trained: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(trained, moved)
+    settings = moved / "run.toml"
+    settings.write_text(settings.read_text().replace(str(shards), str(tmp_path / "gone")))
+    made = session_hpcdl(["shard", DIGITS, tmp_path / "small", "--image-size", "28", "--split", "train=0.5,val=0.5"])
+    assert made.code == 0, made.err
+    finished = session_hpcdl(["evaluate", moved, "--data", tmp_path / "small"])
+    assert finished.code == 0, finished.err
+    assert "cannot be read: whether" in finished.err
 
 
 def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""What a model has learnt of its own data folder holds for another one: numbers of classes and words, scales."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hpcdl.core.errors import UsageError
+from hpcdl.data.format.as_trained import classes_as_trained, fields_as_trained
+from hpcdl.data.format.dataset import Dataset, open_dataset
+from tests.conftest import CommandLine
+
+
+def test_numbers_are_scaled_by_the_statistics_of_the_training(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """As a user shards two tables: one to train on, one that came later and lies elsewhere."""
+    for name, first in (("a", 0), ("b", 100)):
+        rows = [f"{first + number},{number % 7},{number * 2.5}" for number in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,energy", *rows]) + "\n")
+        line = ["shard", tmp_path / f"{name}.csv", tmp_path / name, "--target", "energy", "--normalise", "mean-std"]
+        made = run_hpcdl([*line, "--target-kind", "regression"])
+        assert made.code == 0, made.err
+    trained, later = open_dataset(str(tmp_path / "a")), open_dataset(str(tmp_path / "b"))
+    read, said = fields_as_trained(later, trained)
+    assert [item.statistics for item in read.fields] == [item.statistics for item in trained.fields]
+    assert [item.statistics for item in later.fields] != [item.statistics for item in trained.fields]
+    assert len(said) == 1 and "as in training" in said[0]
+    assert fields_as_trained(trained, trained) == (trained, [])
+
+
+def test_words_with_other_numbers_are_refused_with_the_flag(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    for name, words in (("a", ("blue", "green", "red")), ("b", ("amber", "red", "green"))):
+        rows = [f"{words[number % 3]},{number},{number % 2}" for number in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["colour,x,y", *rows]) + "\n")
+        line = ["shard", tmp_path / f"{name}.csv", tmp_path / name, "--target", "y", "--target-kind", "class"]
+        made = run_hpcdl([*line, "--categories", "colour=codes"])
+        assert made.code == 0, made.err
+    trained, later = open_dataset(str(tmp_path / "a")), open_dataset(str(tmp_path / "b"))
+    with pytest.raises(UsageError, match=f"--categories-of {trained.folder}"):
+        fields_as_trained(later, trained)
+
+
+def named(names: tuple[str, ...]) -> Dataset:
+    return Dataset(
+        name="/".join(names), sample_shape=(2, 2, 1), dtype="uint8", num_classes=len(names), class_names=names,
+        checksum="", splits={},
+    )  # fmt: skip
+
+
+def test_classes_are_known_by_name() -> None:
+    trained = named(("ant", "bee", "cat"))
+    assert classes_as_trained(named(("ant", "bee")), trained) is None
+    found = classes_as_trained(named(("bee", "cat")), trained)
+    assert found is not None and found.tolist() == [1, 2]
+    with pytest.raises(UsageError, match="not trained on: dog"):
+        classes_as_trained(named(("ant", "dog")), trained)
+    assert classes_as_trained(named(()), trained) is None
+    assert classes_as_trained(dataclasses.replace(trained, class_names=()), trained) is None

@@ -99,6 +99,7 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
         "first_loss": 2.3,
         "bytes_sent_per_step": None,
         "peak_memory_bytes": 1,
+        "fast_kernels": [],
         "warnings": [],
         "bucket_bytes": None,
     }

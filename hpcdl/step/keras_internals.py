@@ -1,6 +1,6 @@
 """Every name inside Keras that hpcdl leans on and Keras does not promise, in one place.
 
-`INTERNALS` is what tests/scripts/test_keras_internals.py holds against the Keras that is installed.
+`INTERNALS` is what tests/step/test_keras_internals.py holds against the Keras that is installed.
 """
 
 from __future__ import annotations

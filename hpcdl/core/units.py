@@ -55,6 +55,8 @@ def format_bytes(num_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`seconds` as a person would say it: `3.2 ms`, `4.5 s`, `12m 05s`, `3h 20m`."""
+    if abs(seconds) < 1e-9:  # a difference of clocks that is nothing but rounding
+        return "0 ms"
     if abs(seconds) < 1:
         return _short(seconds * 1e3, "ms")
     if seconds < 60:

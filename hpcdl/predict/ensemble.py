@@ -39,7 +39,10 @@ UNKNOWN_EXCHANGE_ERROR = {"mpi": 0.25}
 """In its place where nobody knows the messages: a library changes its algorithm by the number of ranks."""
 _DRAWS = 2000
 OWN_SPEED_ERROR = 0.1
-"""That of the seconds that are not computing where the strategy itself was never measured."""
+"""That of the seconds that are not computing where the strategy itself was measured at one size, or nothing was."""
+NEVER_RUN_ERROR = 0.9
+"""The same where others were measured and the strategy never: it may have a law of its own. Found by calibration over
+clusters in which every strategy has one (decision 0187)."""
 
 
 def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSizes | None:
@@ -156,16 +159,16 @@ def _log_odds(weights: Mapping[str, float]) -> float:
     return math.log(max(weights[TIMELINE], 1e-12) / max(others, 1e-12)) if len(weights) > 1 else 0.0
 
 
-def error_of(job: StepJob, logs: Array, computing: Array, largest: float, *, known: bool = True) -> Array:
+def error_of(job: StepJob, logs: Array, computing: Array, largest: float, own_error: float = 0.0) -> Array:
     """Standard deviation of what no model explains, where up to `largest` workers were measured.
 
-    With `known` some of them had this strategy.
+    `own_error` is that of the seconds that are not computing, for what is not known of this strategy.
     """
     doublings = math.log2(max(1.0, job.workers / largest))
     share = numpy.maximum(0.0, 1 - numpy.exp(computing - logs))
     exchange = UNKNOWN_EXCHANGE_ERROR.get(job.strategy, EXCHANGE_ERROR)
     beyond = doublings * numpy.hypot(MODEL_ERROR, exchange * share)
-    result: Array = beyond if known else numpy.hypot(beyond, OWN_SPEED_ERROR * share)
+    result: Array = numpy.hypot(beyond, own_error * share)
     return result
 
 

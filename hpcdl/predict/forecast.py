@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
-from hpcdl.predict.ensemble import TIMELINE, Weighing, error_of, mixed, pooled, prior_weights, series_of, weigh
+from hpcdl.predict.ensemble import (
+    NEVER_RUN_ERROR,
+    OWN_SPEED_ERROR,
+    TIMELINE,
+    Weighing,
+    error_of,
+    mixed,
+    pooled,
+    prior_weights,
+    series_of,
+    weigh,
+)
 from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.models import Foreseen, MeasuredSizes
@@ -252,11 +263,12 @@ class Forecast:
         timeline = numpy.log(found.seconds)
         series = self._series(job)
         logs = mixed(self._models(job, series), timeline, series, job, random)
+        own_error = 0.0 if series is not None or job.alone else OWN_SPEED_ERROR
         if self.evidence.monitors and not job.alone and job.strategy not in self.evidence.strategies:
-            logs = logs + self._missed_elsewhere(job.nodes, job.workers)
+            logs, own_error = logs + self._missed_elsewhere(job.nodes, job.workers), NEVER_RUN_ERROR
         computing = numpy.minimum(logs, numpy.log(found.compute))
         largest = self.evidence.largest_workers if series is None else max(series.workers)
-        error = error_of(job, logs, computing, largest, known=series is not None or job.alone)
+        error = error_of(job, logs, computing, largest, own_error)
         middle = numpy.median(logs)
         off = logs - middle + error * self._unexplained + self._run_noise
         result: Array = middle + self.widening * off

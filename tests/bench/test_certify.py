@@ -132,7 +132,13 @@ def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
     trials, one_node = [trial(said="<script>", fault="<i>flood", load=3.0)], plan(out=tmp_path, num_nodes=1)
     page = write_card(one_node, trials).read_text()
     assert "Not tried here" in page and "skewed clock (ring, ps): all ranks are on one node" in page
-    assert "&lt;i&gt;flood" in page and "<script" not in page and "1 of 1" in page and "http:" not in page and "https:" not in page
+    assert (
+        "&lt;i&gt;flood" in page
+        and "<script" not in page
+        and "1 of 1" in page
+        and "http:" not in page
+        and "https:" not in page
+    )
     assert "Not tried" not in write_card(plan(out=tmp_path, faults=["worker killed"]), trials).read_text()
     document = json.loads((tmp_path / "card.json").read_text())
     assert document["trials"][0]["said"] == "<script>"

@@ -75,6 +75,35 @@ def test_intervals_of_thirty_clusters_hold() -> None:
     check([judge(law, seed) for law in LAWS for seed in range(1000, 1005)], 0.82, 0.98)
 
 
+def never_run(seeds: range) -> list[bool]:
+    """Whether intervals hold of a strategy of which a cluster has no run, where each strategy has a law of its own."""
+    held = []
+    for law in LAWS:
+        for seed in seeds:
+            cluster, strategy = make_other(law, seed), STRATEGIES[seed % len(STRATEGIES)]
+            runs = [run for run in cluster.study() if run.strategy != strategy]
+            evidence = gather_evidence(runs, None)[0]
+            forecast, random = Forecast(evidence, None), numpy.random.default_rng([seed, 5])
+            servers = SERVERS if strategy == "ps" else 0
+            for workers in AHEAD:
+                found = forecast.predict(evidence.at(strategy, workers + servers, workers, servers)).step_seconds
+                true = cluster.true_step(strategy, workers) * math.exp(cluster.noise * random.standard_normal())
+                held.append(found.low <= true <= found.high)
+    print(f"never run: {sum(held) / len(held):.3f} of {len(held)} hold")
+    return held
+
+
+def test_intervals_hold_of_strategies_that_were_never_run() -> None:
+    held = never_run(range(1000, 1006))
+    assert 0.75 <= sum(held) / len(held) <= 0.98
+
+
+@pytest.mark.soak
+def test_intervals_of_two_hundred_strategies_that_were_never_run_hold() -> None:
+    held = never_run(range(36))
+    assert 0.82 <= sum(held) / len(held) <= 0.95
+
+
 @pytest.mark.soak
 def test_intervals_of_five_hundred_clusters_hold() -> None:
     check([judge(law, seed) for law in LAWS for seed in range(84)], 0.85, 0.95)

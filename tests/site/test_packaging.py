@@ -111,7 +111,9 @@ def test_recipes_are_of_this_version() -> None:
     assert set(re.findall(r"^%(\w+)", recipe, re.MULTILINE)) == {
         "files", "post", "environment", "runscript", "test", "labels",
     }  # fmt: skip
-    assert (ROOT / "CHANGELOG.md").read_text().splitlines()[2].startswith(f"## {__version__}")
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert released[0].split()[0] == __version__ and "Unreleased" not in headings[1:]
 
 
 def test_spacks_recipe_is_python() -> None:

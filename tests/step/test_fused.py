@@ -72,5 +72,5 @@ def test_adam_is_that_of_keras_to_rounding(decay: float, *, loss_scaling: bool) 
     for one, other in zip(found, after_steps(wrapped, plain, loss_scaling=loss_scaling), strict=True):
         if len(one) > 8:  # not the counters
             values, expected = numpy.frombuffer(one, numpy.float32), numpy.frombuffer(other, numpy.float32)
-            numpy.testing.assert_allclose(values, expected, rtol=2e-5, atol=1e-6)
+            numpy.testing.assert_allclose(values, expected, rtol=2e-5, atol=5e-6)
     assert found[0] != start[0].tobytes()

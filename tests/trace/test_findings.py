@@ -123,7 +123,7 @@ def test_what_hosts_carry_is_told_over_time_and_against_the_link() -> None:
     (unknown,) = findings(merged, steps).network
     assert unknown.link_share is None
     drawn = page("run", merged, steps, findings(merged, steps))
-    assert drawn.count("<svg") == 4 and "Network, in and out: at most 50 MiB in a second" in drawn
+    assert drawn.count('role="img"') == 4 and "Network, in and out: at most 50 MiB in a second" in drawn
     assert "host1" in str(list(tables(findings(merged, steps))))
 
 

@@ -39,12 +39,12 @@ class Kernel:
     where: str
     serves: Callable[[Any], bool]
     chosen: Callable[..., Call | None]
-    trial: Callable[[], Trial]
+    trial: Callable[[], SmallCase]
     without_onednn: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class SmallCase:
     """Arguments of a call, the tensors and variables that its gradients go to, and the variables that it changes."""
 
     arguments: Sequence[Any]
@@ -124,7 +124,7 @@ def _replaced(kernel: Kernel, plain: Call) -> Call:
     return function
 
 
-def _outcome(call: Call, trial: Trial) -> list[Any]:
+def _outcome(call: Call, trial: SmallCase) -> list[Any]:
     """Outputs, gradients and changed state of one call, as float64; the state is put back."""
     before = [variable.numpy() for variable in trial.state]
     sources = [one.value if isinstance(one, keras.Variable) else one for one in trial.watched]
@@ -186,26 +186,26 @@ def _made_up(*shape: int, seed: int = 0) -> Any:
     return tf.constant(numpy.random.default_rng(seed).standard_normal(shape, numpy.float32) * 2 + 1)
 
 
-def _normalization_trial(kind: Any) -> Trial:
+def _normalization_trial(kind: Any) -> SmallCase:
     # A name of its own: the layers of a model made later are numbered as if this one had never been.
     layer = kind(dtype="float32", name="trial_of_a_fast_kernel")
     inputs = _made_up(4, 5, 5, 6)
     layer.build(inputs.shape)
     named = {"training": True} if layer.non_trainable_variables else {}
     watched = [inputs, *layer.trainable_variables]
-    return Trial(arguments=(layer, inputs), named=named, watched=watched, state=layer.non_trainable_variables)
+    return SmallCase(arguments=(layer, inputs), named=named, watched=watched, state=layer.non_trainable_variables)
 
 
-def _convolution_trial() -> Trial:
+def _convolution_trial() -> SmallCase:
     # Without a random initializer, which would draw from the seeds of the model that comes next.
     layer = keras.layers.Conv2D(7, 1, kernel_initializer="zeros", dtype="float32", name="trial_of_a_fast_kernel")
     inputs, kernel = _made_up(4, 5, 5, 6), _made_up(1, 1, 6, 7)
-    return Trial(arguments=(layer, inputs, kernel), watched=[inputs, kernel])
+    return SmallCase(arguments=(layer, inputs, kernel), watched=[inputs, kernel])
 
 
-def _gelu_trial() -> Trial:
+def _gelu_trial() -> SmallCase:
     inputs = _made_up(4, 25)
-    return Trial(arguments=(inputs,), named={"approximate": False}, watched=[inputs])
+    return SmallCase(arguments=(inputs,), named={"approximate": False}, watched=[inputs])
 
 
 TABLE: tuple[Kernel, ...] = (

@@ -51,6 +51,7 @@ def test_written_bytes_can_be_read_again(number: int) -> None:
 def test_numbers_for_people() -> None:
     assert format_bytes(25 * 1024**2) == "25 MiB"
     assert format_seconds(0.00321) == "3.21 ms"
+    assert format_seconds(8.14e-16) == format_seconds(0.0) == "0 ms"
     assert format_seconds(725) == "12m 05s"
     assert format_seconds(12000) == "3h 20m"
     assert format_count(431080) == "431,080"

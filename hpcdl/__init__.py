@@ -31,7 +31,7 @@ _MODULES = {
     "fit.adapted": ("adapt",),
     "fit.files": ("on_rank_0",),
     "fit.gathered": ("Gathered",),
-    "fit.kernels": ("fast_kernels",),
+    "process.kernels": ("fast_kernels",),
     "fit.deferred": ("background",),
     "fit.learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),
     "state": ("State",),

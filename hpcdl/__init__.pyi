@@ -23,13 +23,13 @@ from hpcdl.scripts.fit.adapted import adapt as adapt
 from hpcdl.scripts.fit.deferred import background as background
 from hpcdl.scripts.fit.files import on_rank_0 as on_rank_0
 from hpcdl.scripts.fit.gathered import Gathered as Gathered
-from hpcdl.scripts.fit.kernels import fast_kernels as fast_kernels
 from hpcdl.scripts.fit.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.scripts.fit.learning_rate import learning_rate_warmup as learning_rate_warmup
 from hpcdl.scripts.fit.model import center_in_place as center_in_place
 from hpcdl.scripts.fit.variables import combine as combine
 from hpcdl.scripts.optimizer import DistributedOptimizer as DistributedOptimizer
 from hpcdl.scripts.optimizer import load_model as load_model
+from hpcdl.scripts.process.kernels import fast_kernels as fast_kernels
 from hpcdl.scripts.process.session import init as init
 from hpcdl.scripts.process.session import is_initialized as is_initialized
 from hpcdl.scripts.process.session import local_rank as local_rank

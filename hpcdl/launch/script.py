@@ -42,7 +42,7 @@ from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
-from hpcdl.scripts.fit.kernels import KERNELS_VARIABLE
+from hpcdl.scripts.process.kernels import KERNELS_VARIABLE
 from hpcdl.scripts.process.undistributed import ALLOWED_VARIABLE
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected

@@ -24,9 +24,9 @@ from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
 from hpcdl.scripts.existing import existing_alike
-from hpcdl.scripts.fit.kernels import use_kernels_of_launch
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.process.group import ScriptGroup
+from hpcdl.scripts.process.kernels import use_kernels_of_launch
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
 

@@ -13,7 +13,7 @@ from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, key_of, make_alike
 from hpcdl.scripts.existing import existing_alike
-from hpcdl.scripts.fit.kernels import use_kernels_of_launch
+from hpcdl.scripts.process.kernels import use_kernels_of_launch
 
 
 class DistributedGradientTape:

@@ -145,6 +145,12 @@ def function_behind(where: str) -> Callable[..., Any]:
     return getattr(function, "in_place_of", function)
 
 
+def is_replaced(where: str) -> bool:
+    """Whether another function stands in the place of Keras's own."""
+    owner, name = _FUNCTIONS[where]
+    return hasattr(getattr(owner(), name), "in_place_of")
+
+
 def replace_function(where: str, function: Callable[..., Any]) -> None:
     """Put `function` in the place of Keras's own, or Keras's own back."""
     owner, name = _FUNCTIONS[where]

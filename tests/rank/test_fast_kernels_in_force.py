@@ -99,6 +99,8 @@ def of_script(
     run_dir = folder / f"run{len(list(folder.glob('run*')))}"
     finished = run_hpcdl(["run", "--ranks", "2", "--run-dir", run_dir, *flags, folder / "script.py", *words])
     assert finished.code == 0, finished.err
+    names = record_of(run_dir)["fast_kernels"]
+    assert ("batch normalization" in names) is ("replaced: True" in finished.out) is bool(words or flags)
     line = next(line for line in finished.out.splitlines() if line.startswith("losses:"))
     return [float(word) for word in line.split()[1:]], finished.out
 

@@ -20,6 +20,7 @@ from hpcdl.core.records import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRec
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import SAMPLES
 from hpcdl.rank import results
+from hpcdl.scripts.process.kernels import kernels_in_force
 from hpcdl.supervision import runtime
 
 if TYPE_CHECKING:
@@ -149,5 +150,6 @@ class ScriptRun:
             accuracy=last.accuracy if last.val_accuracy is None else last.val_accuracy,
             history=self.history,
             rank_records=ranks,
+            fast_kernels=kernels_in_force(),
             warnings=[*self.warnings, *results.warnings_of_clocks(ranks)],
         )

@@ -16,7 +16,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.step.keras_internals import function_behind, layers_in, onednn_in_use, replace_function
+from hpcdl.step.keras_internals import function_behind, is_replaced, layers_in, onednn_in_use, replace_function
 from hpcdl.step.kernels.convolution import pointwise_convolution
 from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
 from hpcdl.step.kernels.pointwise import gelu
@@ -90,6 +90,11 @@ def use_chosen_kernels(model: keras.Model | None, choice: str) -> InForce:
     if choice == "on" and problems:
         raise HpcdlError(f"--fast-kernels on: {'; '.join(problems)}; use --fast-kernels auto")
     return found
+
+
+def names_in_force() -> tuple[str, ...]:
+    """The kernels that compute in Keras's place now."""
+    return tuple(kernel.name for kernel in TABLE if is_replaced(kernel.where))
 
 
 def _is_wanted(kernel: Kernel, model: keras.Model | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 KERNELS_VARIABLE = "HPCDL_FAST_KERNELS"
@@ -25,6 +26,13 @@ def use_kernels_of_launch() -> None:
     choice = os.environ.pop(KERNELS_VARIABLE, "")
     if choice:
         _used(choice)
+
+
+def kernels_in_force() -> tuple[str, ...]:
+    """Their names; of a script that has asked for none, nothing is imported to find out."""
+    table = sys.modules.get("hpcdl.step.kernels.table")
+    names: tuple[str, ...] = table.names_in_force() if table else ()
+    return names
 
 
 def _used(choice: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ html_theme_options = {
     "dark_css_variables": {name: GROUND[ground].dark for name, ground in _BRAND.items()},
 }
 STYLE = """<style>
-@media (min-width: 46em) { code.literal { white-space: nowrap; } }
+@media (min-width: 46em) { code.literal .pre { white-space: nowrap; } }
 .highlight-bash pre, .highlight-sh pre { white-space: pre-wrap; overflow-wrap: break-word; }
 </style>"""
 """A command is shown whole: it wraps in its box, and a flag is not cut behind its dashes."""

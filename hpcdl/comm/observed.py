@@ -168,8 +168,8 @@ class Wait(NamedTuple):
 class ScriptSteps:
     """The steps of a script since its run began, over all its fits and loops.
 
-    A fit and `hpcdl.State.commit` say when a step is over. In a loop that says nothing one is over when an optimizer
-    or tape that has exchanged in it exchanges again; several of them are one step.
+    A fit and `hpcdl.State.commit` say when a step is over. In a loop that says nothing, or commits only now and then,
+    one is over when an optimizer or tape that has exchanged in it exchanges again; several of them are one step.
     """
 
     def __init__(self) -> None:
@@ -180,8 +180,9 @@ class ScriptSteps:
         self._exchanged: set[str] = set()
 
     def over(self, num: int = 1) -> None:
-        """So many steps are over; it replaces what exchanges since the last one have told."""
-        self.done = self._known = self._known + num
+        """So many steps are over, or as many as exchanges since the last time have told where those are more."""
+        exchanged = self.done - self._known + bool(self._exchanged)
+        self.done = self._known = self._known + max(num, exchanged)
         self._exchanged.clear()
 
     def reached(self, step: int) -> None:

@@ -183,7 +183,7 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
     assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"
-    assert "what this installation survives" in (card / "card.html").read_text()
+    assert "What this installation survives" in (card / "card.html").read_text()
     assert len(list((card / "runs").iterdir())) == 2
     again = run_hpcdl(line)
     assert again.code == 2 and "choose another folder" in again.err

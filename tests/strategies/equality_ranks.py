@@ -53,7 +53,7 @@ def small_residual() -> keras.Model:
 
 def small_normalised() -> keras.Model:
     """What fast kernels are for, but for batch normalization, which depends on how many samples a worker has."""
-    inputs = keras.Input((7, 7, 1))
+    inputs = keras.Input((10, 10, 1))
     x = keras.layers.Conv2D(8, 3)(inputs)
     y = keras.layers.Conv2D(8, 1, activation="gelu")(keras.layers.LayerNormalization()(x))
     x = keras.layers.Flatten()(keras.layers.Add()([x, y]))

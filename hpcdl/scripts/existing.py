@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
 
+_SWEEPS_S = (0.0, 0.05, 0.2)
+"""How long to wait before each look for garbage, where ranks seem to have made different weights."""
+
+
 def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *, too_late: bool = False) -> None:
     """Give every rank rank 0's values of all weights that exist and no optimizer has moved yet; collective.
 
@@ -36,7 +41,11 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
     with tf.init_scope():
         found = _listed(group)
         rows = _forms(group, found)
-        if any(row != rows[0] for row in rows):  # garbage of one rank, which another has swept up
+        for wait_s in _SWEEPS_S:
+            if all(row == rows[0] for row in rows):
+                break
+            # Garbage of one rank, which another has swept up; what TensorFlow's threads still hold takes a moment.
+            time.sleep(wait_s)
             gc.collect()
             found = _listed(group)
             rows = _forms(group, found)

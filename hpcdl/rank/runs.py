@@ -99,6 +99,9 @@ def _as_trained(run_dir: Path, config: TrainConfig, data: str) -> tuple[Dataset,
         )
     dataset, remarks = fields_as_trained(dataset, trained)
     numbers = classes_as_trained(dataset, trained)
+    if not dataset.fields and bool(dataset.class_names) != bool(trained.class_names):
+        unnamed = trained if dataset.class_names else dataset
+        remarks.append(f"{unnamed.name} does not name its classes: their numbers are taken as those of the model")
     if numbers is not None:
         remarks.append(f"classes have the numbers of {trained.name}, by their names")
     return dataset, numbers, remarks

@@ -138,17 +138,17 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
 """Functions of Keras that step/kernels has in other ways: where they stand, and their names."""
 
 
-def function_behind(where: str) -> Callable[..., Any]:
-    """Keras's own function of that name, whatever stands in its place now."""
+def function_behind(where: str) -> Callable[..., Any] | None:
+    """Keras's own function of that name, whatever stands in its place now; None where this Keras has none."""
     owner, name = _FUNCTIONS[where]
-    function: Callable[..., Any] = getattr(owner(), name)
+    function: Callable[..., Any] | None = getattr(owner(), name, None)
     return getattr(function, "in_place_of", function)
 
 
 def is_replaced(where: str) -> bool:
     """Whether another function stands in the place of Keras's own."""
     owner, name = _FUNCTIONS[where]
-    return hasattr(getattr(owner(), name), "in_place_of")
+    return hasattr(getattr(owner(), name, None), "in_place_of")
 
 
 def replace_function(where: str, function: Callable[..., Any]) -> None:

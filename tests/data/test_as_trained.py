@@ -13,15 +13,20 @@ from hpcdl.data.format.dataset import Dataset, open_dataset
 from tests.conftest import CommandLine
 
 
+def sharded(run_hpcdl: CommandLine, folder: Path, head: str, rows: list[str], *words: str) -> Dataset:
+    """A table as a user shards it: one to train on, or one that came later and lies elsewhere."""
+    folder.with_suffix(".csv").write_text("\n".join([head, *rows]) + "\n")
+    made = run_hpcdl(["shard", folder.with_suffix(".csv"), folder, *words])
+    assert made.code == 0, made.err
+    return open_dataset(str(folder))
+
+
 def test_numbers_are_scaled_by_the_statistics_of_the_training(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """As a user shards two tables: one to train on, one that came later and lies elsewhere."""
-    for name, first in (("a", 0), ("b", 100)):
-        rows = [f"{first + number},{number % 7},{number * 2.5}" for number in range(40)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,energy", *rows]) + "\n")
-        line = ["shard", tmp_path / f"{name}.csv", tmp_path / name, "--target", "energy", "--normalise", "mean-std"]
-        made = run_hpcdl([*line, "--target-kind", "regression"])
-        assert made.code == 0, made.err
-    trained, later = open_dataset(str(tmp_path / "a")), open_dataset(str(tmp_path / "b"))
+    words = ("--target", "energy", "--target-kind", "regression", "--normalise", "mean-std")
+    trained, later = (
+        sharded(run_hpcdl, tmp_path / name, "x,y,energy", [f"{first + n},{n % 7},{n * 2.5}" for n in range(40)], *words)
+        for name, first in (("a", 0), ("b", 100))
+    )
     read, said = fields_as_trained(later, trained)
     assert [item.statistics for item in read.fields] == [item.statistics for item in trained.fields]
     assert [item.statistics for item in later.fields] != [item.statistics for item in trained.fields]
@@ -30,13 +35,11 @@ def test_numbers_are_scaled_by_the_statistics_of_the_training(run_hpcdl: Command
 
 
 def test_words_with_other_numbers_are_refused_with_the_flag(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    for name, words in (("a", ("blue", "green", "red")), ("b", ("amber", "red", "green"))):
-        rows = [f"{words[number % 3]},{number},{number % 2}" for number in range(30)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["colour,x,y", *rows]) + "\n")
-        line = ["shard", tmp_path / f"{name}.csv", tmp_path / name, "--target", "y", "--target-kind", "class"]
-        made = run_hpcdl([*line, "--categories", "colour=codes"])
-        assert made.code == 0, made.err
-    trained, later = open_dataset(str(tmp_path / "a")), open_dataset(str(tmp_path / "b"))
+    words = ("--target", "y", "--target-kind", "class", "--categories", "colour=codes")
+    trained, later = (
+        sharded(run_hpcdl, tmp_path / name, "colour,x,y", [f"{colours[n % 3]},{n},{n % 2}" for n in range(30)], *words)
+        for name, colours in (("a", ("blue", "green", "red")), ("b", ("amber", "red", "green")))
+    )
     with pytest.raises(UsageError, match=f"--categories-of {trained.folder}"):
         fields_as_trained(later, trained)
 

@@ -148,7 +148,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] =
     "evaluating": (lambda layers: layers.BatchNormalization(), (4, 6, 5, 3), {"training": False}),
     "frozen": (lambda layers: layers.BatchNormalization(trainable=False), (4, 6, 5, 3), {"training": True}),
     "bfloat16": (lambda layers: layers.BatchNormalization(dtype="mixed_bfloat16"), (4, 6, 5, 3), {"training": True}),
+    "bfloat16 alone": (lambda layers: layers.BatchNormalization(dtype="bfloat16"), (4, 6, 5, 3), {"training": True}),
     "rows": (lambda layers: layers.LayerNormalization(), (6, 5), {}),
+    "rows of bfloat16 alone": (lambda layers: layers.LayerNormalization(dtype="bfloat16"), (6, 2, 5), {}),
     "rows of bfloat16": (lambda layers: layers.LayerNormalization(dtype="mixed_bfloat16"), (6, 2, 5), {}),
     "two axes": (lambda layers: layers.LayerNormalization(axis=(1, 2)), (6, 4, 5), {}),
     "no offset": (lambda layers: layers.LayerNormalization(center=False), (6, 5), {}),
@@ -203,6 +205,30 @@ def test_a_kernel_that_differs_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
     assert "gelu" not in found.names and "batch normalization" in found.names
     assert len(found.warnings) == 1 and found.warnings[0].startswith("gelu: the fast kernel differs from Keras's by")
     assert float(keras.activations.gelu(keras.ops.convert_to_tensor([10.0]))[0]) == 10.0
+    monkeypatch.undo()
+
+
+def test_a_kernel_that_fails_or_has_no_place_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.step.kernels import table
+
+    def missing(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        raise tf.errors.UnimplementedError(None, None, "no such kernel\nhere")
+
+    changed = [
+        dataclasses.replace(kernel, chosen=missing) if kernel.name == "batch normalization" else kernel
+        for kernel in table.TABLE
+    ]
+    monkeypatch.setattr(table, "TABLE", tuple(changed))
+    monkeypatch.delattr("keras.src.backend.tensorflow.nn.gelu")
+    found = table.use_fast_kernels()
+    assert "layer normalization" in found.names and not {"batch normalization", "gelu"} & {*found.names}
+    assert found.warnings == (
+        "batch normalization: the fast kernel fails (no such kernel); Keras's is used",
+        f"gelu: no fast kernel for Keras {keras.__version__}",
+    )
     monkeypatch.undo()
 
 

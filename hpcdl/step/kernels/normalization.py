@@ -22,8 +22,8 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
     rows = tf.reshape(inputs, (-1, 1, 1, channels))
     result = tf.raw_ops.FusedBatchNormV3(
         x=rows,
-        scale=tf.convert_to_tensor(layer.gamma) if layer.scale else tf.ones([channels]),
-        offset=tf.convert_to_tensor(layer.beta) if layer.center else tf.zeros([channels]),
+        scale=_float32(layer.gamma) if layer.scale else tf.ones([channels]),
+        offset=_float32(layer.beta) if layer.center else tf.zeros([channels]),
         mean=[],
         variance=[],
         epsilon=layer.epsilon,
@@ -35,18 +35,23 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
     # The kernel divides by count - 1 (Bessel), and by 1 where there is a single row; Keras divides by count.
     variance = result.batch_variance * (tf.maximum(count - 1, 1) / count)
     for moving, found in ((layer.moving_mean, result.batch_mean), (layer.moving_variance, variance)):
-        moving.assign(tf.convert_to_tensor(moving) * layer.momentum + found * (1 - layer.momentum))
+        moving.assign(_float32(moving) * layer.momentum + found * (1 - layer.momentum))
     return tf.reshape(result.y, tf.shape(inputs))
 
 
-def layer_normalization(inputs: Any, gamma: Any, beta: Any, epsilon: float) -> Any:
-    """`inputs` (..., C) float32 normalised over the last axis, times `gamma` (C,), plus `beta` (C,)."""
+def _float32(variable: Any) -> Any:
+    """A layer whose policy is half precision alone keeps its weights in it, and Keras computes in float32."""
+    return tf.cast(tf.convert_to_tensor(variable), tf.float32)
+
+
+def layer_normalization(layer: Any, inputs: Any) -> Any:
+    """What `layer` gives for float32 `inputs` (..., C): normalised over the last axis, times gamma, plus beta."""
 
     @tf.custom_gradient
     def normalized(values: Any, scale: Any, offset: Any) -> Any:
         mean = tf.reduce_mean(values, -1, keepdims=True)
         apart = values - mean
-        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(apart), -1, keepdims=True) + epsilon)
+        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(apart), -1, keepdims=True) + layer.epsilon)
         unit = apart * inverse
 
         def gradient(upstream: Any) -> tuple[Any, Any, Any]:
@@ -60,4 +65,4 @@ def layer_normalization(inputs: Any, gamma: Any, beta: Any, epsilon: float) -> A
 
         return unit * scale + offset, gradient
 
-    return normalized(inputs, gamma, beta)
+    return normalized(inputs, _float32(layer.gamma), _float32(layer.beta))

@@ -72,9 +72,12 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True) -> In
     names, warnings = [], []
     for kernel in TABLE:
         plain = function_behind(kernel.where)
-        apart = difference(kernel, plain) if kernel in wanted else 0.0
-        if not apart <= TOLERANCE:
-            warnings.append(f"{kernel.name}: the fast kernel differs from Keras's by {apart:.1e}; Keras's is used")
+        if plain is None:
+            warnings += [f"{kernel.name}: no fast kernel for Keras {keras.__version__}"] if kernel in wanted else []
+            continue
+        problem = _problem(kernel, plain) if kernel in wanted else ""
+        if problem:
+            warnings.append(f"{kernel.name}: the fast kernel {problem}; Keras's is used")
         elif kernel in wanted:
             names.append(kernel.name)
         replace_function(kernel.where, _replaced(kernel, plain) if kernel.name in names else plain)
@@ -106,6 +109,15 @@ def _is_wanted(kernel: Kernel, model: keras.Model | None) -> bool:
 def _is_own(layer: Any) -> bool:
     """Whether a layer's class is the user's, who may call anything; a model of a user's own class is one too."""
     return not type(layer).__module__.startswith("keras.")
+
+
+def _problem(kernel: Kernel, plain: Call) -> str:
+    """Why the kernel may not stand in the place of `plain` here; nothing where it may."""
+    try:
+        apart = difference(kernel, plain)
+    except tf.errors.OpError as error:  # a build of TensorFlow that has not this kernel
+        return f"fails ({str(error).splitlines()[0]})"
+    return "" if apart <= TOLERANCE else f"differs from Keras's by {apart:.1e}"
 
 
 def difference(kernel: Kernel, plain: Call) -> float:
@@ -167,8 +179,7 @@ def _layer_normalization(layer: Any, inputs: Any) -> Call | None:
         return None
     if layer.gamma is None or layer.beta is None or not _of_a_type(inputs, tf.float32, tf.bfloat16, tf.float16):
         return None
-    gamma, beta = (tf.cast(tf.convert_to_tensor(one), tf.float32) for one in (layer.gamma, layer.beta))
-    return lambda: _back(layer_normalization(tf.cast(inputs, tf.float32), gamma, beta, layer.epsilon), layer)
+    return lambda: _back(layer_normalization(layer, tf.cast(inputs, tf.float32)), layer)
 
 
 def _gelu(x: Any, approximate: bool = True) -> Call | None:

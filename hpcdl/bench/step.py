@@ -153,13 +153,14 @@ def _work(
     if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
-    kernels = use_chosen_kernels(model, config.model.fast_kernels)
+    kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
     count = measure.StepCount(
         steps=wanted.steps,
         warmup_steps=wanted.warmup_steps,
         in_a_row=measure.TOGETHER if features.synchronous else measure.APART,
         accumulate=config.exchange.accumulate,
         exchange_only=wanted.exchange_only,
+        xla=config.model.xla,
     )
     scaled, variables = config.model.precision == "mixed_float16", model.trainable_variables
     kinds = measure.kinds_of_steps(
@@ -201,7 +202,7 @@ def _chosen_buckets(
     settings, accumulate = (config.model, config.exchange, config.optimizer), config.exchange.accumulate
 
     def build(optimizer: Any) -> Any:
-        return build_step(model, optimizer, worker, Classification(), accumulate)
+        return build_step(model, optimizer, worker, Classification(), accumulate, xla=config.model.xla)
 
     step = TrialStep(model, settings, build, lambda: next(batches), [config.run.batch_size] * accumulate)
     choice = choose_buckets(worker, group, step, deterministic=config.run.deterministic)

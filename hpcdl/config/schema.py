@@ -43,6 +43,11 @@ class ModelConfig:
         matters=RESULT | TIME,
     )
     fast_kernels: str = setting(AUTO, FAST_KERNELS, choices=(AUTO, "on", "off"), matters=RESULT | TIME)
+    xla: bool = setting(
+        False,
+        "Compile the forward and backward pass by XLA, which pays on GPUs; the exchange then begins after both.",
+        matters=RESULT | TIME,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

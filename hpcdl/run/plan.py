@@ -11,6 +11,7 @@ from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import ResolvedConfig, flatten, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
@@ -28,6 +29,7 @@ from hpcdl.strategies.refusals import (
     check_allowed,
     check_elastic,
     check_exchange,
+    check_model,
     check_optimizer,
     check_steps_per_call,
 )
@@ -219,6 +221,7 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
     num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
     check_exchange(info, config.exchange, num_workers=num_workers)
     check_optimizer(info, config.optimizer, config.model.precision)
+    check_model(info, config.model, config.run.trace if isinstance(config, TrainConfig) else OFF)
     rules = site_rules()
     check_allowed(info, rules.forbid_strategies, rules.origin)
     check_model_spec(config.model.model)

@@ -101,6 +101,7 @@ def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> di
         "gradients": hashlib.blake2b(repr(forms).encode(), digest_size=10).hexdigest(),
         "precision": model.precision,
         "kernels": model.fast_kernels,
+        "xla": str(model.xla),
         "optimizer": optimizer.optimizer,
         "strategy": exchange.strategy,
         "compress": exchange.compress,

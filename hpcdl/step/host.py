@@ -142,6 +142,7 @@ class HostStep:
         return build_step(
             self.model, optimizer, self.worker, self.objective, len(slices), self.warn, slices=slices,
             weight=self._run_plan.weight_of(self.group.rank), recorder=recorder_of(self.group),
+            xla=self._run_plan.config.model.xla,
         )  # fmt: skip
 
     def choose_buckets(self, first_batch: Callable[[], Any]) -> None:

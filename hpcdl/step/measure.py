@@ -40,6 +40,7 @@ class StepCount:
     in_a_row: int = TOGETHER
     accumulate: int = 1
     exchange_only: bool = False
+    xla: bool = False
 
 
 @dataclass(kw_only=True)
@@ -82,11 +83,11 @@ def kinds_of_steps(
     """
     objective, optimizer = Classification(), make_optimizer()
     own = worker.build_step(model, objective, as_model_input)
-    step_of = own or build_step(model, optimizer, worker, objective, count.accumulate)
+    step_of = own or build_step(model, optimizer, worker, objective, count.accumulate, xla=count.xla)
     kinds = [StepKind(worker=worker, step_of=step_of, follow=build_follow(model, optimizer, worker), inside=inside)]
     if not count.exchange_only:
         alone, its_optimizer = SingleWorker(), make_optimizer()
-        step_of = build_step(model, its_optimizer, alone, objective, count.accumulate)
+        step_of = build_step(model, its_optimizer, alone, objective, count.accumulate, xla=count.xla)
         kinds.append(StepKind(worker=alone, step_of=step_of, follow=build_follow(model, its_optimizer, alone)))
     worker.start([*model.weights, *optimizer.variables])
     return kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.comm.observed import NOTHING, RankMonitor, Recorder
-from hpcdl.core.errors import originals
+from hpcdl.core.errors import UsageError, originals
 from hpcdl.step.layers import layers_of
 from hpcdl.step.objective import Objective
 from hpcdl.strategies.base.graph import connected, timestamp, timestamp_beside
@@ -44,6 +45,7 @@ def build_step(
     slices: Sequence[int] = (),
     weight: float = 1.0,
     recorder: Recorder = NOTHING,
+    xla: bool = False,
 ) -> Callable[..., Any]:
     """A compiled function of (images, labels), the batch of one optimizer step on this worker.
 
@@ -51,12 +53,12 @@ def build_step(
     base/graph.py) at which the last local gradient was there and the exchange was over. With `accumulate` the
     batch goes through in that many slices, of `slices` samples where that says more. `weight` is what this worker's
     mean counts in the mean over the workers. `tell` hears of variables that no gradient moves, `recorder` of layers, if
-    it wants to.
+    it wants to. With `xla` forward and backward pass are one operation: no gradient is there before the last one.
     """
     variables = model.trainable_variables
     names = [variable.path for variable in variables]
     worker.checks_finite = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    layers = layers_of(recorder, names)
+    layers = layers_of(NOTHING if xla else recorder, names)
     scale_loss = getattr(optimizer, "scale_loss", lambda loss: loss)
 
     def slice_gradients(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
@@ -68,6 +70,9 @@ def build_step(
             scaled = scale_loss(total * (worker.loss_share * weight))
         gradients = connected(tape.gradient(scaled, variables), variables, names, tell)
         return loss, objective.sums(labels, outputs), gradients
+
+    if xla:
+        slice_gradients = tf.function(slice_gradients, autograph=False, jit_compile=True)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def step(images: Any, labels: Any) -> tuple[Any, ...]:
@@ -87,8 +92,23 @@ def build_step(
         noted = layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
         return loss, sums, had_gradients, exchanged, *noted
 
-    compiled: Callable[..., Any] = originals()(step)
+    compiled: Callable[..., Any] = _naming_xla(originals()(step)) if xla else originals()(step)
     return layers.keeping(compiled)
+
+
+def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step`, with UsageError in one line where XLA has no way to compile an operation of the model."""
+
+    def call(*batch: Any) -> Any:
+        try:
+            return step(*batch)
+        except tf.errors.OpError as error:
+            found = re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", error.message or "", re.DOTALL)
+            if found is None:
+                raise
+            raise UsageError(f"--xla: XLA cannot compile {found[1].strip()} of this model; leave --xla out") from error
+
+    return call
 
 
 def inside_engine(seen: RankMonitor, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:

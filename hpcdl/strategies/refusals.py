@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.schema import ExchangeConfig, ModelConfig, OptimizerConfig, StepBenchConfig, TrainConfig
 from hpcdl.config.settings import AUTO
+from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate
@@ -40,6 +41,18 @@ def check_steps_per_call(info: StrategyInfo, asked: int | str) -> None:
     """UsageError where several steps in one call are asked for of a strategy that is asked something between them."""
     if asked not in (AUTO, 1) and not info.features.several_steps:
         _refuse(info, [f"--steps-per-call {asked}"])
+
+
+def check_model(info: StrategyInfo, model: ModelConfig, trace: str = OFF) -> None:
+    """UsageError for what does not go with --xla: an engine of TensorFlow 1, a look inside a step, other kernels."""
+    if not model.xla:
+        return
+    if not info.features.keras_optimizer:
+        _refuse(info, ["--xla"])
+    if parse_trace(trace).level == FULL:
+        raise UsageError("--xla: forward and backward pass are one operation, into which `--trace full` cannot look")
+    if model.fast_kernels == "on":
+        raise UsageError("--xla: XLA makes its own kernels; leave --fast-kernels on out, or --xla")
 
 
 def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) -> None:

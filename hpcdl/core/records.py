@@ -91,6 +91,7 @@ class RunRecord:
     `gradient_elements` are of each trainable variable, in the order in which they were made. `evaluated_on` is the
     split of which held-out loss and accuracy are, empty where there was none, as in records of earlier versions.
     `fast_kernels` are the operations that another kernel than Keras's own computed (step/kernels).
+    `accelerators` are how many workers computed on a GPU, by its name; empty where all computed on CPUs.
     `counted` says what `images_per_second` counts: IMAGES, as the field was named for, or SAMPLES (core/units.py).
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
     or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
@@ -120,6 +121,7 @@ class RunRecord:
     intra_op_threads: int | None = None
     inter_op_threads: int | None = None
     fast_kernels: Sequence[str] = ()
+    accelerators: Mapping[str, int] = field(default_factory=dict)
     batch_per_rank: int | None
     accumulate: int = 1
     global_batch: int | None

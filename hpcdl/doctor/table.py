@@ -25,6 +25,7 @@ CHECKS = Registry(
             ("scheduler", "scheduler", "the batch system and the PMI that the MPI needs from it"),
             ("affinity", "node", "the cores that this process may use, against the allocation"),
             ("threads", "node", "threads times ranks against cores"),
+            ("gpus", "accelerators", "the node's GPUs, and whether TensorFlow sees them"),
             ("profile", "node", "the tuned profile that would be used"),
             ("locking", "storage", "HDF5 and file locking"),
             ("storage", "storage", "file systems of the current and the data folder"),
@@ -59,6 +60,8 @@ class Subject:
     working: Path = field(default_factory=Path.cwd)
     shared_memory: Path = Path("/dev/shm")
     control_groups: Path = Path("/sys/fs/cgroup")
+    devices: Path = Path("/")
+    """The root under which dev/ and sys/ name the node's devices."""
     model: str = ""
 
     @property

@@ -8,8 +8,9 @@ import platform
 import resource
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.rules import summary_of
+from hpcdl.supervision.runtime import device_in_use
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -74,6 +76,28 @@ def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: s
         "software": software,
         "environment": allowed_environment(os.environ),
     }
+
+
+def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
+    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers."""
+    found = workers.allgather_json([workers.host, asdict(device_in_use())])
+    warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
+    by_device: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, one) in enumerate(found):
+        if one["shared"]:
+            by_device.setdefault((host, one["shared"]), []).append(rank)
+    for (host, device), ranks in by_device.items():
+        if len(ranks) > 1:
+            available = found[ranks[0]][1]["available"]
+            warnings.append(
+                f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, which has {available}: "
+                "start as many workers a node as it has GPUs"
+            )
+    names = [one["name"] for _, one in found]
+    accelerators = dict(Counter(name for name in names if name))
+    if accelerators and "" in names:
+        warnings.append(f"{names.count('')} of {len(names)} workers compute on CPUs, the others on GPUs")
+    return replace(record, accelerators=accelerators, warnings=[*record.warnings, *warnings])
 
 
 def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:

@@ -83,7 +83,7 @@ def set_up_process(local_rank: int) -> None:
         lifeline.end_with_parent()
     lifeline.after_end_of(launched_by, lambda: lifeline.end_in(LEAVE_S))
     runtime.bind(local_rank)
-    runtime.claim_gpu(local_rank)
+    runtime.claim_device(local_rank)
     runtime.silence()
 
 

@@ -104,8 +104,9 @@ def _run_worker(
     if line := fed(run_plan.dataset):
         journal.write("message", text=line)
     model = build_model(config, run_plan.dataset)
-    kernels = use_chosen_kernels(model, config.model.fast_kernels)
+    kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
     record = dataclasses.replace(record, fast_kernels=kernels.names, warnings=[*record.warnings, *kernels.warnings])
+    record = results.with_devices(record, group)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)

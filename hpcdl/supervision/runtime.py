@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from hpcdl import __version__
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
 from hpcdl.core.backend import check_backend
+from hpcdl.node import accelerators
 from hpcdl.node.binding import apply_planned
 from hpcdl.node.engine import is_preloaded
 from hpcdl.node.environment import ALLOCATOR
@@ -52,16 +54,49 @@ def binding_warning() -> str | None:
     return verify_binding(planned_cpus(place.local_rank if place else 0))
 
 
-def claim_gpu(local_rank: int) -> None:
-    """Show this process one GPU, by its local rank; must come before TensorFlow's import.
+def claim_device(local_rank: int) -> None:
+    """Show this process one accelerator of its node, by its local rank; must come before TensorFlow's import.
 
-    Untested on hardware. A CUDA_VISIBLE_DEVICES of the scheduler's is narrowed, not widened.
+    Memory on it grows as needed: TensorFlow would take all of it, also where ranks share a device.
     """
-    visible = [item for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item]
-    if len(visible) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
-    elif not visible and "CUDA_VISIBLE_DEVICES" not in os.environ and Path("/dev/nvidia0").exists():
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank)
+    accelerators.take(accelerators.choose(os.environ, local_rank))
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInUse:
+    """What this rank's TensorFlow computes on: the name of a GPU, empty for the CPU.
+
+    `shared` is the device where others of the node that name the same one share it, of `available`.
+    """
+
+    name: str = ""
+    shared: str = ""
+    available: int = 0
+    warning: str = ""
+
+
+def device_in_use() -> DeviceInUse:
+    """What TensorFlow computes on; a warning where that is not what this rank has claimed. Nothing where no line has
+    imported it.
+    """
+    if "tensorflow" not in sys.modules:
+        return DeviceInUse()
+    import tensorflow as tf
+
+    claim = accelerators.claimed()
+    found = tf.config.list_physical_devices("GPU")
+    if found:
+        name = str(tf.config.experimental.get_device_details(found[0]).get("device_name", "GPU"))
+        if claim is None or not claim.shared_out:
+            return DeviceInUse(name=name)
+        return DeviceInUse(name=name, shared=claim.device, available=claim.available)
+    if claim is None:
+        return DeviceInUse()
+    return DeviceInUse(
+        warning=f"TensorFlow sees no GPU, though {claim.variable} names {claim.device}: it computes on the CPU; "
+        f"see `hpcdl doctor --only gpus`, or set {claim.variable}='' where that is meant"
+    )
 
 
 def silence() -> None:
@@ -164,8 +199,6 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
-    for gpu in tf.config.list_physical_devices("GPU"):  # each rank sees its own one alone: see `claim_gpu`
-        tf.config.experimental.set_memory_growth(gpu, True)
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     num_cpus = len(os.sched_getaffinity(0))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec
-from hpcdl.doctor import installation, mpi, node, scheduler, storage
+from hpcdl.doctor import accelerators, installation, mpi, node, scheduler, storage
 from hpcdl.doctor.table import CHECKS, FAILURE, OK, WARNING, Finding, Subject, examine
 from tests.conftest import CommandLine, patience
 
@@ -206,6 +206,46 @@ def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
     assert (finished.code, failures) == (0, [])
     checks = {finding["check"] for finding in found["findings"]}
     assert {"python", "mpi", "scheduler", "affinity", "locking", "storage", "limits", "clocks"} <= checks
+
+
+H200 = "NVIDIA H200, 580.159.04, 143771 MiB, 0, Not Active, Not Active"
+"""What nvidia-smi answers on a node with one, to what the check asks."""
+
+
+def gpu_node(tmp_path: Path, *rows: str, **variables: str) -> Subject:
+    """A node whose driver answers with `rows`; TensorFlow is the real one, which sees no GPU here."""
+    program(tmp_path / "bin", "nvidia-smi", "\n".join(f"echo '{row}'" for row in rows))
+    (tmp_path / "dev").mkdir()
+    for index in range(len(rows)):
+        (tmp_path / "dev" / f"nvidia{index}").touch()
+    return Subject(environment={**os.environ, **on_path(tmp_path), **variables}, devices=tmp_path)
+
+
+def test_a_node_whose_tensorflow_does_not_see_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = gpu_node(tmp_path, H200)
+    monkeypatch.setenv("PATH", subject.environment["PATH"])
+    found = accelerators.check_gpus(subject)
+    assert found[0].text == "1 GPU: NVIDIA H200, 143771 MiB, driver 580.159.04"
+    finding = only(found, WARNING)
+    assert "runs here compute on the CPUs" in finding.text and "tensorflow[and-cuda]" in finding.remedy
+
+
+def test_a_gpu_with_bad_memory_and_one_that_is_too_hot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, hot = H200.replace(", 0,", ", 3,"), H200.replace("Not Active", "Active", 1)
+    subject = gpu_node(tmp_path, bad, hot, CUDA_VISIBLE_DEVICES="")
+    monkeypatch.setenv("PATH", subject.environment["PATH"])
+    warnings = [finding.text for finding in accelerators.check_gpus(subject) if finding.level == WARNING]
+    assert warnings == [
+        "GPU 0 has had 3 memory errors that ECC could not correct", "GPU 1 runs at a lower clock: hw_slowdown",
+    ]  # fmt: skip
+
+
+def test_a_node_whose_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = gpu_node(tmp_path, H200, CUDA_VISIBLE_DEVICES="")
+    program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
+    monkeypatch.setenv("PATH", subject.environment["PATH"])
+    finding = only(accelerators.check_gpus(subject), WARNING)
+    assert finding.text == "this node has 1 GPU, but nvidia-smi does not answer"
 
 
 def test_an_unknown_check_is_named(ask_hpcdl: CommandLine) -> None:

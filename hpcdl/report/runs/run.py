@@ -87,6 +87,7 @@ class Run:
     config: Mapping[str, str] = field(default_factory=dict)
     profile: str = ""
     fast_kernels: Sequence[str] = ()
+    accelerators: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     rounds_per_step: float | None = None

@@ -41,6 +41,7 @@ def _setup(runs: Sequence[Run]) -> Table:
         ("data", [run.data for run in runs]),
         ("workers", [str(run.workers) for run in runs]),
         ("batch per worker", [str(run.batch_per_rank) for run in runs]),
+        ("GPUs", [f"{name} ({number} workers)" for run in runs for name, number in run.accelerators.items()]),
         ("fast kernels", [name for run in runs for name in run.fast_kernels]),
     )
     for name, values in facts:

@@ -108,6 +108,7 @@ class ScriptRun:
     def finish(self, communicator: Observed) -> None:
         """Write the record as it stands after the script's last line; collective."""
         assert self.started is not None
+        self.started = results.with_devices(self.started, communicator)
         meter = self.meter
         traffic = communicator.monitor.traffic()
         own = RankRecord(
@@ -151,5 +152,5 @@ class ScriptRun:
             history=self.history,
             rank_records=ranks,
             fast_kernels=kernels_in_force(),
-            warnings=[*self.warnings, *results.warnings_of_clocks(ranks)],
+            warnings=[*started.warnings, *self.warnings, *results.warnings_of_clocks(ranks)],
         )

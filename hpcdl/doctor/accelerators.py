@@ -1,0 +1,94 @@
+"""The GPUs of this node: what the driver says of them, and whether TensorFlow can use them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from hpcdl.core.units import counted
+from hpcdl.doctor.table import Finding, Subject, ok, warning
+from hpcdl.node.accelerators import devices_of_node
+
+TIMEOUT_S = 60
+FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
+SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
+"""Reasons for which a GPU's clock is held down that are worth a line, as nvidia-smi names them."""
+ASK_TENSORFLOW = """
+import json, tensorflow as tf
+built = tf.sysconfig.get_build_info()
+print(json.dumps({
+    "version": tf.__version__, "cuda": built.get("cuda_version", "") if built.get("is_cuda_build") else "",
+    "seen": len(tf.config.list_physical_devices("GPU")),
+}))
+"""
+INSTALL = "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs"
+
+
+def check_gpus(subject: Subject) -> list[Finding]:
+    """The driver's view, and TensorFlow's: a run on a node with GPUs that TensorFlow does not see uses its CPUs."""
+    number = devices_of_node(subject.devices)
+    answers = _ask_driver(subject.environment)
+    if not number and not answers:
+        return [ok("this node has no GPU that its kernel knows of")]
+    if not answers:
+        text = f"this node has {counted(number, 'GPU')}, but nvidia-smi does not answer"
+        return [warning(text, "ask the site's staff whether the driver is loaded"), *_seen(subject, number)]
+    return [*_healthy(answers), *_seen(subject, len(answers))]
+
+
+def _ask_driver(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """A row of facts for each GPU, by nvidia-smi's names; empty where it is not there, or answers with an error."""
+    names = [*FACTS, *(f"clocks_event_reasons.{name}" for name in SLOWED)]
+    return _query(names, environment) or _query(FACTS, environment)  # drivers before 535 do not know event reasons
+
+
+def _query(names: Sequence[str], environment: Mapping[str, str]) -> list[dict[str, str]]:
+    line = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    try:
+        finished = subprocess.run(
+            line, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[value.strip() for value in row.split(",")] for row in finished.stdout.splitlines() if row.strip()]
+    return [dict(zip(names, row, strict=False)) for row in rows]
+
+
+def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
+    kinds = dict.fromkeys(f"{one['name']}, {one['memory.total']}, driver {one['driver_version']}" for one in answers)
+    found = [ok(f"{counted(len(answers), 'GPU')}: {'; '.join(kinds)}")]
+    for index, one in enumerate(answers):
+        errors = one["ecc.errors.uncorrected.volatile.total"]
+        if errors.isdigit() and int(errors):
+            text = f"GPU {index} has had {counted(int(errors), 'memory error')} that ECC could not correct"
+            found.append(warning(text, "leave this node out (--exclude), and tell the site's staff"))
+        slow = [name for name in SLOWED if one.get(f"clocks_event_reasons.{name}") == "Active"]
+        if slow:
+            text = f"GPU {index} runs at a lower clock: {', '.join(slow)}"
+            found.append(warning(text, "look at `nvidia-smi -q -d PERFORMANCE`; tell the site's staff"))
+    return found
+
+
+def _seen(subject: Subject, number: int) -> list[Finding]:
+    """How many TensorFlow sees, asked in a process of its own."""
+    line = [sys.executable, "-c", ASK_TENSORFLOW]
+    finished = subprocess.run(
+        line, env=dict(subject.environment), capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False
+    )
+    if finished.returncode:
+        last = (finished.stderr.strip().splitlines() or ["no message"])[-1]
+        return [warning(f"TensorFlow cannot be asked for GPUs: {last}", "see `hpcdl doctor --only python`")]
+    answer = json.loads(finished.stdout.strip().splitlines()[-1])
+    who = f"TensorFlow {answer['version']}"
+    hidden = subject.environment.get("CUDA_VISIBLE_DEVICES")
+    if answer["seen"]:
+        limits = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
+        return [ok(f"{who}, built for CUDA {answer['cuda']}, sees {answer['seen']} of {number}{limits}")]
+    if not answer["cuda"]:
+        return [warning(f"{who} is built without CUDA: runs here compute on the CPUs", INSTALL)]
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return [ok(f"CUDA_VISIBLE_DEVICES={hidden!r} hides all {number}: runs compute on the CPUs")]
+    text = f"{who} needs CUDA {answer['cuda']}, whose libraries it does not find: runs here compute on the CPUs"
+    return [warning(text, INSTALL)]

@@ -1,0 +1,99 @@
+"""The accelerators of a node, and the one that a rank takes. No TensorFlow.
+
+Each vendor's runtime shows a process the devices that a variable names. Schedulers set it, so that what they gave is
+narrowed and never widened; where nobody has set it, the kernel's own files count the node's devices.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _nvidia(root: Path) -> int:
+    """Device files, /dev/nvidia0 and on; /dev/nvidiactl and others are the driver's."""
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in (root / "dev").glob("nvidia*"))
+
+
+def _amd(root: Path) -> int:
+    """Nodes of the kernel's compute topology with a GPU's number; processors have the number 0."""
+    numbers = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    return sum(path.read_text(encoding="ascii").strip() not in ("", "0") for path in numbers)
+
+
+def _not_counted(root: Path) -> int:
+    """Left to the vendor's runtime, which shows all of them."""
+    return 0
+
+
+VENDORS: Sequence[tuple[str, Callable[[Path], int]]] = (
+    ("CUDA_VISIBLE_DEVICES", _nvidia),
+    ("ROCR_VISIBLE_DEVICES", _amd),
+    ("HIP_VISIBLE_DEVICES", _not_counted),
+    ("ZE_AFFINITY_MASK", _not_counted),
+)
+"""The variable of each runtime (NVIDIA's, AMD's two, Intel's), and what counts the devices where it is not set.
+
+Only NVIDIA's was run on hardware (docs/reference/gpu.md).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceClaim:
+    """The device of a rank: what `variable` names for it, one of `available` that ranks of the node share out.
+
+    `available` is 1 as well where the scheduler has given this rank a device of its own.
+    """
+
+    variable: str
+    device: str
+    available: int
+    shared_out: bool
+    """Ranks of the node choose from the same devices, so that the same name means the same device."""
+
+
+def devices_of_node(root: Path = Path("/")) -> int:
+    """How many devices the kernel knows, whatever the environment shows."""
+    return next((number for _, count in VENDORS if (number := count(root))), 0)
+
+
+def choose(environment: Mapping[str, str], local_rank: int, root: Path = Path("/")) -> DeviceClaim | None:
+    """The device of the `local_rank`-th rank of a node; None where there is none, or none is wanted.
+
+    A list in the environment is shared out in turn: numbers, UUIDs and MIG instances alike. A list of one is kept as
+    it is: the scheduler may have given every rank its own under the same number. An empty one means none.
+    """
+    for variable, _ in VENDORS:
+        if variable in environment:
+            names = [item.strip() for item in environment[variable].split(",") if item.strip()]
+            if not names or names[0] == "-1":
+                return None
+            return DeviceClaim(
+                variable=variable,
+                device=names[local_rank % len(names)],
+                available=len(names),
+                shared_out=len(names) > 1,
+            )
+    for variable, count in VENDORS:
+        if number := count(root):
+            device = str(local_rank % number)
+            return DeviceClaim(variable=variable, device=device, available=number, shared_out=True)
+    return None
+
+
+def take(claim: DeviceClaim | None, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Show this process the claimed device alone; must come before TensorFlow's import."""
+    if claim is not None:
+        environment[claim.variable] = claim.device
+        _taken.append(claim)
+
+
+def claimed() -> DeviceClaim | None:
+    """What this process has taken last."""
+    return _taken[-1] if _taken else None
+
+
+_taken: list[DeviceClaim] = []

@@ -1,0 +1,72 @@
+"""Which GPU a rank takes: by the scheduler's list where there is one, by the kernel's files where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdl.node import accelerators
+from hpcdl.node.accelerators import choose, devices_of_node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """Two devices of NVIDIA's, beside the driver's own files."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / "dev" / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("local_rank", "device"), [(0, "0"), (1, "1"), (2, "0"), (5, "1")])
+def test_devices_of_the_node_are_shared_out_in_turn(node: Path, local_rank: int, device: str) -> None:
+    claim = choose({}, local_rank, node)
+    assert claim is not None and claim.shared_out
+    assert (claim.variable, claim.device, claim.available) == ("CUDA_VISIBLE_DEVICES", device, 2)
+
+
+@pytest.mark.parametrize(
+    ("listed", "devices"),
+    [
+        ("2,3", ["2", "3", "2"]),
+        ("GPU-8f2a, GPU-11c0", ["GPU-8f2a", "GPU-11c0", "GPU-8f2a"]),
+        ("MIG-aa,MIG-bb,MIG-cc", ["MIG-aa", "MIG-bb", "MIG-cc"]),
+    ],
+)
+def test_a_schedulers_list_is_narrowed(node: Path, listed: str, devices: list[str]) -> None:
+    claims = [choose({"CUDA_VISIBLE_DEVICES": listed}, rank, node) for rank in range(3)]
+    assert [claim.device if claim else None for claim in claims] == devices
+
+
+def test_a_device_that_each_rank_was_given_is_kept_and_says_nothing_of_sharers(node: Path) -> None:
+    claim = choose({"CUDA_VISIBLE_DEVICES": "0"}, 1, node)
+    assert claim is not None and claim.device == "0" and not claim.shared_out
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", " "])
+def test_hidden_devices_stay_hidden(node: Path, hidden: str) -> None:
+    assert choose({"CUDA_VISIBLE_DEVICES": hidden}, 0, node) is None
+    assert devices_of_node(node) == 2
+
+
+@pytest.mark.parametrize("variable", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
+def test_other_vendors_lists_are_narrowed_too(tmp_path: Path, variable: str) -> None:
+    claim = choose({variable: "4,6"}, 1, tmp_path)
+    assert claim is not None and (claim.variable, claim.device) == (variable, "6")
+
+
+def test_amds_devices_are_counted_by_the_kernels_topology(tmp_path: Path) -> None:
+    for index, number in enumerate(("0", "41920", "41921")):  # the first is the processor
+        folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(index)
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(number + "\n")
+    claim = choose({}, 3, tmp_path)
+    assert claim is not None and (claim.variable, claim.device) == ("ROCR_VISIBLE_DEVICES", "1")
+
+
+def test_a_node_without_devices_claims_nothing(tmp_path: Path) -> None:
+    assert choose({}, 0, tmp_path) is None
+    environment: dict[str, str] = {}
+    accelerators.take(None, environment)
+    assert environment == {}

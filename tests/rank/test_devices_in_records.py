@@ -1,0 +1,72 @@
+"""What a record says of the devices that ranks compute on. There is no GPU here: what TensorFlow says is played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdl.core.records import RunRecord
+from hpcdl.rank.results import with_devices
+from tests.conftest import CommandLine
+
+STARTED = RunRecord(
+    strategy="ring", model="lenet", data="d", ranks=3, workers=3, batch_per_rank=1, global_batch=3, warnings=["first"]
+)
+GPU = {"name": "NVIDIA H200", "shared": "0", "available": 1, "warning": ""}
+CPU = {"name": "", "shared": "", "available": 0, "warning": ""}
+
+
+class Workers:
+    """The answers of all workers, of which this process is one."""
+
+    host = "n1"
+
+    def __init__(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        self.answers = [list(answer) for answer in answers]
+
+    def allgather_json(self, _: Any) -> list[Any]:
+        return self.answers
+
+
+def recorded(*answers: tuple[str, dict[str, Any]]) -> RunRecord:
+    return with_devices(STARTED, Workers(answers))  # type: ignore[arg-type]  # all that it asks of a communicator
+
+
+def test_devices_are_counted_by_name() -> None:
+    other = {**GPU, "shared": "1", "available": 2}
+    record = recorded(("n1", GPU), ("n2", GPU), ("n2", other))
+    assert record.accelerators == {"NVIDIA H200": 3} and record.warnings == ["first"]
+
+
+def test_ranks_that_share_a_device_are_named() -> None:
+    record = recorded(("n1", GPU), ("n2", GPU), ("n1", GPU))
+    (warning,) = record.warnings[1:]
+    assert warning == "ranks 0, 2 share GPU 0 of n1, which has 1: start as many workers a node as it has GPUs"
+
+
+def test_workers_on_processors_beside_gpus_are_counted() -> None:
+    record = recorded(("n1", GPU), ("n2", CPU), ("n3", CPU))
+    assert record.warnings[1:] == ["2 of 3 workers compute on CPUs, the others on GPUs"]
+
+
+def test_without_gpus_nothing_is_said() -> None:
+    record = recorded(("n1", CPU), ("n2", CPU))
+    assert record.accelerators == {} and record.warnings == ["first"]
+
+
+@pytest.mark.mpi
+def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """As on a node with GPUs whose TensorFlow is built without them: what the scheduler sets, and what comes of it."""
+    words = ["--model", "lenet", "--data", "synthetic:28x28x1:10", "--ranks", "2", "--steps", "2"]
+    line = ["train", *words, "--run-dir", str(tmp_path / "run")]
+    finished = run_hpcdl(line, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert finished.code == 0, finished.err
+    warnings = json.loads((tmp_path / "run/record.json").read_text())["warnings"]
+    for rank in (0, 1):
+        said = f"rank {rank}: TensorFlow sees no GPU, though CUDA_VISIBLE_DEVICES names {rank}: it computes on the CPU"
+        assert any(warning.startswith(said) for warning in warnings), warnings
+    assert "TensorFlow sees no GPU" in finished.out + finished.err

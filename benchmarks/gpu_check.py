@@ -1,9 +1,10 @@
-"""Whether hpcdl works on the GPUs of this node, in about two minutes: pass, or what fails.
+"""Whether hpcdl works on the GPUs of this node, in about five minutes: a table, and a file to send home.
 
-    python benchmarks/gpu_check.py [--device gpu|cpu]
+    python benchmarks/gpu_check.py [--device gpu|cpu] [--out gpu-check.json] [--network resnet50]
 
 Exit codes: 0 everything passes, 1 something fails, 77 there is no GPU here and nothing was tried. `--device cpu` goes
-the same way on two ranks without a GPU, which tries this program, not GPUs.
+the same way on two ranks without a GPU, which tries this program, not GPUs. Where the node has one GPU, two ranks share
+it. The file names no host and no user.
 """
 
 from __future__ import annotations
@@ -14,29 +15,64 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster.environment import placement
-from hpcdl.core.records import read_record
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.strategies.table import STRATEGIES
 
 NO_GPU = 77
-NOTES_VARIABLE = "GPU_CHECK_NOTES"
-TIMEOUT_S = 300
+TIMEOUT_S = 240
 MOST_RANKS = 4
+AT_ONCE = 4
+"""Trainings beside one another where only their results count: a start takes longer than the steps."""
 STEPS, BATCH_SIZE = 10, 32
+SIZES = {"resnet50": ("synthetic:128x128x3:100", 32, 40), "lenet": ("synthetic:28x28x1:10", 32, 40)}
+"""Data, batch and steps of the timed networks."""
 NEAR = 0.02
 """Of the largest element of a tensor: GPUs multiply float32 with 10 bits (TF32) unless they are told otherwise."""
 DEVICES = """
 import json, tensorflow as tf
-print(json.dumps([tf.config.experimental.get_device_details(one) for one in tf.config.list_physical_devices("GPU")]))
+built = tf.sysconfig.get_build_info()
+gpus = [tf.config.experimental.get_device_details(one) for one in tf.config.list_physical_devices("GPU")]
+print(json.dumps({"gpus": gpus, "tensorflow": tf.__version__, "cuda": built.get("cuda_version", ""),
+                  "cudnn": built.get("cudnn_version", "")}))
 """
 COMPARE = """
-import sys, numpy, keras
-first, second = (keras.models.load_model(path).get_weights() for path in sys.argv[1:])
-print(max(abs(a - b).max() / max(abs(b).max(), 1e-6) for a, b in zip(first, second)))
+import json, sys, numpy, keras
+first, *others = ([w for w in keras.models.load_model(path).get_weights()] for path in sys.argv[1:])
+apart = [max(float(abs(a - b).max() / max(abs(b).max(), 1e-6)) for a, b in zip(one, first)) for one in others]
+print(json.dumps(apart))
+"""
+FIT = """
+import json, sys, time, numpy, keras, tensorflow as tf
+from hpcdl.models.load import load_model
+name, shape, classes, batch, steps, xla = json.loads(sys.argv[1])
+model = load_model(name, classes=classes, input_shape=shape)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=xla)
+x = numpy.random.default_rng(0).random((batch * 4, *shape), numpy.float32)
+y = numpy.arange(batch * 4) % classes
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch).repeat().prefetch(2)
+class Watch(keras.callbacks.Callback):
+    at = []
+    def on_train_batch_end(self, batch, logs=None): self.at.append(time.perf_counter())
+watch = Watch()
+model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[watch])
+took = numpy.diff(watch.at[10:])
+print(json.dumps(batch / float(numpy.mean(took))))
+"""
+SCRIPT = """
+import hpcdl; hpcdl.init()
+import keras, numpy
+x = numpy.random.default_rng(hpcdl.rank()).random((64, 8), numpy.float32)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+model.compile(hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0, callbacks=[hpcdl.callbacks()])
 """
 
 
@@ -50,54 +86,58 @@ class Trial:
 
     folder: Path
     on_gpu: bool
+    network: str
     num_ranks: int = 2
-    gpus: Sequence[dict[str, Any]] = ()
-    rates: dict[str, float] = field(default_factory=dict)
+    gpus: Sequence[Mapping[str, Any]] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Numbers for the file: rates, and parts of a step in seconds."""
 
-    def train(self, name: str, *words: str, hidden: bool = False) -> Path:
-        """A short training; its run directory. `hidden`: on the CPU, whatever is there."""
+    @property
+    def model(self) -> tuple[str, ...]:
+        """The small network, and its data."""
+        return ("--model", f"{__file__}:build", "--data", "synthetic:32x32x3:10")
+
+    @property
+    def parallel(self) -> tuple[str, ...]:
+        """Two ranks or more, whose global batch `single` has too."""
+        return ("--ranks", str(self.num_ranks), "--batch-size", str(BATCH_SIZE))
+
+    def train(self, name: str, *words: str, hidden: bool = False) -> RunRecord:
+        """A short training into the folder `name`; its record. `hidden`: on the CPU, whatever is there."""
         run_dir = self.folder / name
-        line = [
-            "train", "--model", f"{__file__}:build", "--data", "synthetic:32x32x3:10", "--steps", str(STEPS),
-            "--learning-rate", "0.01", "--profile", "none", "--run-dir", str(run_dir), *words,
-        ]  # fmt: skip
-        notes = self.folder / f"{name}.notes"
-        notes.mkdir()
-        run([sys.executable, "-m", "hpcdl", *line], {NOTES_VARIABLE: str(notes)}, hidden=hidden or not self.on_gpu)
-        self.rates[name] = read_record(run_dir).images_per_second
-        return run_dir
+        line = ["--learning-rate", "0.01", "--profile", "none", "--run-dir", str(run_dir), *words]
+        self.run([sys.executable, "-m", "hpcdl", "train", *line], hidden=hidden)
+        record = read_record(run_dir)
+        parts = {part: round(seconds, 6) for part, seconds in record.parts.items()}
+        self.notes[name] = {"samples_per_s": record.images_per_second, "parts_s": parts}
+        if self.on_gpu and not hidden and sum(record.accelerators.values()) != record.workers:
+            raise CheckFailed(f"{record.workers} workers, on GPUs {dict(record.accelerators)}: {record.warnings}")
+        return record
 
-    def notes(self, name: str) -> list[dict[str, str]]:
-        """What each rank of a training wrote down of its device."""
-        return [json.loads(path.read_text()) for path in sorted((self.folder / f"{name}.notes").iterdir())]
+    def run(self, line: Sequence[str], *, hidden: bool = False, most_s: int = TIMEOUT_S) -> str:
+        """What a command prints; CheckFailed has its last line where it fails."""
+        hide = {"CUDA_VISIBLE_DEVICES": ""} if hidden or not self.on_gpu else {}
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **hide}
+        try:
+            done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=most_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise CheckFailed(f"did not end in {most_s} s: {' '.join(line)[-300:]}") from None
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+            raise CheckFailed(f"{said} (exit code {done.returncode}; {' '.join(line)[-300:]})")
+        return done.stdout
 
-
-def run(line: Sequence[str], variables: dict[str, str], *, hidden: bool) -> str:
-    """What a command prints; CheckFailed has its last line where it fails."""
-    environment = {**os.environ, **variables, **({"CUDA_VISIBLE_DEVICES": ""} if hidden else {})}
-    try:
-        finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise CheckFailed(f"did not end in {TIMEOUT_S} s: {' '.join(line)}") from None
-    if finished.returncode:
-        said = (finished.stderr.strip() or finished.stdout.strip() or "no word").splitlines()[-1]
-        raise CheckFailed(f"{said} (exit code {finished.returncode}; {' '.join(line)})")
-    return finished.stdout
+    def apart(self, first: str, *others: str) -> dict[str, float]:
+        """By run: the largest difference of its weights from those of `first`, relative to the tensor's largest."""
+        models = [str(self.folder / name / "model.keras") for name in (first, *others)]
+        found = json.loads(self.run([sys.executable, "-c", COMPARE, *models], hidden=True))
+        return dict(zip(others, found, strict=True))
 
 
 def build(num_classes: int, input_shape: tuple[int, ...]) -> Any:
-    """A small network for `hpcdl train`; each rank writes down where TensorFlow computes."""
+    """A small network for `hpcdl train`."""
     import keras
-    import tensorflow as tf
 
-    place = placement()
-    folder = os.environ.get(NOTES_VARIABLE)
-    if place is not None and folder:
-        where = {
-            "device": (tf.ones((8, 8)) @ tf.ones((8, 8))).device,
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        }
-        (Path(folder) / f"{place.rank}.json").write_text(json.dumps(where))
     layers = keras.layers
     return keras.Sequential([
         keras.Input(input_shape), layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(),
@@ -107,86 +147,212 @@ def build(num_classes: int, input_shape: tuple[int, ...]) -> Any:
 
 def one_rank(trial: Trial) -> str:
     """One rank trains, where it should."""
-    trial.train("single", "--strategy", "single", "--batch-size", str(trial.num_ranks * BATCH_SIZE))
-    return f"{trial.rates['single']:.0f} images/s"
+    batch = str(trial.num_ranks * BATCH_SIZE)
+    record = trial.train("single", *trial.model, "--strategy", "single", "--batch-size", batch, "--steps", str(STEPS))
+    return f"{record.images_per_second:.0f} samples/s on {next(iter(record.accelerators), 'the CPU')}"
 
 
 def own_gpu(trial: Trial) -> str:
-    """Each rank computes on a GPU of its own."""
-    trial.train("ring", "--strategy", "ring", "--ranks", str(trial.num_ranks), "--batch-size", str(BATCH_SIZE))
-    notes = trial.notes("ring")
-    wanted = "GPU" if trial.on_gpu else "CPU"
-    astray = [note["device"] for note in notes if f"device:{wanted}" not in note["device"]]
-    if astray or len(notes) != trial.num_ranks:
-        raise CheckFailed(f"{len(notes)} of {trial.num_ranks} ranks told their device; not on a {wanted}: {astray}")
-    visible = [note["visible"] for note in notes]
-    if len(trial.gpus) > 1 and len(set(visible)) < min(len(trial.gpus), trial.num_ranks):
-        raise CheckFailed(f"ranks share GPUs: CUDA_VISIBLE_DEVICES is {visible} by rank")
-    return f"{trial.num_ranks} ranks over MPI" + (f", CUDA_VISIBLE_DEVICES {visible}" if trial.on_gpu else "")
+    """Each rank computes on a GPU: one of its own where there are enough."""
+    record = trial.train("ring", *trial.model, "--strategy", "ring", *trial.parallel, "--steps", str(STEPS))
+    sharing = [warning for warning in record.warnings if "share GPU" in warning]
+    expected = trial.on_gpu and len(trial.gpus) < trial.num_ranks
+    if bool(sharing) != expected:
+        raise CheckFailed(f"{trial.num_ranks} ranks on {len(trial.gpus)} GPUs: {sharing or 'no warning of sharing'}")
+    return f"{trial.num_ranks} ranks over MPI" + (", sharing one GPU" if sharing else "")
 
 
-def same_weights(trial: Trial) -> str:
-    """Ranks reach what one rank reaches with the same global batch."""
-    models = [str(trial.folder / name / "model.keras") for name in ("ring", "single")]
-    apart = float(run([sys.executable, "-c", COMPARE, *models], {}, hidden=True))
+def every_strategy(trial: Trial) -> str:
+    """All strategies over MPI train; those that equal `single` reach its weights."""
+    # TensorFlow's own engines have a check of their own; hogwild's window is the host's memory like the others'.
+    names = [name for name, info in STRATEGIES.items() if info.features.mpi and name not in ("single", "ring")]
+
+    def attempt(name: str) -> str:
+        info = STRATEGIES[name]
+        ranks = trial.num_ranks + (1 if info.features.servers else 0)
+        words = ("--ranks", str(ranks), "--batch-size", str(BATCH_SIZE), "--steps", str(STEPS))
+        try:
+            trial.train(name, *trial.model, "--strategy", name, *words)
+        except CheckFailed as error:
+            return f"{name}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        problems = [problem for problem in pool.map(attempt, names) if problem]
+    trained = [name for name in names if (trial.folder / name / "model.keras").exists()]
+    equal = ["ring", *(name for name in trained if STRATEGIES[name].features.equals_single)]
+    apart = trial.apart("single", *equal)
+    trial.notes["apart_from_single"] = apart
+    problems += [f"{name} is {value:.2g} from single's weights" for name, value in apart.items() if not value <= NEAR]
+    if problems:
+        raise CheckFailed("; ".join(problems))
+    return f"{len(names)} train; {len(equal)} reach single's weights to {max(apart.values()):.1g}"
+
+
+def repeats(trial: Trial) -> str:
+    """`--deterministic` gives the same bits twice; half precision trains."""
+    runs = {
+        "twice-1": ("--deterministic",), "twice-2": ("--deterministic",),
+        "float16": ("--precision", "mixed_float16"), "bfloat16": ("--precision", "mixed_bfloat16"),
+    }  # fmt: skip
+
+    def attempt(name: str) -> RunRecord:
+        words = (*trial.model, "--strategy", "ring", *trial.parallel, "--steps", str(STEPS))
+        return trial.train(name, *words, *runs[name])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        records = list(pool.map(attempt, runs))
+    apart = trial.apart("twice-1", "twice-2")["twice-2"]
+    if apart:
+        raise CheckFailed(f"--deterministic: two runs are {apart:.2g} apart")
+    losses = [f"{name} {record.loss:.3f}" for name, record in zip(runs, records, strict=True)]
+    return f"the same bits twice; loss of {', '.join(losses[1:])}"
+
+
+def resumes(trial: Trial) -> str:
+    """A killed rank costs nothing but time: new ranks resume and reach the same weights."""
+    words = (
+        "--strategy",
+        "ring",
+        *trial.parallel,
+        "--steps",
+        str(STEPS),
+        "--elastic",
+        "--inject",
+        "kill:rank=1@step=5",
+    )
+    record = trial.train("killed", *trial.model, *words)
+    apart = trial.apart("ring", "killed")["killed"]
     if not apart <= NEAR:
-        raise CheckFailed(
-            f"weights of {trial.num_ranks} ranks and of one are {apart:.2g} of the largest apart ({NEAR:g} allowed)"
-        )
-    return f"{apart:.1g} of a tensor's largest element apart"
+        raise CheckFailed(f"after a kill and a restart weights are {apart:.2g} from the undisturbed run's")
+    return f"rank 1 killed at step 5; resumed from {list(record.resumed_from_steps)}; weights {apart:.1g} apart"
+
+
+def script(trial: Trial) -> str:
+    """A user's own script under `hpcdl run`."""
+    path = trial.folder / "script.py"
+    path.write_text(SCRIPT)
+    line = ["run", "--ranks", str(trial.num_ranks), "--run-dir", str(trial.folder / "script"), "--", str(path)]
+    trial.run([sys.executable, "-m", "hpcdl", *line])
+    record = read_record(trial.folder / "script")
+    if trial.on_gpu and sum(record.accelerators.values()) != trial.num_ranks:
+        raise CheckFailed(f"{trial.num_ranks} ranks, on GPUs {dict(record.accelerators)}: {record.warnings}")
+    return f"fit on {trial.num_ranks} ranks"
 
 
 def faster(trial: Trial) -> str:
     """A GPU is worth having."""
     if not trial.on_gpu:
         return "not tried without a GPU"
-    trial.train("cpu", "--strategy", "single", "--batch-size", str(trial.num_ranks * BATCH_SIZE), hidden=True)
-    gain = trial.rates["single"] / trial.rates["cpu"]
-    if gain < 1:
-        raise CheckFailed(f"the GPU does {trial.rates['single']:.0f} images/s, the CPU {trial.rates['cpu']:.0f}")
-    return f"{gain:.1f} times the CPU's images/s"
+    batch = str(trial.num_ranks * BATCH_SIZE)
+    words = (*trial.model, "--strategy", "single", "--batch-size", batch, "--steps", str(STEPS))
+    cpu = trial.train("cpu", *words, hidden=True).images_per_second or 0.0
+    gpu = trial.notes["single"]["samples_per_s"]
+    if not gpu > cpu:
+        raise CheckFailed(f"the GPU does {gpu:.0f} samples/s, the CPU {cpu:.0f}")
+    return f"{gpu / cpu:.1f} times the CPU's samples/s"
+
+
+def beside_fit(trial: Trial) -> str:
+    """One device under `hpcdl train` against Keras's own fit; then what the exchange of two ranks adds."""
+    data, batch, steps = SIZES[trial.network]
+    shape, classes = [int(side) for side in data.split(":")[1].split("x")], int(data.split(":")[2])
+    words = ("--model", trial.network, "--data", data, "--batch-size", str(batch), "--steps", str(steps))
+    ours = trial.train("timed", *words, "--strategy", "single").images_per_second or 0.0
+    fits = {}
+    for name, xla in (("fit", False), ("fit-xla", True)):
+        asked = json.dumps([trial.network, shape, classes, batch, steps, xla])
+        try:
+            fits[name] = float(json.loads(trial.run([sys.executable, "-c", FIT, asked]).splitlines()[-1]))
+        except CheckFailed as error:
+            fits[name] = 0.0
+            trial.notes[name] = str(error)
+    trial.notes["fit_samples_per_s"] = fits
+    for strategy in ("ring", "mpi"):
+        trial.train(f"timed-{strategy}", *words, "--strategy", strategy, "--ranks", str(trial.num_ranks))
+    ring = trial.notes["timed-ring"]
+    if not fits["fit"]:
+        raise CheckFailed(f"Keras's fit failed: {trial.notes['fit']}")
+    exposed_ms = 1e3 * ring["parts_s"]["exposed_communication"]
+    text = (
+        f"{trial.network}, batch {batch}: {ours:.0f} samples/s, fit {fits['fit']:.0f}, with XLA {fits['fit-xla']:.0f}; "
+    )
+    text += f"{trial.num_ranks} ranks {ring['samples_per_s']:.0f}, {exposed_ms:.1f} ms of exchange exposed"
+    if ours < 0.8 * fits["fit"]:
+        raise CheckFailed(f"slower than fit: {text}")
+    return text
 
 
 def tensorflows_ring(trial: Trial) -> str:
     """TensorFlow's own ring, over NCCL where there are GPUs."""
     if trial.on_gpu and len(trial.gpus) < 2:
         return "not tried: NCCL needs a GPU for each rank, and there is one"
-    words = ("--strategy", "grpc-ring", "--allow-grpc", "--ranks", str(trial.num_ranks))
-    trial.train("grpc-ring", *words, "--batch-size", str(BATCH_SIZE))
-    return f"{trial.rates['grpc-ring']:.0f} images/s, over MPI {trial.rates['ring']:.0f}"
+    words = ("--strategy", "grpc-ring", "--allow-grpc", *trial.parallel, "--steps", str(STEPS))
+    rate = trial.train("grpc-ring", *trial.model, *words).images_per_second or 0.0
+    return f"{rate:.0f} samples/s, over MPI {trial.notes['ring']['samples_per_s']:.0f}"
 
 
-CHECKS: dict[str, Callable[[Trial], str]] = {
+CHECKS: Mapping[str, Callable[[Trial], str]] = {
     "one rank": one_rank,
     "a GPU for each rank": own_gpu,
-    "same weights": same_weights,
+    "every strategy": every_strategy,
+    "repeats, half precision": repeats,
+    "a killed rank": resumes,
+    "a user's script": script,
     "faster than the CPU": faster,
+    "beside Keras's fit": beside_fit,
     "grpc-ring": tensorflows_ring,
 }
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A row of the table."""
+
+    check: str
+    passed: bool
+    text: str
+    seconds: float
+
+
+def attempt(title: str, check: Callable[[Trial], str], trial: Trial) -> Answer:
+    """Run one check and print its row; one that needs what another has left fails with it."""
+    began = time.monotonic()
+    try:
+        passed, text = True, check(trial)
+    except (CheckFailed, OSError, KeyError) as error:
+        passed, text = False, f"{type(error).__name__}: {error}"
+    answer = Answer(title, passed, text, round(time.monotonic() - began, 1))
+    print(f"{'pass' if passed else 'FAIL'}  {title} ({answer.seconds:.0f} s): {text}", flush=True)
+    return answer
+
+
 def main() -> int:
-    """Try all; a check that needs what another has left fails with it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Try all, and leave the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    on_gpu = parser.parse_args().device == "gpu"
-    gpus: list[dict[str, Any]] = []
-    if on_gpu:
-        gpus = json.loads(run([sys.executable, "-c", DEVICES], {"TF_CPP_MIN_LOG_LEVEL": "3"}, hidden=False))
-        if not gpus:
+    parser.add_argument("--network", choices=tuple(SIZES), default="resnet50", help="what is timed beside Keras's fit")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="the file to send home")
+    options = parser.parse_args()
+    on_gpu = options.device == "gpu"
+    with tempfile.TemporaryDirectory(prefix="hpcdl-gpu-check-") as name:
+        trial = Trial(Path(name), on_gpu, options.network)
+        found = json.loads(trial.run([sys.executable, "-c", DEVICES]).splitlines()[-1])
+        trial.gpus = found["gpus"] if on_gpu else []
+        if on_gpu and not trial.gpus:
             print(f"no GPU: TensorFlow sees none on this node; nothing was tried (exit code {NO_GPU})")
             return NO_GPU
-        print(f"{len(gpus)} GPU(s): {gpus[0].get('device_name', 'of a kind that TensorFlow does not name')}")
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="hpcdl-gpu-check-") as name:
-        trial = Trial(Path(name), on_gpu, num_ranks=min(max(len(gpus), 2), MOST_RANKS), gpus=gpus)
-        for title, check in CHECKS.items():
-            try:
-                print(f"pass  {title}: {check(trial)}", flush=True)
-            except (CheckFailed, OSError, KeyError) as error:
-                failed += 1
-                print(f"FAIL  {title}: {error}", flush=True)
-    print("pass" if not failed else f"{failed} of {len(CHECKS)} checks fail")
+        trial.num_ranks = min(max(len(trial.gpus), 2), MOST_RANKS)
+        if on_gpu:
+            print(f"{len(trial.gpus)} GPU(s): {trial.gpus[0].get('device_name', 'of a kind without a name')}")
+        answers = [attempt(title, check, trial) for title, check in CHECKS.items()]
+        document = {
+            "schema": "hpcdl.gpu-check/1", "at": time.strftime("%Y-%m-%d"), **found, "gpus": list(trial.gpus),
+            "ranks": trial.num_ranks, "checks": [asdict(answer) for answer in answers], "notes": trial.notes,
+        }  # fmt: skip
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    failed = sum(not answer.passed for answer in answers)
+    print(f"{'pass' if not failed else f'{failed} of {len(CHECKS)} checks fail'}; {options.out} has the numbers")
     return 1 if failed else 0
 
 

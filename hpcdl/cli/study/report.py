@@ -7,12 +7,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcdl.cli.options import ImportFlag, JsonFlag
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpcdl.report.runs.sources import Gathered, Walk
     from hpcdl.report.runs.traces import TracedRun
     from hpcdl.report.runs.tunings import TunedNode
+    from hpcdl.study.access import AccessCase
 
 ALL_FORMATS = "terminal,html,md,csv,json"
 
@@ -64,6 +65,18 @@ Link = Annotated[
         help="Network bytes per second, such as 12.5GB, or a file of `bench allreduce`.",
     ),
 ]
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="TEMPLATE", help="Write what a centre asks for before it grants large jobs."),
+]
+Target = Annotated[
+    int | None, typer.Option("--target", min=1, metavar="NODES", help="With --for: the nodes that you ask for.")
+]
+Curve = Annotated[str, typer.Option("--curve", metavar="NAME", help="With --for: which curve, if there are several.")]
+Attach = Annotated[
+    list[str] | None,
+    typer.Option("--attach", metavar="KIND=FILE", help="With --for: a file that the centre asks for; may be repeated."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -85,18 +98,31 @@ def report(
     figures: Figures = False,
     figure_width: FigureWidth = None,
     link: Link = None,
+    for_: For = None,
+    target: Target = None,
+    curve: Curve = "",
+    attach: Attach = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Tell how runs trained and scaled.
 
     A page, tables and figures, with intervals and caveats.
     """
-    from hpcdl.predict.outlook import outlooks
-    from hpcdl.report.analysis.analyse import analyse, kept_apart
+    from hpcdl.report.analysis.analyse import kept_apart
     from hpcdl.report.compose.build import compose, render
-    from hpcdl.report.runs.references import load_references
-    from hpcdl.report.runs.sources import link_of, uncollected, walk
+    from hpcdl.report.runs.sources import uncollected, walk
 
+    centres = {"--target": target, "--curve": curve, "--attach": attach}
+    if for_ is not None:
+        others = {
+            "--baseline": baseline, "--fail-on-regression": fail_on_regression, "--base": base, "--compare": compare,
+            "--anonymous": anonymous, "--anonymous-data": anonymous_data, "--figures": figures,
+            "--figure-width": figure_width, "--link": link,
+        }  # fmt: skip
+        _refuse(others, f"does not go with --for {for_}; leave it out, or write a report without --for")
+        _evidence(for_, runs or [], imported, out, formats, centres, as_json)
+        return
+    _refuse(centres, "belongs to a centre's document; give --for TEMPLATE too")
     chosen = _formats(formats, as_json)
     walks = {path: walk(path) for path in runs or []}
     searches, runs = _searches(runs or [], anonymous, walks)
@@ -110,26 +136,93 @@ def report(
         gathered = gather(runs, imported, walks)
         before = None if baseline is None else gather([baseline], None, {})
         gathered, before = kept_apart(gathered, before)
-        traced = _traced(gathered, anonymous)
-        analysis = analyse(
-            gathered,
-            baseline=before,
-            baseline_name="" if baseline is None else "baseline" if anonymous else str(baseline),
-            references=load_references(),
-            tunings=tunings,
-            searches=searches,
-            traced=traced,
-            link_bytes_per_second=None if link is None else link_of(link),
-            base=base,
-            compare=compare,
-            outlooks=outlooks(gathered.runs, traced),
-        )
+        given = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
+        analysis = _analysed(gathered, before, link, given, anonymous=anonymous)
         document, bar = compose(analysis), progress("drawing", 1)
         written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
         print_json(document.data)
     _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
     _fail_on(analysis, fail_on_regression)
+
+
+def _analysed(
+    gathered: Gathered, before: Gathered | None, link: str | None, given: dict[str, Any], *, anonymous: bool
+) -> Analysis:
+    """`given` are arguments of `analyse`, and under `name` the folder of the baseline."""
+    from hpcdl.predict.outlook import outlooks
+    from hpcdl.report.analysis.analyse import analyse
+    from hpcdl.report.runs.references import load_references
+    from hpcdl.report.runs.sources import link_of
+
+    traced, name = _traced(gathered, anonymous), given.pop("name")
+    return analyse(
+        gathered,
+        baseline=before,
+        baseline_name="" if name is None else "baseline" if anonymous else str(name),
+        references=load_references(),
+        traced=traced,
+        link_bytes_per_second=None if link is None else link_of(link),
+        outlooks=outlooks(gathered.runs, traced),
+        **given,
+    )
+
+
+def _refuse(flags: Mapping[str, object], why: str) -> None:
+    """UsageError for the first of `flags` that was given."""
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise UsageError(f"{given[0]} {why}")
+
+
+def _evidence(
+    name: str,
+    runs: list[Path],
+    imported: tuple[str, Path] | None,
+    out: Path | None,
+    formats: str,
+    given: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """The document that a centre asks for; `given` are its own flags."""
+    from hpcdl.report.analysis.analyse import kept_apart
+    from hpcdl.report.evidence.checks import judge
+    from hpcdl.report.evidence.document import check_evidence_place, compose_evidence, verdict_lines, write_evidence
+    from hpcdl.report.evidence.template import find_template
+    from hpcdl.study.access import access_case
+
+    template = find_template(name)
+    if not runs and imported is None:
+        raise UsageError(f"no runs named; type hpcdl report RUN... --for {name}")
+    chosen, folder = _evidence_formats(formats), out or Path(f"evidence-{template.name}")
+    check_evidence_place(folder, chosen)
+    gathered, _ = kept_apart(_gather(runs, imported, {}, anonymous=False, hide_data=False))
+    found: AccessCase = access_case(
+        template, runs, gathered, curve=given["--curve"], target=given["--target"], attached=given["--attach"] or ()
+    )
+    findings = judge(found.case)
+    document = compose_evidence(found.case, findings, found.caveats, found.described)
+    written = write_evidence(document, folder, chosen, found.case.script)
+    if as_json:
+        print_json(document.data)
+    else:
+        put(document.title)
+        print_table(("criterion", "verdict", "measured"), verdict_lines(findings))
+    (say if as_json else put)(f"document: {next(iter(written), folder)}")
+
+
+def _evidence_formats(formats: str) -> list[str]:
+    from hpcdl.report.evidence.document import FORMATS
+
+    chosen = [name.strip() for name in formats.split(",") if name.strip()]
+    if formats == ALL_FORMATS:
+        return [*FORMATS]
+    for name in chosen:
+        if name not in FORMATS:
+            raise UsageError(
+                f"--format {name}: a centre's document is written as {', '.join(FORMATS)}; choose of these"
+            )
+    return chosen
 
 
 _COLUMNS_MM = {"one": 89.0, "two": 183.0}

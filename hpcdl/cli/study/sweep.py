@@ -65,6 +65,15 @@ OnlyNodes = Annotated[
     int | None, typer.Option("--only-nodes", min=1, metavar="N", help="Only the points that need N nodes.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the study. [studies/NAME]")]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for", metavar="TEMPLATE", help="Write the study's file that a centre's evidence needs; start none."
+    ),
+]
+Target = Annotated[
+    int | None, typer.Option("--target", min=1, metavar="NODES", help="With --for: the nodes that you will ask for.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -89,6 +98,8 @@ def sweep(
     account: Account = None,
     only_nodes: OnlyNodes = None,
     out: Out = None,
+    for_: For = None,
+    target: Target = None,
     axis: Axis = None,
     zip_: Zip = None,
     set_: SetFlag = None,
@@ -99,20 +110,26 @@ def sweep(
 
     Every combination of its lists, in random order, each run a fresh `hpcdl train`.
     """
-    from hpcdl.study.plan import make_plan
-    from hpcdl.study.points import prepare_points
     from hpcdl.study.state import new_state, open_study
 
+    if for_ is not None:
+        others = {
+            "--small": small, "--dry-run": dry_run, "--predict": predict, "--resume": resume, "--jobs": jobs,
+            "--out": out, "--only-nodes": only_nodes, "--time": time, "--partition": partition, "--account": account,
+            "--evidence": evidence, "--network": network, "--machine": machine,
+        }  # fmt: skip
+        _write_access_study(for_, target, others, {"path": study, "flags": flags, "pairs": set_},
+                            {"axes": axis or (), "zipped": zip_ or ()}, json)  # fmt: skip
+        return
+    if target is not None:
+        raise UsageError("--target belongs to a centre's evidence; give --for TEMPLATE too")
     wanted = load_study(study, flags, set_, small=small, axes=axis or (), zipped=zip_ or ())
-    plan, run_plan = prepare_points(wanted, make_plan(wanted))
-    plan = plan if only_nodes is None else plan.only_nodes(only_nodes)
+    plan, run_plan = _planned(wanted, only_nodes)
     folder = out or Path("studies") / wanted.name
     if predict:
         _tell_cost(folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json)
         return
-    for flag, value in (("--evidence", evidence), ("--network", network), ("--machine", machine)):
-        if value:
-            raise UsageError(f"{flag} says what a cost is predicted from; give --predict too")
+    _refuse_without_predict({"--evidence": evidence, "--network": network, "--machine": machine})
     if jobs and not dry_run:
         _submit(folder, wanted, plan, {"time": time, "partition": partition, "account": account}, resume, json)
         return
@@ -124,6 +141,49 @@ def sweep(
     for line in (*plan.told, *plan.left_out):
         commentary.say(line)
     _run(folder, wanted, plan, state, commentary, json)
+
+
+def _planned(study: Study, only_nodes: int | None) -> tuple[StudyRuns, Any]:
+    from hpcdl.study.plan import make_plan
+    from hpcdl.study.points import prepare_points
+
+    plan, run_plan = prepare_points(study, make_plan(study))
+    return plan if only_nodes is None else plan.only_nodes(only_nodes), run_plan
+
+
+def _refuse_without_predict(flags: Mapping[str, object]) -> None:
+    for flag, value in flags.items():
+        if value:
+            raise UsageError(f"{flag} says what a cost is predicted from; give --predict too")
+
+
+def _write_access_study(
+    name: str,
+    target: int | None,
+    others: Mapping[str, object],
+    given: dict[str, Any],
+    matrix: dict[str, Any],
+    json: bool,
+) -> None:
+    """The file of the study that a centre's template needs, and what to type next."""
+    from hpcdl.report.evidence.template import find_template
+    from hpcdl.study.access import access_study, write_study
+
+    template = find_template(name)
+    wrong = [flag for flag, value in others.items() if value]
+    if wrong:
+        raise UsageError(f"{wrong[0]}: --for {name} writes the study's file and runs nothing; leave {wrong[0]} out")
+    study, plan = access_study(template, target, **given, **matrix)
+    path = write_study(study, template, target)
+    if json:
+        print_json({"study": str(path), "name": study.name, "nodes": plan.node_counts, "runs": len(plan.runs)})
+    else:
+        nodes = ", ".join(map(str, plan.node_counts))
+        put(f"{path}: {len(plan.runs)} runs on {nodes} nodes, {study.plan.repeats} of each point")
+    for line in (*plan.told, *plan.left_out):
+        say(line)
+    folder, asked = Path("studies") / study.name, [] if target is None else ["--target", target]
+    say(f"next: {typed('sweep', path, '--jobs')}; then {typed('report', folder, '--for', name, *asked)}")
 
 
 def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, commentary: Commentary, json: bool) -> None:

@@ -24,9 +24,13 @@ td:not(.number){min-width:6rem;max-width:30rem}
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.html into `folder`."""
     path = folder / "report.html"
-    text = page(document.title, _body(document, drawings), style=_STYLE, see="definitions: docs/metrics.md.")
-    write_output(path, text)
+    write_output(path, page_of(document, drawings))
     return [path]
+
+
+def page_of(document: Document, drawings: Mapping[str, str]) -> str:
+    """The page of a document; `drawings` holds the SVG text of each of its figures by name."""
+    return page(document.title, _body(document, drawings), style=_STYLE, see="definitions: docs/metrics.md.")
 
 
 def _body(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:

@@ -18,8 +18,13 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write report.md into `folder`; it refers to figures/NAME.svg."""
     path = folder / "report.md"
-    write_output(path, "\n".join(_lines(document)) + "\n")
+    write_output(path, text_of(document))
     return [path]
+
+
+def text_of(document: Document) -> str:
+    """A document as Markdown; it refers to figures/NAME.svg."""
+    return "\n".join(_lines(document)) + "\n"
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,208 @@
+"""A verdict for each criterion of a template, by what was measured. Nothing is guessed.
+
+`met` and `not met` are decided by what the records hold; `not shown` is an efficiency whose interval crosses the limit,
+or that has none; `not measured` is all that the records do not say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hpcdl.core.statistics import Ratio
+from hpcdl.core.units import counted, format_seconds, listed
+from hpcdl.report.document.cells import percent
+from hpcdl.report.evidence.measured import Measured, NodePoint, mean_wall
+from hpcdl.report.evidence.template import AccessTemplate, Criterion
+
+MET, NOT_MET, NOT_SHOWN, NOT_MEASURED = "met", "not met", "not shown", "not measured"
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID")
+"""What a run's environment holds inside a job; a record keeps them."""
+_DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|# flux:) ", re.MULTILINE)
+_SYNTHETIC = "synthetic:"
+_OF_REAL_NODES = frozenset(
+    ("node-counts", "efficiency", "repeats", "reaches-target", "wall-times", "ran-as-jobs", "on-machine")
+)
+"""Checks that an emulated study cannot meet: its computing is a wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedFile:
+    """A file that the user added: `kind` is the template's name of it."""
+
+    kind: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """All that verdicts rest on. `target` is the number of nodes that is asked for, None where the user did not say.
+
+    `script` is the batch script, and `script_source` where it is from, or why there is none.
+    """
+
+    template: AccessTemplate
+    measured: Measured
+    target: int | None = None
+    script: str = ""
+    script_source: str = ""
+    attached: Mapping[str, AttachedFile] = field(default_factory=dict)
+
+    @property
+    def points(self) -> list[NodePoint]:
+        """The points up to the target."""
+        return [point for point in self.measured.points if self.target is None or point.nodes <= self.target]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A criterion with its verdict, and what was measured in words."""
+
+    criterion: Criterion
+    verdict: str
+    measured: str
+
+
+_Answer = tuple[str, str]
+
+
+def judge(case: Case) -> list[Judgement]:
+    """A finding for each criterion, in the template's order."""
+    return [_finding(case, criterion) for criterion in case.template.criteria]
+
+
+def _finding(case: Case, criterion: Criterion) -> Judgement:
+    verdict, measured = _CHECKS[criterion.check](case, criterion)
+    if case.measured.emulated and criterion.check in _OF_REAL_NODES and verdict != NOT_MEASURED:
+        verdict, measured = NOT_MET, f"computing was emulated, so this is no measurement of an application: {measured}"
+    return Judgement(criterion=criterion, verdict=verdict, measured=measured)
+
+
+def _node_counts(case: Case, criterion: Criterion) -> _Answer:
+    least = int(criterion.at_least or 0)
+    unknown = [point.nodes for point in case.points if not all(run.hosts for run in point.runs)]
+    told = f"{counted(len(case.points), 'number')} of nodes: {_nodes(case.points)}"
+    if unknown:
+        return NOT_MEASURED, f"{told}; the runs on {listed(list(map(str, unknown)))} do not name their hosts"
+    return (MET if len(case.points) >= least else NOT_MET), told
+
+
+def _efficiency(case: Case, criterion: Criterion) -> _Answer:
+    limit, rest = criterion.at_least or 0.0, case.points[1:]
+    if not rest:
+        return NOT_MEASURED, "one number of nodes alone; an efficiency is relative to a smaller one"
+    known = {point.nodes: point.efficiency for point in rest if point.efficiency is not None}
+    if len(known) < len(rest):
+        return NOT_MEASURED, f"the {_TIME[case.template.time]} is not known of every run"
+    told = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in known.items())
+    if any(ratio.high is not None and ratio.high < limit for ratio in known.values()):
+        return NOT_MET, told
+    if all(ratio.low is not None and ratio.low >= limit for ratio in known.values()):
+        return MET, told
+    once = any(ratio.low is None for ratio in known.values())
+    why = "measured once, so without an interval" if once else f"the 95 % interval holds {percent(limit)}"
+    return NOT_SHOWN, f"{told}; {why}: repeat the runs"
+
+
+_TIME = {"total": "wall time", "steps": "time of the steps"}
+
+
+def ratio_words(ratio: Ratio) -> str:
+    """A ratio as percent, with its interval: `81.2 % [78.0, 84.5 %]`."""
+    if ratio.low is None or ratio.high is None:
+        return f"{percent(ratio.value)} (no interval)"
+    return f"{percent(ratio.value)} [{percent(ratio.low).removesuffix(' %')}, {percent(ratio.high)}]"
+
+
+def _repeats(case: Case, criterion: Criterion) -> _Answer:
+    fewest = min(len(point.runs) for point in case.points)
+    told = "; ".join(f"{counted(point.nodes, 'node')} {counted(len(point.runs), 'run')}" for point in case.points)
+    return (MET if fewest >= (criterion.at_least or 0) else NOT_MET), told
+
+
+def _reaches_target(case: Case, criterion: Criterion) -> _Answer:
+    most = max(point.nodes for point in case.measured.points)
+    if case.target is None:
+        return NOT_MEASURED, f"measured up to {counted(most, 'node')}; say what you ask for with --target NODES"
+    return (MET if most >= case.target else NOT_MET), f"measured up to {most} of {counted(case.target, 'node')}"
+
+
+def _same_input(case: Case, criterion: Criterion) -> _Answer:
+    runs, records = case.measured.runs, case.measured.records
+    if len({(run.model, run.data) for run in runs}) > 1:
+        return NOT_MET, f"models and data: {listed(sorted({f'{run.model} on {run.data}' for run in runs}))}"
+    sums = {records[run.name].data_checksum if run.name in records else "" for run in runs}
+    if "" in sums:
+        return NOT_MEASURED, f"{runs[0].data} by its name alone; not every record has a checksum of the data"
+    if all(text.startswith(_SYNTHETIC) for text in sums):
+        sums = {text.partition("#")[0] for text in sums}  # what follows is the seed, in which repeats differ
+    told = f"{runs[0].data}, checksum {listed(sorted(sums))}"
+    return (MET if len(sums) == 1 else NOT_MET), told
+
+
+def _strong_scaling(case: Case, criterion: Criterion) -> _Answer:
+    curve = case.measured.curve
+    return (MET if curve.mode == "strong" else NOT_MET), f"{curve.mode} scaling, batch {curve.batch}"
+
+
+def _wall_times(case: Case, criterion: Criterion) -> _Answer:
+    known = {point.nodes: mean for point in case.points if (mean := mean_wall(point)) is not None}
+    if len(known) < len(case.points):
+        missing = [str(point.nodes) for point in case.points if point.nodes not in known]
+        return NOT_MEASURED, f"no wall time of every run on {listed(missing)} nodes (resumed, or measured elsewhere)"
+    return MET, "; ".join(f"{counted(nodes, 'node')} {format_seconds(mean)}" for nodes, mean in known.items())
+
+
+def _ran_as_jobs(case: Case, criterion: Criterion) -> _Answer:
+    runs = case.measured.runs
+    jobs = {run.name: job for run in runs if (job := _job_of(case, run.name))}
+    if len(jobs) < len(runs):
+        return NOT_MEASURED, f"{len(jobs)} of {counted(len(runs), 'run')} name a job of Slurm or PBS"
+    return MET, f"jobs {listed(sorted(set(jobs.values())), 6)}"
+
+
+def _job_of(case: Case, name: str) -> str:
+    environment = case.measured.records[name].environment if name in case.measured.records else {}
+    return next((environment[key] for key in JOB_VARIABLES if environment.get(key)), "")
+
+
+def _on_machine(case: Case, criterion: Criterion) -> _Answer:
+    machines = sorted({run.machine for run in case.measured.runs})
+    wanted = case.template.machine.casefold()
+    if wanted and all(wanted in machine.casefold() for machine in machines):
+        return MET, listed(machines)
+    return NOT_MEASURED, f"the records call the machine {listed(machines) or 'nothing'}; say which one that is"
+
+
+def _batch_script(case: Case, criterion: Criterion) -> _Answer:
+    if _DIRECTIVE.search(case.script):
+        return MET, f"attached: {case.script_source}"
+    return NOT_MEASURED, case.script_source or "no batch system here; write the document on a login node"
+
+
+def _attached(case: Case, criterion: Criterion) -> _Answer:
+    found = case.attached.get(criterion.attachment)
+    if found is None:
+        return NOT_MEASURED, f"not recorded; attach it with --attach {criterion.attachment}=FILE"
+    return MET, f"attached: {found.name}, {counted(len(found.text.splitlines()), 'line')}"
+
+
+def _nodes(points: Iterable[NodePoint]) -> str:
+    return ", ".join(str(point.nodes) for point in points)
+
+
+_CHECKS: Mapping[str, Callable[[Case, Criterion], _Answer]] = {
+    "node-counts": _node_counts,
+    "efficiency": _efficiency,
+    "repeats": _repeats,
+    "reaches-target": _reaches_target,
+    "same-input": _same_input,
+    "strong-scaling": _strong_scaling,
+    "wall-times": _wall_times,
+    "ran-as-jobs": _ran_as_jobs,
+    "on-machine": _on_machine,
+    "batch-script": _batch_script,
+    "attached": _attached,
+}

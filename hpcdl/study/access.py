@@ -1,0 +1,205 @@
+"""Scaling evidence for a centre: the study that its template needs, and the case of a document (report/evidence)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdl.cluster.batch.submission import script_of, wanted_by
+from hpcdl.config.load import settings_by_key
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.study import Study, load_study, study_tables
+from hpcdl.config.submit import load_submit
+from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
+from hpcdl.core.files import read_bytes, toml_text, write_output
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.units import counted, listed
+from hpcdl.report.analysis.caveats import caveats
+from hpcdl.report.analysis.scaling import build_curves
+from hpcdl.report.evidence.checks import AttachedFile, Case
+from hpcdl.report.evidence.measured import Measured, choose_curve, measure
+from hpcdl.report.evidence.template import AccessTemplate
+from hpcdl.report.runs.sources import Gathered
+from hpcdl.strategies.table import find_strategy
+from hpcdl.study.jobs import part_folder
+from hpcdl.study.plan import StudyRuns, make_plan
+from hpcdl.study.points import prepare_points
+
+MOST_ATTACHED_BYTES = 1 << 20
+_NOT_HANDED_ON = ("ranks", "run-dir", "resume", "allow", "inject")
+"""Settings of a run that a new job chooses itself, or that only a test of failures has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessCase:
+    """A case, what a reader must know of its runs, and how its strategy parallelises."""
+
+    case: Case
+    caveats: Sequence[str]
+    described: str
+
+
+def node_counts_for(template: AccessTemplate, target: int) -> list[int]:
+    """Numbers of nodes up to `target`, as many as the template asks for: halves of it, else even parts.
+
+    UsageError where `target` is too small for so many, or is no size of the template's partition.
+    """
+    if template.nodes is not None and not template.nodes[0] <= target <= template.nodes[1]:
+        least, most = template.nodes
+        raise UsageError(
+            f"--target {target}: {template.title} takes jobs of {least} to {most} nodes; choose a number of these"
+        )
+    num_counts = max(int(template.at_least("node-counts") or 1), 2)
+    halves = [target]
+    while len(halves) < num_counts and halves[-1] % 2 == 0:
+        halves.append(halves[-1] // 2)
+    parts = {-(-target * part // num_counts) for part in range(1, num_counts + 1)}
+    found = sorted(halves if len(halves) == num_counts else parts)
+    if len(found) < num_counts:
+        raise UsageError(
+            f"--target {target}: {template.title} asks for {num_counts} numbers of nodes, and there are not so many up "
+            f"to it; ask for {num_counts} nodes or more"
+        )
+    return found
+
+
+def access_study(
+    template: AccessTemplate,
+    target: int | None,
+    path: Path | None,
+    flags: Mapping[str, Any],
+    pairs: list[str] | None = None,
+    *,
+    axes: Sequence[str] = (),
+    zipped: Sequence[str] = (),
+) -> tuple[Study, StudyRuns]:
+    """The study that `template` needs, of a study's file and flags as for a sweep, and its plan.
+
+    UsageError without a target or numbers of nodes, and where a size cannot run.
+    """
+    if target is None and not flags.get("nodes"):
+        raise UsageError("--for needs the number of nodes that you will ask for: add --target NODES")
+    if flags.get("mode") not in (None, template.mode):
+        raise UsageError(f"--mode {flags['mode']}, but {template.title} asks for {template.mode} scaling; leave it out")
+    own = {key: value for key, value in flags.items() if value is not None}
+    if "nodes" not in own and target is not None:
+        own["nodes"] = ",".join(map(str, node_counts_for(template, target)))
+    made = {"name": f"evidence-{template.name}", "repeats": str(template.repeats), **own, "mode": template.mode}
+    study = load_study(path, made, pairs, axes=axes, zipped=zipped)
+    plan, _ = prepare_points(study, make_plan(study))
+    missing = sorted({nodes for matrix in study.matrices for nodes in matrix.shape.nodes} - {*plan.node_counts})
+    if missing:
+        reasons = f": {listed(plan.left_out, 2)}" if plan.left_out else ""
+        raise UsageError(f"no run on {listed(list(map(str, missing)), 6)} nodes is possible{reasons}")
+    return study, plan
+
+
+def write_study(study: Study, template: AccessTemplate, target: int | None) -> Path:
+    """Write the study's file into the current folder, and return it."""
+    path = Path(f"{study.name}.toml")
+    wanted = f" --target {target}" if target is not None else ""
+    rules = f"{template.source.url}, read {template.source.read}"
+    head = f"# Made by `hpcdl sweep --for {template.name}{wanted}`. Rules: {rules}.\n"
+    write_output(path, head + toml_text(study_tables(study)))
+    return path
+
+
+def access_case(
+    template: AccessTemplate,
+    paths: Sequence[Path],
+    gathered: Gathered,
+    *,
+    curve: str = "",
+    target: int | None = None,
+    attached: Sequence[str] = (),
+) -> AccessCase:
+    """All that a document rests on. `gathered` are runs that know what sets them apart.
+
+    UsageError where the runs are several curves and none is named, and for a file that is not what it should be.
+    """
+    files = _attached(template, attached)
+    name, chosen = choose_curve(build_curves(gathered.runs), curve)
+    names = {run.name for point in chosen.points for run in point.runs}
+    records = {run: read_record(run_dir) for run, run_dir in gathered.run_dirs if run in names}
+    measured = measure(name, chosen, records, template.time)
+    if target is not None and target < measured.points[0].nodes:
+        raise UsageError(
+            f"--target {target}: these runs are on {measured.points[0].nodes} nodes and more; run the study on fewer"
+        )
+    script, origin = batch_script(measured, paths)
+    case = Case(
+        template=template, measured=measured, target=target, script=script, script_source=origin, attached=files
+    )
+    strategy = chosen.first.strategy
+    try:
+        described = find_strategy(strategy).summary
+    except UnknownNameError:  # measured elsewhere, by something that is no strategy here
+        described = ""
+    alike = [run for run in gathered.runs if run.strategy == strategy and run.model == chosen.first.model]
+    return AccessCase(case=case, caveats=caveats(alike, gathered.unreadable, [chosen]), described=described)
+
+
+def _attached(template: AccessTemplate, given: Sequence[str]) -> dict[str, AttachedFile]:
+    """The user's files, `KIND=FILE`, by kind."""
+    kinds = {kind.name: kind for kind in template.attachments}
+    found = {}
+    for text in given:
+        kind, equals, name = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--attach {text}: write --attach KIND=FILE; kinds: {', '.join(kinds) or 'none'}")
+        if kind not in kinds:
+            raise UnknownNameError("attachment", kind, kinds)
+        try:
+            content = read_bytes(name, MOST_ATTACHED_BYTES).decode(errors="replace")
+        except OSError as error:
+            raise UsageError(f"--attach {text}: cannot read {name}: {error.strerror}") from None
+        if kinds[kind].holds.casefold() not in content.casefold() or not content.strip():
+            raise UsageError(
+                f"--attach {text}: {name} does not hold {kinds[kind].holds!r}; it should be: {kinds[kind].says}"
+            )
+        found[kind] = AttachedFile(kind=kind, name=Path(name).name, text=content)
+    return found
+
+
+def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
+    """The script of the largest point's job, and where it is from; empty, and why, where there is none.
+
+    What `hpcdl sweep --jobs` has submitted comes first, then what `hpcdl submit --dry-run` would print here.
+    """
+    point = measured.points[-1]
+    for path in paths:
+        script = path / "jobs" / part_folder(path, point.nodes).name / "job.sh"
+        if script.is_file():
+            return read_bytes(script, MOST_ATTACHED_BYTES).decode(errors="replace"), (
+                f"the script of the job that ran the study on {counted(point.nodes, 'node')}"
+            )
+    record = measured.records.get(point.first.name)
+    if record is None or not record.config.get("model"):
+        return "", "the runs are none of hpcdl train, so their batch script is not known"
+    flags = {"nodes": str(record.nodes), "ranks-per-node": str(record.ranks_per_node)}
+    try:
+        script_text = script_of(wanted_by(load_submit(flags).config, ["train", *train_words(record)]))
+    except (UsageError, CorruptError) as error:
+        return "", f"no script: {error}"
+    told = (
+        f"as `hpcdl submit --dry-run` prints it here for a run on {counted(point.nodes, 'node')}; not the one that ran"
+    )
+    return script_text, told
+
+
+def train_words(record: RunRecord) -> list[str]:
+    """The flags of `hpcdl train` that give the settings of a record again, as far as they are no defaults."""
+    words = []
+    for key, item in settings_by_key(TrainConfig).items():
+        value = record.config.get(key)
+        if value is None or key in _NOT_HANDED_ON:
+            continue
+        if not item.required and item.show(item.parse(value)) == item.show(item.default):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{key}" if value else f"--no-{key}")
+        else:
+            words += [f"--{key}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+    return words

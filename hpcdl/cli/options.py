@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.groups import ALIASES, completer, heading
-from hpcdl.cli.output import say
+from hpcdl.cli.output import Commentary, say
 from hpcdl.config.load import (
     Layer,
     ResolvedConfig,
@@ -23,6 +24,7 @@ from hpcdl.config.load import (
     set_layer,
     standard_layers,
 )
+from hpcdl.config.machine import MachineSettings, machine_in_force, take_environment
 from hpcdl.config.settings import Setting, settings_of
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -175,6 +177,27 @@ def say_settings_of_files(cls: type[Any], settings: ResolvedConfig[Any], keys: S
     for key, value, origin in settings_of_files(cls, settings):
         if not keys or key in keys:
             say(f"--{key} {value}: {origin}")
+
+
+def take_machine(commentary: Commentary) -> None:
+    """Give this process, and the ranks that it starts, the variables of the machine's file; say which were set."""
+    machine = machine_in_force()
+    for line in () if machine is None else take_environment(machine, os.environ):
+        commentary.say(line)
+
+
+def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:
+    """Each variable of the machine's file with its value here, and the modules of job scripts, with their origin."""
+    if machine is None:
+        return []
+    others = machine.set_otherwise(os.environ)
+    rows = [
+        (f"environment {name}", others.get(name, value), "your environment" if name in others else machine.origin)
+        for name, value in machine.environment.items()
+    ]
+    if machine.modules:
+        rows.append(("modules of job scripts", ", ".join(machine.modules), machine.origin))
+    return rows
 
 
 def settings_for_show(

@@ -1,4 +1,4 @@
-"""Layers of settings become one frozen config: defaults < site < user < file < flags; all errors at once.
+"""Layers of settings become one frozen config: defaults < site < machine < user < file < flags; all errors at once.
 
 Also what a site rules for all its users: the table [site] of site.toml.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from hpcdl.config.machine import machine_in_force
 from hpcdl.config.settings import Setting, settings_of
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
 from hpcdl.core.files import read_toml
@@ -18,6 +19,7 @@ from hpcdl.core.paths import site_config_file, user_config_folder
 
 Config = TypeVar("Config")
 _KEY = "forbid-strategies"
+_SITE_KEYS = (_KEY, "machine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +54,12 @@ def settings_by_key(cls: type) -> dict[str, Setting]:
 
 
 def standard_layers(command: str) -> list[Layer]:
-    """The site's and the user's layer: the table `[command]` of each file that exists."""
+    """The layers of site, machine and user: the table `[command]` of each file that exists."""
     found = []
+    machine = machine_in_force()
     for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
+        if origin == "user" and machine is not None and command in machine.tables:
+            found.append(Layer(origin=machine.origin, values=plain_keys(machine.tables[command])))
         if path.is_file():
             table = read_toml(path).get(command, {})
             if not isinstance(table, dict):
@@ -178,8 +183,8 @@ def site_rules() -> SiteRules:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: [site] must be a table; write [site] and {_KEY} below it")
     for key in table:
-        if key != _KEY:
-            raise UsageError(f"{path}: unknown key {key!r} in [site]{suggestion(key, [_KEY])}")
+        if key not in _SITE_KEYS:
+            raise UsageError(f"{path}: unknown key {key!r} in [site]{suggestion(key, _SITE_KEYS)}")
     names = table.get(_KEY, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f'{path}: {_KEY} must be a list of names; write {_KEY} = ["grpc-ps", "grpc-ring"]')

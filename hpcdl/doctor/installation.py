@@ -7,9 +7,11 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.config.load import Layer, load, site_rules, standard_layers
+from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.submit import load_submit
 from hpcdl.core.backend import other_backend
@@ -82,7 +84,7 @@ def check_module(subject: Subject) -> list[Finding]:
         return [failure(f"{root} holds no install.json: the installation is not whole", "tell the site's staff")]
     needed = str(receipt.get("mpi_module") or "")
     loaded = subject.environment.get("LOADEDMODULES", "").split(":")
-    if needed and not any(name == needed or name.startswith(f"{needed}/") for name in loaded):
+    if needed and not _is_loaded(needed, loaded):
         text = f"the module {needed}, which hpcdl was built on, is not loaded"
         return [failure(text, f"module load {needed}, or module reload hpcdl")]
     if not Path(sys.prefix).is_relative_to(root):
@@ -129,3 +131,32 @@ def _writable() -> list[Finding]:
         return []
     text = f"{nearest} cannot be written: profiles of `hpcdl tune-threads` cannot be stored"
     return [warning(text, "set XDG_CONFIG_HOME to a folder that you may write to")]
+
+
+def check_machine(subject: Subject) -> list[Finding]:
+    """The machine's file: variables that are set otherwise here, and modules that a job lacks."""
+    try:
+        machine = machine_in_force(subject.environment)
+    except UsageError as error:
+        return [failure(line, "correct the file that the message names") for line in str(error).splitlines()]
+    folder = site_config_file().parent / "machines"
+    if machine is None:
+        return [ok(f"no machine's settings: neither {MACHINE_VARIABLE} nor [site] names a file in {folder}")]
+    found = [
+        warning(
+            f"{name}={value} is set here, and {machine.path} asks for {machine.environment[name]!r}: yours stays",
+            f"unset {name}, where you did not mean it",
+        )
+        for name, value in machine.set_otherwise(subject.environment).items()
+    ]
+    loaded = subject.environment.get("LOADEDMODULES", "").split(":")
+    missing = [name for name in machine.modules if not _is_loaded(name, loaded)]
+    if missing:
+        text = f"modules of the machine {machine.name} that are not loaded here: {', '.join(missing)}"
+        found.append(warning(text, f"module load {' '.join(missing)}; job scripts of hpcdl submit load them"))
+    told = f"{len(machine.environment)} variables, {len(machine.modules)} modules"
+    return found or [ok(f"machine {machine.name} ({machine.path}): {told}")]
+
+
+def _is_loaded(name: str, loaded: Sequence[str]) -> bool:
+    return any(own == name or own.startswith(f"{name}/") for own in loaded)

@@ -21,6 +21,7 @@ CHECKS = Registry(
             ("python", "installation", "Python, TensorFlow, Keras and the other packages, and that they go together"),
             ("module", "installation", "the environment module and what it was built on"),
             ("config", "installation", "site.toml, the user's settings, and whether they can be written"),
+            ("machine", "installation", "settings of the machine: variables set otherwise, modules that are missing"),
             ("mpi", "mpi", "which MPI is loaded, its mpiexec, and whether two ranks really talk"),
             ("scheduler", "scheduler", "the batch system and the PMI that the MPI needs from it"),
             ("affinity", "node", "the cores that this process may use, against the allocation"),

@@ -7,8 +7,9 @@ from typing import Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, settings_for_show, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, machine_rows, settings_for_show, takes_settings
 from hpcdl.cli.output import print_json, print_table
+from hpcdl.config.machine import machine_in_force
 from hpcdl.config.schema import TrainConfig
 
 commands = typer.Typer(no_args_is_help=True, help="Show settings and where each comes from.")
@@ -24,7 +25,14 @@ def register(app: typer.Typer) -> None:
 def show(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Print every setting of `hpcdl train`, its value, and the layer that it comes from."""
     rows = settings_for_show(TrainConfig, "train", flags, config, set_)
+    machine = machine_in_force()
+    own = machine_rows(machine)
     if json:
-        print_json({"settings": [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]})
+        name = None if machine is None else machine.name
+        print_json({"settings": _objects(rows), "machine": {"name": name, "settings": _objects(own)}})
         return
-    print_table(("setting", "value", "from"), rows)
+    print_table(("setting", "value", "from"), [*rows, *own])
+
+
+def _objects(rows: list[tuple[str, str, str]]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value, "origin": origin} for key, value, origin in rows]

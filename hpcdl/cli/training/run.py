@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
+from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, resolved, take_machine, takes_settings
 from hpcdl.cli.output import Commentary, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
@@ -60,6 +60,7 @@ def run(
         go_on_with(settings.config.run.module, sys.argv[1:])
     words = launch.Script(path=script, arguments=arguments or [])
     place = placement()
+    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
     if place is not None:
         if prefix:
             raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
-from hpcdl.cli.output import print_json, put, say
+from hpcdl.cli.options import (
+    ConfigFlag,
+    JsonFlag,
+    QuietFlag,
+    SetFlag,
+    TrustFlag,
+    resolved,
+    take_machine,
+    takes_settings,
+)
+from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
@@ -71,6 +80,7 @@ def train(
     if settings.config.run.module is not None:
         go_on_with(settings.config.run.module, sys.argv[1:])
     place = placement()
+    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
     if place is None:
         with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
+from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
 from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.files import write_output
 from hpcdl.core.paths import own_program, share_folder, site_config_file
 
 _HANDED_ON = (
-    "HPCDL_ADDRESS", "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI",
-    "MPI4PY_MPIABI", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "HPCDL_ADDRESS", MACHINE_VARIABLE, "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH",
+    "MPI4PY_LIBMPI", "MPI4PY_MPIABI", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
 )  # fmt: skip
 """Variables that the job must find as they were at submission, whatever the batch system hands on by itself."""
 _PLACE = re.compile(r"@([A-Z_]+)@")
@@ -40,7 +41,7 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
     words = own_program("hpcdl", *request.command)
     filled = {
         "DIRECTIVES": "\n".join(system.directives(request) if system else []),
-        "ENVIRONMENT": "\n".join(exports),
+        "ENVIRONMENT": "\n".join([*exports, *_module_lines(environment)]),
         "FOLDER": shlex.quote(os.getcwd()),  # noqa: PTH109  the shell's idea of it, which the user knows
         "SECONDS": str(int(request.time_s - request.warning_s)),
         "COMMAND": " ".join(shlex.quote(word) for word in words),
@@ -55,6 +56,24 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
     if unknown:
         raise UsageError(f"{template} has the unknown place @{min(unknown)}@; known: {', '.join(sorted(filled))}")
     return _PLACE.sub(lambda match: filled[match[1]], text)
+
+
+_WITHOUT_MODULES = """if ! type module >/dev/null 2>&1; then
+    for init in "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/modules}/init/bash"; do
+        [ -r "$init" ] && . "$init" && break
+    done
+fi"""
+"""A job's shell is no login shell, and may not know the command."""
+
+
+def _module_lines(environment: Mapping[str, str]) -> list[str]:
+    """Load the machine's modules behind what is handed on, so that they lie over it; the job ends where one is not."""
+    machine = machine_in_force(environment)
+    if machine is None or not machine.modules:
+        return []
+    told = f"of the machine {machine.name} does not load"
+    loads = [f"module load {name} || {{ echo 'hpcdl: module {name} {told}' >&2; exit 2; }}" for name in machine.modules]
+    return [_WITHOUT_MODULES, *loads]
 
 
 CANCELLED = "cancelled"

@@ -144,6 +144,14 @@ def test_an_emulated_study_meets_nothing_of_real_nodes() -> None:
         assert found[check].verdict == NOT_MET and "emulated" in found[check].measured
 
 
+def test_weak_scaling_is_no_efficiency_of_strong() -> None:
+    records = study(LINEAR, mode="weak", batch_per_rank=32)
+    found = findings(
+        {name: dataclasses.replace(item, global_batch=32 * item.workers) for name, item in records.items()}
+    )
+    assert found["efficiency"].verdict == NOT_MEASURED and "weak scaling" in found["efficiency"].measured
+
+
 def test_a_resumed_run_has_no_wall_time() -> None:
     records = study(LINEAR)
     records["4n-r1"] = dataclasses.replace(records["4n-r1"], resumed_from_steps=(20,))

@@ -208,7 +208,8 @@ def _evidence(
     else:
         put(document.title)
         print_table(("criterion", "verdict", "measured"), verdict_lines(findings))
-    (say if as_json else put)(f"document: {next(iter(written), folder)}")
+    pages = sorted((path for path in written if path.suffix != ".svg"), key=lambda path: path.suffix != ".html")
+    (say if as_json else put)(f"document: {pages[0].resolve()}")
 
 
 def _evidence_formats(formats: str) -> list[str]:

@@ -91,6 +91,8 @@ def _node_counts(case: Case, criterion: Criterion) -> _Answer:
 
 def _efficiency(case: Case, criterion: Criterion) -> _Answer:
     limit, rest = criterion.at_least or 0.0, case.points[1:]
+    if (mode := case.measured.curve.mode) != case.template.mode:
+        return NOT_MEASURED, f"these runs are {mode} scaling; the rule is about {case.template.mode} scaling"
     if not rest:
         return NOT_MEASURED, "one number of nodes alone; an efficiency is relative to a smaller one"
     known = {point.nodes: point.efficiency for point in rest if point.efficiency is not None}

@@ -38,6 +38,8 @@ _MOST_LINES = 400
 """Lines of an attached file in the document; the file itself is handed in beside it."""
 _THREADS = ("OMP_", "KMP_", "TF_NUM_", "HPCDL_INTRA", "HPCDL_INTER", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES")
 _UTILISATION = "gpu-utilisation"
+_STYLE = "figure:has(pre){display:block;width:auto;margin-right:0}pre{white-space:pre-wrap}\n"
+"""Scripts and addresses have the whole width, and are not cut on paper."""
 
 
 def compose_evidence(
@@ -70,10 +72,10 @@ def compose_evidence(
     )
 
 
-def _source_words(source: RuleSource) -> str:
-    state = f", page as of {source.state}" if source.state else ""
+def _source_lines(number: int, source: RuleSource) -> list[str]:
+    state = f"; the page is as of {source.state}" if source.state else ""
     note = f"; {source.note}" if source.note else ""
-    return f"{source.url}, read on {source.read}{state}{note}"
+    return [f"{number}  {source.url}", f"   read on {source.read}{state}{note}"]
 
 
 def _criteria(case: Case, findings: Sequence[Judgement]) -> Section:
@@ -88,7 +90,7 @@ def _criteria(case: Case, findings: Sequence[Judgement]) -> Section:
         " not say."
     )
     lines = [] if case.target is None else [f"Asked for: jobs of {counted(case.target, 'node')}."]
-    told = [f"{number}  {_source_words(source)}" for number, source in enumerate(sources, start=1)]
+    told = [line for number, source in enumerate(sources, start=1) for line in _source_lines(number, source)]
     listing = Listing(title="Sources", alt="The pages that have the rules, and when they were read.", lines=told)
     table = Table(title="Verdicts", columns=columns, rows=rows, note=note)
     return Section(name="criteria", title="Criteria", lines=lines, items=[table, listing])
@@ -194,7 +196,7 @@ def _test_case(case: Case, described: str) -> Section:
     curve = case.measured.curve
     samples = None if record is None else record.num_samples
     rows = [
-        ("software", f"hpcdl {__version__}, training of Keras models on TensorFlow over MPI"),
+        ("software", "hpcdl: training of Keras models on TensorFlow over MPI"),
         ("network", run.model + (f", {record.parameters:,} parameters" if record and record.parameters else "")),
         ("data", run.data + (f", {samples:,} training samples" if samples else "")),
         ("scaling", f"{curve.mode}: batch {curve.batch}"),
@@ -329,7 +331,7 @@ def write_evidence(document: Document, folder: Path, formats: Sequence[str], scr
         write_output(paths[-1], markdown.text_of(document))
     if "html" in formats:
         paths.append(folder / "evidence.html")
-        write_output(paths[-1], html.page_of(document, drawings))
+        write_output(paths[-1], html.page_of(document, drawings, _STYLE))
     if "json" in formats:
         paths.append(folder / "evidence.json")
         write_output(paths[-1], json_text(document.data))

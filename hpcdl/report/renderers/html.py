@@ -28,9 +28,9 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
     return [path]
 
 
-def page_of(document: Document, drawings: Mapping[str, str]) -> str:
-    """The page of a document; `drawings` holds the SVG text of each of its figures by name."""
-    return page(document.title, _body(document, drawings), style=_STYLE, see="definitions: docs/metrics.md.")
+def page_of(document: Document, drawings: Mapping[str, str], style: str = "") -> str:
+    """The page of a document; `drawings` holds the SVG text of each of its figures by name, `style` more CSS."""
+    return page(document.title, _body(document, drawings), style=_STYLE + style, see="definitions: docs/metrics.md.")
 
 
 def _body(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:

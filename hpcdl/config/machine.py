@@ -101,9 +101,12 @@ def read_machine_settings(path: Path) -> MachineSettings:
 
 
 def take_environment(machine: MachineSettings, environment: MutableMapping[str, str]) -> list[str]:
-    """Set the machine's variables in `environment` where they are not set; a line for each that is, otherwise."""
+    """Set the machine's variables in `environment` where they are not set; a line for each that is, otherwise.
+
+    Its name too, which records hold: a centre's evidence asks for it.
+    """
     others = machine.set_otherwise(environment)
-    for name, value in machine.environment.items():
+    for name, value in {MACHINE_VARIABLE: machine.name, **machine.environment}.items():
         environment.setdefault(name, value)
     return [
         f"{name}={value} was set before and stays; the machine {machine.name} asks for {machine.environment[name]!r}"

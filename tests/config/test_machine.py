@@ -78,7 +78,7 @@ def test_a_variable_that_is_set_stays_and_is_said(centre: Path) -> None:
     machine = read_machine_settings(centre / "machines" / "big.toml")
     environment = {"FI_X": "2", "HOME": "/"}
     assert take_environment(machine, environment) == ["FI_X=2 was set before and stays; the machine big asks for '1'"]
-    assert environment == {"FI_X": "2", "HOME": "/", "UCX_TLS": "self,sm"}
+    assert environment == {"FI_X": "2", "HOME": "/", "UCX_TLS": "self,sm", "HPCDL_MACHINE": "big"}
     assert take_environment(machine, {"FI_X": "1"}) == []
 
 

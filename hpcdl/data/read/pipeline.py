@@ -140,13 +140,15 @@ def evaluation_batches(
     worker: int = 0,
     num_workers: int = 1,
     augment: Augmentation | None = None,
+    firsts: Sequence[int] | None = None,
 ) -> Batches:
     """A worker's part of one pass over `split`: over all workers every sample exactly once, the last batch shorter.
 
-    Of `augment` only mean and std are applied.
+    Of `augment` only mean and std are applied. `firsts`, where given, are the first samples of the batches to read,
+    in rising order, in place of a worker's part; only a batch at the split's end is shorter.
     """
     reader = open_reader(dataset, split)
-    own = pass_slice(split.num_samples, worker, num_workers)
+    own = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
 
     def ids_from(start: int) -> Ids:
@@ -162,7 +164,10 @@ def evaluation_batches(
         return array, reader.labels(ids)
 
     def produce() -> Iterator[tuple[Any, Any]]:
-        starts = tf.data.Dataset.range(own.start, own.stop, batch_size)
+        if firsts is None:
+            starts = tf.data.Dataset.range(own.start, own.stop, batch_size)
+        else:
+            starts = tf.data.Dataset.from_tensor_slices(np.array(firsts, np.int64))
         if dataset.fields:
             batches = _field_batches(dataset, read_from, starts, None)
         else:

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "training.watch": ("watch",),
     "training.checkpoints": ("checkpoints",),
     "training.evaluate": ("evaluate", "export"),
+    "training.infer": ("infer",),
     "site.submit": ("submit",),
     "site.jobs": ("jobs", "cancel"),
     "study.report": ("report",),

@@ -220,8 +220,8 @@ class ElasticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
-    """How ranks are started, and where their run is written."""
+class RanksConfig:
+    """How ranks are started."""
 
     ranks: int = setting(1, "Number of processes in all.", at_least=1, matters=EXTENT)
     profile: str = setting(
@@ -246,6 +246,12 @@ class LaunchConfig:
         at_least=1,
         matters=TIME,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(RanksConfig):
+    """How ranks are started, and where their run is written."""
+
     run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
     stage_env: bool = setting(
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
@@ -377,7 +383,7 @@ class CheckpointConfig(InterruptionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchConfig:
+class WaitConfig:
     """How long ranks wait for each other."""
 
     stall_timeout: float = setting(
@@ -394,6 +400,12 @@ class WatchConfig:
         above=0,
         matters=NOTHING,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig(WaitConfig):
+    """The same, and faults on purpose."""
+
     inject: str = setting(
         "",
         "Faults on purpose, to see what a run survives, as kill:rank=1@step=50; several with commas.",

@@ -85,6 +85,28 @@ class RankRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InferenceRecord:
+    """What `hpcdl infer` computed. Times in seconds, sizes in samples; None means not measured (yet).
+
+    `identity` says what the outputs are of: a resumed call must find the same. `num_computed` samples are this call's,
+    whose rate the record holds; `num_kept` were there before; of both, `num_not_finite` have NaN or infinity.
+    `batch_seconds_*` are of a batch on one rank, from inputs in memory to outputs in memory, over all ranks, without
+    the first. That one, with the compilation, is `first_batch_seconds`, of the slowest rank.
+    """
+
+    identity: Mapping[str, str] = field(default_factory=dict)
+    splits: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    num_shards: int = 0
+    num_computed: int = 0
+    num_kept: int = 0
+    num_not_finite: int = 0
+    batch_seconds_median: float | None = None
+    batch_seconds_p99: float | None = None
+    first_batch_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
@@ -93,6 +115,7 @@ class RunRecord:
     `fast_kernels` are the operations that another kernel than Keras's own computed (step/kernels).
     `accelerators` are how many workers computed on a GPU, by its name; empty where all computed on CPUs.
     `counted` says what `images_per_second` counts: IMAGES, as the field was named for, or SAMPLES (core/units.py).
+    `inference` is what `hpcdl infer` computed, None for every other run.
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
     or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
     """
@@ -151,6 +174,7 @@ class RunRecord:
     accuracy: float | None = None
     history: Sequence[HistoryPoint] = ()
     rank_records: Sequence[RankRecord] = ()
+    inference: InferenceRecord | None = None
     machine: str = ""
     processor: str = ""
     cores_per_node: int | None = None

@@ -25,7 +25,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
-from hpcdl.config.schema import LaunchConfig, TrainConfig
+from hpcdl.config.schema import LaunchConfig, RanksConfig, TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
@@ -233,7 +233,7 @@ def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tup
     return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
 
 
-def chosen_settings(run: LaunchConfig) -> dict[str, Any]:
+def chosen_settings(run: RanksConfig) -> dict[str, Any]:
     """What `run` says of a rank's engine itself, as settings of a node by name (node/settings.py)."""
     found: dict[str, Any] = {}
     if run.onednn != AUTO:
@@ -246,7 +246,7 @@ def chosen_settings(run: LaunchConfig) -> dict[str, Any]:
     return found
 
 
-def check_started_with(run: LaunchConfig, launcher: str) -> None:
+def check_started_with(run: RanksConfig, launcher: str) -> None:
     """UsageError where a launcher has started this rank without what `run` wants: it is too late to change that."""
     wanted = environment_of(Settings(**chosen_settings(run)), openmp=False)
     preloads = wanted.pop("LD_PRELOAD", "").split(":")[0]
@@ -262,7 +262,7 @@ def check_started_with(run: LaunchConfig, launcher: str) -> None:
 
 
 def plan_under_profile(
-    run: LaunchConfig,
+    run: RanksConfig,
     model: str,
     topology: Topology,
     unprofiled: Settings | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -13,12 +13,9 @@ import tensorflow as tf
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.config.schema import TrainConfig
 from hpcdl.core.disk import make_output_folder
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.records import read_record
-from hpcdl.data.format.as_trained import classes_as_trained, fields_as_trained
-from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.models.emulated import LAYERS
 from hpcdl.models.saved import load_saved
@@ -26,12 +23,10 @@ from hpcdl.rank.worker import build_model, save_model
 from hpcdl.run import rundir
 from hpcdl.run.outputs import check_objective
 from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.run.trained_data import read_as_trained
 from hpcdl.step.evaluate import Evaluation, Evaluator
 from hpcdl.step.objective import objective_of
 from hpcdl.step.preprocess import model_shapes, preprocessed
-
-if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
 
 
 def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
@@ -58,7 +53,7 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
 def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
     """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
     resolved, _ = rundir.read(run_dir)
-    dataset, numbers, remarks = _as_trained(run_dir, resolved.config, data)
+    dataset, numbers, remarks = read_as_trained(run_dir, resolved.config, data)
     dataset = preprocessed(dataset, resolved.config.data)
     name = split_name or next(
         (name for name in ("test", "val", "train") if name in dataset.splits), next(iter(dataset.splits))
@@ -79,32 +74,6 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     if numbers is not None:
         batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
     return evaluate(batches, alone()), name, [*remarks, *said]
-
-
-def _as_trained(run_dir: Path, config: TrainConfig, data: str) -> tuple[Dataset, Array | None, list[str]]:
-    """`data` as the run's model must read it, the model's number of each of its classes, and what to say about it."""
-    dataset = open_dataset(data, seed=config.run.seed)
-    if dataset.checksum == read_record(run_dir).data_checksum:
-        return dataset, None, []
-    try:
-        trained = open_dataset(config.data.data, seed=config.run.seed)
-    except HpcdlError:
-        return (
-            dataset,
-            None,
-            [
-                f"the data that the run was trained on, {config.data.data}, cannot be read: whether {data} numbers its "
-                "classes and scales its numbers as that did is not known"
-            ],
-        )
-    dataset, remarks = fields_as_trained(dataset, trained)
-    numbers = classes_as_trained(dataset, trained)
-    if not dataset.fields and bool(dataset.class_names) != bool(trained.class_names):
-        unnamed = trained if dataset.class_names else dataset
-        remarks.append(f"{unnamed.name} does not name its classes: their numbers are taken as those of the model")
-    if numbers is not None:
-        remarks.append(f"classes have the numbers of {trained.name}, by their names")
-    return dataset, numbers, remarks
 
 
 def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:

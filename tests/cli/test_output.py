@@ -70,7 +70,7 @@ def test_commands_print_through_one_place(path: Path) -> None:
     assert len(calls) <= scripts, f"{path.name}: use put() or say() in lines {calls}"
 
 
-QUIET = ("shard", "inspect", "tune-threads", "train", "sweep", "search", "run", "evaluate", "certify")
+QUIET = ("shard", "inspect", "tune-threads", "train", "sweep", "search", "run", "evaluate", "infer", "certify")
 
 
 @pytest.mark.parametrize("command", QUIET)

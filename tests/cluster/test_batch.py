@@ -263,11 +263,18 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
     assert str(run_dir) == "mine" and named.command == [*TRAIN, "--run-dir=mine", "--ranks", "1"]
 
 
+def test_infer_gets_ranks_and_goes_on() -> None:
+    words = ["infer", "runs/a", "--data", "shards", "--out", "outputs"]
+    made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True))
+    assert run_dir is None and made.command == [*words, "--ranks", "8", "--resume"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
+        (Wanted(command=["infer", "a", "-n", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
         (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
-        (Wanted(command=["bench", "allreduce"], until_done=True), "--until-done goes with `train`, `run` and `sweep`"),
+        (Wanted(command=["bench", "allreduce"], until_done=True), "goes with `train`, `run`, `infer` and `sweep`"),
         (Wanted(command=TRAIN, time_s=30), "count in minutes"),
         (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
     ],

@@ -11,7 +11,15 @@ import jsonschema
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, read_record, record_schema, write_record
+from hpcdl.core.records import (
+    HistoryPoint,
+    InferenceRecord,
+    RankRecord,
+    RunRecord,
+    read_record,
+    record_schema,
+    write_record,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / "share" / "hpcdl" / "schemas" / "run-1.json"
@@ -20,6 +28,7 @@ RECORD = RunRecord(
     global_batch=32, step_seconds=(0.1, 0.2), parts={"compute": 0.1}, images_per_second=213.0, hosts=("a", "b"),
     history=(HistoryPoint(epoch=1.0, step=10, seconds=2.0, val_accuracy=0.9),),
     rank_records=(RankRecord(rank=0, host="a", parts={"compute": 0.1}),), software={"hpcdl": "1"}, repeat=1,
+    inference=InferenceRecord(identity={"the model": "1"}, splits=("val",), outputs=("output",), num_computed=3),
 )  # fmt: skip
 
 
@@ -37,12 +46,12 @@ def test_installed_schema_is_the_dataclass_s() -> None:
 
 def test_schema_and_dataclass_list_the_same_fields() -> None:
     schema = json.loads(INSTALLED.read_text())
-    for cls in (RunRecord, HistoryPoint, RankRecord):
+    for cls in (RunRecord, HistoryPoint, RankRecord, InferenceRecord):
         listed = schema if cls is RunRecord else schema["$defs"][cls.__name__]
         assert set(listed["properties"]) == {item.name for item in dataclasses.fields(cls)}
 
 
-@pytest.mark.parametrize("cls", [RunRecord, HistoryPoint, RankRecord])
+@pytest.mark.parametrize("cls", [RunRecord, HistoryPoint, RankRecord, InferenceRecord])
 def test_every_field_is_documented(cls: type) -> None:
     text = (ROOT / "docs" / "run-record.md").read_text()
     missing = [item.name for item in dataclasses.fields(cls) if f"`{item.name}`" not in text]

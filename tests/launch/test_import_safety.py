@@ -56,7 +56,9 @@ def test_another_users_run_must_be_trusted(tmp_path: Path, name: str, monkeypatc
     check_trusted(tmp_path, trust=True)
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["export", "--to", "keras"], ["train", "--resume", "--run-dir"]])
+@pytest.mark.parametrize(
+    "command", [["evaluate"], ["infer"], ["export", "--to", "keras"], ["train", "--resume", "--run-dir"]]
+)
 def test_commands_ask_for_trust(run_hpcdl: CommandLine, tmp_path: Path, command: list[str]) -> None:
     if os.geteuid():
         pytest.skip("only root can give a folder away")
@@ -64,7 +66,12 @@ def test_commands_ask_for_trust(run_hpcdl: CommandLine, tmp_path: Path, command:
     run.mkdir()
     (run / CONFIG_FILE).write_text('model = "planted.py:build"\n')
     os.chown(run / CONFIG_FILE, 4711, -1)
-    behind = {"evaluate": ["--data", "synthetic:mnist"], "export": [tmp_path / "out"], "train": []}[command[0]]
+    behind = {
+        "evaluate": ["--data", "synthetic:mnist"],
+        "infer": ["--data", "synthetic:mnist", "--out", tmp_path / "out"],
+        "export": [tmp_path / "out"],
+        "train": [],
+    }[command[0]]
     refused = run_hpcdl([*command, run, *behind])
     assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
     assert "belongs to user 4711" in refused.err and "add --trust" in refused.err

@@ -139,6 +139,7 @@ READING: dict[str, tuple[list[str], str]] = {
 REFUSED = {
     "grow": ["jobs", "grow", "{run}"],
     "evaluate": ["evaluate", "{run}", "--data", "{data}"],
+    "infer": ["infer", "{run}", "--data", "{data}", "--out", "{here}/outputs"],
     "export": ["export", "{run}", "{here}/exported"],
     "resume": ["train", "--resume", "--run-dir", "{run}"],
 }

@@ -26,6 +26,7 @@ COMMANDS = (
     "doctor",
     "evaluate",
     "export",
+    "infer",
     "report",
     "run",
     "shard",

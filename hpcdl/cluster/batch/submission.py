@@ -20,8 +20,8 @@ from hpcdl.core.files import read_toml
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
-_RESUMABLE = {"train", "run", "sweep"}
-_COMPUTES = {"bench", "certify", "evaluate", "run", "shard", "sweep", "train", "tune-threads"}
+_RESUMABLE = {"train", "run", "sweep", "infer"}
+_COMPUTES = {"bench", "certify", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
 """What gets all CPUs of a node where nothing is said."""
 _SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
 """Flags of `run` that no value follows."""
@@ -71,7 +71,9 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     kind = words[0]
     with_ranks = kind in _WITH_RANKS
     if wanted.until_done and kind not in _RESUMABLE:
-        raise UsageError(f"--until-done goes with `train`, `run` and `sweep`, and this is `{kind}`; leave it out")
+        raise UsageError(
+            f"--until-done goes with `train`, `run`, `infer` and `sweep`, and this is `{kind}`; leave it out"
+        )
     if wanted.stage_env and not with_ranks:
         raise UsageError(f"--stage-env goes with `train` and `run`, and this is `{kind}`; leave it out")
     if wanted.time_s < 60:
@@ -83,6 +85,8 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     name = wanted.name or f"hpcdl-{kind}"
     run_dir: Path | None = None
+    if kind == "infer":
+        words = _with_ranks(words, wanted, num_ranks)
     if with_ranks:
         label = f"{Path(of_script[0]).stem}-script" if of_script else _label(words)
         words, run_dir = _completed(words, wanted, num_ranks, f"{stamp}-{label}")
@@ -172,16 +176,22 @@ def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:index], words[index:]
 
 
-def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
-    """`train` or `run` with ranks and run directory, which is chosen here, so that a requeue finds it."""
-    asked = _value(words, "--ranks")
+def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
+    """The command with as many ranks as the job has; UsageError where it asks for others."""
+    asked = _value(words, "--ranks") or _value(words, "-n")
     if asked is None:
-        words = [*words, "--ranks", str(num_ranks)]
-    elif asked != str(num_ranks):
+        return [*words, "--ranks", str(num_ranks)]
+    if asked != str(num_ranks):
         raise UsageError(
             f"--ranks {asked}, but --nodes {wanted.nodes} x --ranks-per-node {wanted.ranks_per_node} = {num_ranks}; "
             "leave --ranks out"
         )
+    return words
+
+
+def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
+    """`train` or `run` with ranks and run directory, which is chosen here, so that a requeue finds it."""
+    words = _with_ranks(words, wanted, num_ranks)
     named = _value(words, "--run-dir") or _configured(words)
     run_dir = Path(named) if named else Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if _value(words, "--run-dir") is None:

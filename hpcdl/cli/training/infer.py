@@ -1,0 +1,87 @@
+"""`hpcdl infer`: a trained model's outputs for a whole data set, on one rank or on many."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcdl.cli.groups import GroupedCommand
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
+from hpcdl.cli.output import print_json, put, say
+from hpcdl.config.infer import InferConfig
+from hpcdl.core.paths import typed
+from hpcdl.core.units import counted, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from hpcdl.core.records import RunRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    epilog = "Example: hpcdl infer runs/20260314-lenet-ring --data shards --out outputs --ranks 4"
+    app.command(cls=GroupedCommand, epilog=epilog)(infer)
+
+
+@takes_settings(InferConfig)
+def infer(
+    flags: dict[str, Any],
+    model: Annotated[
+        Path, typer.Argument(metavar="RUN|MODEL.keras", help="Folder of a run, or a model saved by Keras.")
+    ],
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    trust: TrustFlag = False,
+) -> None:
+    """Compute a trained model's outputs for all samples, on one rank or on many.
+
+    On this node with --ranks N, or as one rank under mpiexec or srun. Outputs go into verified HDF5 shards.
+    """
+    from hpcdl.cluster.environment import placement
+    from hpcdl.core.records import read_record
+    from hpcdl.launch import infer as launch
+    from hpcdl.run.rundir import check_trusted
+
+    settings = resolved(InferConfig, "infer", flags, config, set_)
+    check_trusted(model, trust)
+    place = placement()
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):
+            say(event["text"])
+
+    out = settings.config.run.out
+    if place is None:
+        record = launch.infer(settings, model, tell)
+    else:
+        launch.infer_inside(settings, model, place, tell)
+        if place.rank != 0:
+            return
+        record = read_record(out)
+    if json:
+        print_json({"out": str(out), "record": dataclasses.asdict(record)})
+    else:
+        _print_summary(out, record, advise=not quiet)
+
+
+def _print_summary(out: Path, record: RunRecord, *, advise: bool) -> None:
+    found = record.inference
+    if found is None:
+        return
+    facts = [f"{found.num_computed + found.num_kept} samples in {counted(found.num_shards, 'shard')}"]
+    if record.images_per_second is not None:
+        facts.append(f"{format_rate(record.images_per_second, record.counted)} on {counted(record.ranks, 'rank')}")
+    if found.batch_seconds_median is not None and found.batch_seconds_p99 is not None:
+        median, most = format_seconds(found.batch_seconds_median), format_seconds(found.batch_seconds_p99)
+        facts.append(f"a batch of {record.batch_per_rank} in {median} (99 % below {most})")
+    if found.first_batch_seconds is not None:
+        facts.append(f"the first in {format_seconds(found.first_batch_seconds)}, with the compilation")
+    put(f"{out}: {'; '.join(facts)}")
+    for warning in record.warnings:
+        say(f"warning: {warning}")
+    if advise:
+        say(f"next: {typed('inspect', out, '--verify')}")

@@ -1,0 +1,101 @@
+"""Starts an inference: checks first, then the folder of outputs, then the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+from pathlib import Path
+
+from hpcdl.cluster import supervise as local
+from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.limits import check_node
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import Observed
+from hpcdl.config.infer import InferConfig
+from hpcdl.config.load import ResolvedConfig
+from hpcdl.core.backend import check_backend
+from hpcdl.core.paths import own_program
+from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.signals import StopRequest
+from hpcdl.launch.guard import guarded
+from hpcdl.launch.train import check_started_with, interruptible, plan_under_profile, ranks_on_node, with_ranks
+from hpcdl.models.spec import model_name
+from hpcdl.node.machines import read_topology
+from hpcdl.run.ended import end_noted
+from hpcdl.run.inference import InferencePlan, OutputPlace, ask, blank_record, check_out, prepare, written
+from hpcdl.run.journal import EventHandler, JournalReader
+
+
+def check(resolved: ResolvedConfig[InferConfig], model: Path) -> InferencePlan:
+    """What `infer` checks before it makes its folder; UsageError, ConfigError, CorruptError."""
+    check_backend()
+    plan = prepare(resolved.config, model)
+    check_out(resolved.config.run.out, resume=resolved.config.run.resume)
+    return plan
+
+
+def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHandler) -> RunRecord:
+    """Compute a model's outputs on the ranks of this node, or of this job's nodes, and return the record.
+
+    `on_event` gets the journal's events while the ranks run.
+    """
+    run = resolved.config.run
+    with interruptible(run.resume):
+        plan = check(resolved, model)
+        check_node(ranks_on_node(resolved))
+        name = model_name(plan.model_name) if plan.trained else plan.model_name
+        launch_plan, said = plan_under_profile(run, name, read_topology())
+        with written(run.out, resume=run.resume) as folder:
+            ask(run.out, resolved, model)
+            reader = JournalReader(run.out)
+
+            def tick() -> None:
+                with contextlib.suppress(OSError):  # the terminal is gone: no reason to end what is computed
+                    for event in reader.read():
+                        on_event(event)
+
+            for text in said:
+                on_event({"kind": "message", "text": text})
+            blank = functools.partial(blank_record, plan)
+            with end_noted(run.out, blank), folder.restored_if_refused(), guarded(run.out):
+                command = own_program("hpcdl.rank.infer", str(run.out))
+                local.start(launch_plan, command, folder=run.out / FOLDER, tick=tick)
+    return read_record(run.out)
+
+
+def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Placement, on_event: EventHandler) -> None:
+    """Compute as one rank of the launcher that started this process; collective over its ranks.
+
+    On rank 0 `on_event` gets the journal's events.
+    """
+    from hpcdl.rank.infer import infer_rank
+    from hpcdl.rank.start import Joined, as_rank
+    from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
+
+    resolved = with_ranks(resolved, place)
+    run = resolved.config.run
+    check_started_with(run, place.launcher)
+    stop = StopRequest()
+    stop.install()
+    with contextlib.ExitStack() as held:
+        folders: list[OutputPlace] = []
+
+        def decide() -> str:
+            check(resolved, model)
+            folders.append(held.enter_context(written(run.out, resume=run.resume)))
+            ask(run.out, resolved, model)
+            return uuid.uuid4().hex
+
+        def agree(communicator: Observed) -> Joined:
+            word = decided(communicator, decide)
+            return Joined(watch_folder=run.out / FOLDER / WATCH_FOLDER / word, run_dir=run.out)
+
+        with (
+            as_rank(place, agree) as (communicator, watchdog, _),
+            # Restored before rank 0 ends the others: their launcher may end it with them.
+            folders[0].restored_if_refused() if folders else contextlib.nullcontext(),
+        ):
+            # Each rank checks for itself: what rank 0 found whole may be damaged on another node.
+            infer_rank(prepare(resolved.config, model), communicator, run.out, watchdog, stop, on_event)

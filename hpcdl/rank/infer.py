@@ -1,0 +1,419 @@
+"""What one rank of `hpcdl infer` does: `python -m hpcdl.rank.infer OUT`.
+
+Every rank computes the shards that are its own, whole, without a word to the others; rank 0 keeps the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from hpcdl.cluster.status import FOLDER
+from hpcdl.comm.agree import decided
+from hpcdl.comm.observed import Observed, observe
+from hpcdl.config.load import flatten
+from hpcdl.core.errors import CorruptError, HpcdlError, StoppedEarly
+from hpcdl.core.files import read_bytes
+from hpcdl.core.lock import writing
+from hpcdl.core.records import (
+    FILE_NAME,
+    InferenceRecord,
+    RankRecord,
+    RunRecord,
+    from_json,
+    read_record,
+    write_record,
+)
+from hpcdl.core.signals import StopRequest
+from hpcdl.core.statistics import quantiles
+from hpcdl.core.units import counted
+from hpcdl.data.format.dataset import FileOperationsCounter
+from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
+from hpcdl.data.read.reader import OpenShard
+from hpcdl.data.write.journal import PartialManifest
+from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
+from hpcdl.data.write.shards import ShardResult
+from hpcdl.rank.main import supervised
+from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes
+from hpcdl.rank.start import leave
+from hpcdl.run.inference import InferencePlan, asked, blank_record, check_same, prepare
+from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
+from hpcdl.supervision import runtime
+from hpcdl.supervision.safety import check_same_start
+from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Limits, Watchdog
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.rank.outputs import Predictor
+
+_SAY_EVERY_S = 30.0
+_MOST_TIMES = 100_000
+"""Times of batches that all ranks together hand over; of more, each rank's evenly spread order statistics."""
+
+
+@dataclass
+class ComputedShare:
+    """What one rank has done; `batch_seconds` from inputs in memory to outputs in memory, `seconds` of all of it."""
+
+    results: list[ShardResult] = field(default_factory=list)
+    batch_seconds: list[float] = field(default_factory=list)
+    num_samples: int = 0
+    num_not_finite: int = 0
+    seconds: float = 0.0
+    stopped: bool = False
+
+    def as_json(self, most_times: int) -> dict[str, Any]:
+        """For rank 0, with at most so many times of batches."""
+        times = sorted(self.batch_seconds)
+        if len(times) > most_times:
+            times = [times[place] for place in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
+        own = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
+        numbers = ("num_samples", "num_not_finite", "seconds", "stopped")
+        facts = {"num_batches": len(self.batch_seconds), "host": os.uname().nodename, "memory": peak_memory_bytes()}
+        return {**own, **{name: getattr(self, name) for name in numbers}, **facts}
+
+
+def main() -> None:
+    """Entry of a rank that hpcdl starts."""
+    stop = StopRequest()
+    stop.install()
+    out = Path(sys.argv[1])
+
+    def body(communicator: Observed, watch: Watchdog) -> None:
+        config, model = asked(out)
+        with writing(out / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
+            infer_rank(prepare(config, model), communicator, out, watch, stop)
+
+    leave(supervised(body, _stall_timeout_s(out)))
+
+
+def _stall_timeout_s(out: Path) -> float:
+    try:
+        return asked(out)[0].safety.stall_timeout
+    except HpcdlError:  # which is told when all ranks are there
+        return STALL_TIMEOUT_S
+
+
+def infer_rank(
+    plan: InferencePlan,
+    communicator: Observed,
+    out: Path,
+    watch: Watchdog,
+    stop: StopRequest,
+    on_event: EventHandler | None = None,
+) -> None:
+    """Compute this rank's shards into `out`; rank 0 writes manifest and record. Collective over all ranks."""
+    communicator = observe(communicator)
+    monitor = communicator.monitor
+    monitor.role = "worker"
+    watch.limits = Limits(stall_s=plan.config.safety.stall_timeout, busy_s=plan.config.safety.busy_timeout)
+    hosts = communicator.allgather_json(communicator.host)
+    watch.hosts = dict(enumerate(hosts))
+    software = runtime.software_versions(communicator.library)
+    _check_same_start(plan, communicator, software)
+    monitor.doing("importing TensorFlow")
+    runtime.import_tensorflow()
+    from hpcdl.rank.outputs import Predictor
+
+    precision = plan.trained.model.precision if plan.trained else "float32"
+    threads = runtime.configure(deterministic=plan.config.run.deterministic, seed=0, precision=precision)
+    with contextlib.closing(_journal(out, communicator.rank, on_event)) as journal:
+        monitor.doing("loading the model")
+        predictor = Predictor(plan)
+        # A run that goes on may have left a new checkpoint between the reading of two ranks.
+        check_same_start({"the model's weights": predictor.digest}, communicator)
+        monitor.doing("computing the first batch")
+        first_s = max(communicator.allgather_json(predictor.first_batch()))
+        identity = _identity(plan, predictor)
+        outputs = _outputs_plan(plan, predictor, identity)
+        record = dataclasses.replace(
+            blank_record(plan),
+            warnings=[*plan.warnings, *predictor.warnings],
+            **facts_of_place(hosts, software, os.environ.get("HPCDL_PROFILE", "")),
+            workers=communicator.size,
+            global_batch=plan.batch_size * communicator.size,
+            intra_op_threads=threads[0],
+            inter_op_threads=threads[1],
+            inference=InferenceRecord(
+                identity=identity,
+                splits=[split.name for split in plan.splits],
+                outputs=[item.name for item in outputs.fields],
+                num_shards=len(outputs.tasks()),
+                first_batch_seconds=first_s,
+            ),
+        )
+        done, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
+        todo = [task for task in outputs.tasks() if task not in done]
+        if todo or not complete:  # a call may have been killed behind its last shard
+            own = todo[communicator.rank :: communicator.size]
+            share = _computed(predictor, outputs, out, own, communicator, stop, journal)
+            _end(communicator, out, outputs, record, done, share)
+    communicator.barrier()
+
+
+def _journal(out: Path, rank: int, on_event: EventHandler | None) -> Journal:
+    if rank:
+        return NullJournal()
+    journal: Journal = FileJournal(out)
+    return EchoJournal(journal, on_event) if on_event is not None else journal
+
+
+def _check_same_start(plan: InferencePlan, communicator: Observed, software: Mapping[str, str]) -> None:
+    facts = {f"version of {name}": version for name, version in software.items()}
+    facts["data manifest"] = plan.dataset.checksum
+    facts |= {f"--{key}": str(value) for key, value in flatten(plan.config).items()}
+    check_same_start(facts, communicator)
+
+
+def _identity(plan: InferencePlan, predictor: Predictor) -> dict[str, str]:
+    """What the outputs are of: a later call with --resume must find the same."""
+    scale = plan.dataset.scale if plan.trained is None else plan.trained.data.scale
+    ways = [[item.name, item.normalise, item.statistics] for item in plan.dataset.inputs]
+    return {
+        "the model": predictor.digest,
+        "the data": plan.dataset.checksum,
+        "--split": ",".join(split.name for split in plan.splits),
+        "--batch-size": str(plan.batch_size),
+        "--scale": scale,
+        "the statistics": xxhash.xxh3_64_hexdigest(repr(ways).encode()),
+        "--preprocess": _function(plan),
+        "--shard-samples": str(_shard_samples(plan, predictor)),
+        "--deterministic": "true" if plan.config.run.deterministic else "false",
+        "--onednn": plan.config.run.onednn,
+    }
+
+
+def _function(plan: InferencePlan) -> str:
+    """The user's function that batches go through, and a digest of its file, where it has one."""
+    name = plan.trained.data.preprocess if plan.trained else ""
+    path = Path(name.rpartition(":")[0])
+    return f"{name} {xxhash.xxh3_64_hexdigest(read_bytes(path))}" if name and path.is_file() else name or "none"
+
+
+def _shard_samples(plan: InferencePlan, predictor: Predictor) -> int:
+    if wanted := plan.config.run.shard_samples:
+        return -(-wanted // plan.batch_size) * plan.batch_size
+    counts = {split.name: split.num_samples for split in plan.splits}
+    return whole_batches(counts, plan.batch_size, sum(item.row_bytes for item in predictor.fields))
+
+
+def _outputs_plan(plan: InferencePlan, predictor: Predictor, identity: Mapping[str, str]) -> OutputsPlan:
+    text = "; ".join(f"{name} {value}" for name, value in identity.items())
+    return OutputsPlan(
+        name=f"{plan.model_name} on {plan.dataset.name}",
+        source_name=plan.dataset.name,
+        num_samples={split.name: split.num_samples for split in plan.splits},
+        batch_size=plan.batch_size,
+        shard_samples=int(identity["--shard-samples"]),
+        fields=predictor.fields,
+        identity=xxhash.xxh3_64_hexdigest(text.encode()),
+        understood=[f"outputs of: {text}"],
+    )
+
+
+def _begun(
+    communicator: Observed,
+    out: Path,
+    outputs: OutputsPlan,
+    record: RunRecord,
+    notes: Sequence[str],
+    journal: Journal,
+) -> tuple[Done, bool]:
+    """The shards that are whole already, and whether a manifest lists them, on every rank.
+
+    Rank 0 has checked that they are outputs of the same, and says what there is.
+    """
+
+    def begin() -> tuple[list[dict[str, Any]], bool]:
+        assert record.inference is not None
+        before = read_record(out) if (out / FILE_NAME).exists() else None
+        check_same(out, before.inference if before else None, dict(record.inference.identity))
+        done, damaged = outputs.begin(out)
+        if before is None and done:
+            raise CorruptError(f"{out} holds outputs, and no {FILE_NAME} that says of what; name another --out")
+        for text in notes:
+            journal.write("message", text=text)
+        for text in record.warnings:
+            journal.write("message", text=f"warning: {text}")
+        for text in damaged:
+            journal.write("message", text=f"warning: computed again, for it is damaged: {text}")
+        _say_shares(outputs, done, communicator.size, journal)
+        complete = (out / MANIFEST_NAME).is_file()
+        if len(done) < len(outputs.tasks()) or not complete:
+            write_record(out, record)
+        return [dataclasses.asdict(result) for result in done.values()], complete
+
+    communicator.monitor.doing("looking at what is there")
+    documents, complete = decided(communicator, begin)
+    found = [from_json(ShardResult, document) for document in documents]
+    return {(result.split, result.number): result for result in found}, complete
+
+
+def _say_shares(outputs: OutputsPlan, done: Done, num_ranks: int, journal: Journal) -> None:
+    total = len(outputs.tasks())
+    left = total - len(done)
+    if done:
+        journal.write("message", text=f"{len(done)} of {counted(total, 'shard')} are there and whole")
+    if not left:
+        journal.write("message", text="nothing is left to compute")
+    elif left < num_ranks:
+        idle = num_ranks - left
+        journal.write(
+            "message",
+            text=f"warning: {counted(left, 'shard')} for {num_ranks} ranks: {idle} have nothing to do; "
+            "use fewer --ranks, or in a new --out smaller --shard-samples",
+        )
+
+
+def _computed(
+    predictor: Predictor,
+    outputs: OutputsPlan,
+    out: Path,
+    own: Sequence[Task],
+    communicator: Observed,
+    stop: StopRequest,
+    journal: Journal,
+) -> ComputedShare:
+    """Compute and enter this rank's shards; a request to stop ends it behind a batch, without the shard begun."""
+    share = ComputedShare()
+    entries = PartialManifest(out, communicator.rank, outputs.identity, "")
+    communicator.barrier()
+    began = said = time.perf_counter()
+    try:
+        for task, arrays in _shards(predictor, outputs, own, share, stop):
+            communicator.monitor.doing(f"writing shard {task[1]} of {task[0]}")
+            result = outputs.write(out, task, arrays)
+            entries.enter(result)
+            share.results.append(result)
+            share.num_samples += len(outputs.samples_of(task))
+            if time.perf_counter() - said > _SAY_EVERY_S:
+                said = time.perf_counter()
+                journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
+            communicator.monitor.doing("computing")
+    finally:
+        entries.close()
+    share.seconds = time.perf_counter() - began
+    return share
+
+
+def _shards(
+    predictor: Predictor, outputs: OutputsPlan, own: Sequence[Task], share: ComputedShare, stop: StopRequest
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """Each of `own` with all of its outputs; none once a stop was asked for."""
+    for split in predictor.plan.splits:
+        tasks = [task for task in own if task[0] == split.name]
+        firsts = [first for task in tasks for first in outputs.batches_of(task)]
+        if not firsts:
+            continue
+        with contextlib.closing(predictor.batches(split, firsts)) as batches:
+            for task in tasks:
+                parts: list[dict[str, Any]] = []
+                for _ in outputs.batches_of(task):
+                    if stop.asked:
+                        share.stopped = True
+                        return
+                    inputs = next(batches)
+                    began = time.perf_counter()
+                    arrays = predictor.outputs(inputs)
+                    share.batch_seconds.append(time.perf_counter() - began)
+                    share.num_not_finite += num_not_finite(arrays)
+                    parts.append(arrays)
+                yield task, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def num_not_finite(arrays: Mapping[str, Array]) -> int:
+    """How many samples of a batch have NaN or infinity in an output."""
+    bad = [
+        ~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays.values() if array.dtype.kind == "f"
+    ]
+    return int(np.any(bad, axis=0).sum()) if bad else 0
+
+
+def _end(
+    communicator: Observed, out: Path, outputs: OutputsPlan, record: RunRecord, done: Done, share: ComputedShare
+) -> None:
+    """Rank 0 writes what all have done; StoppedEarly on every rank where one was asked to stop."""
+    most = max(1, _MOST_TIMES // communicator.size)
+    communicator.monitor.doing("waiting for the others to end")
+    shares = communicator.allgather_json(share.as_json(most))
+    if any(own["stopped"] for own in shares):
+        raise StoppedEarly("stopped by a signal; whole shards are kept, continue with the same command and --resume")
+
+    def finish() -> bool:
+        found = [from_json(ShardResult, document) for own in shares for document in own["results"]]
+        outputs.finish(out, {**done, **{(result.split, result.number): result for result in found}})
+        write_record(out, _finished(record, outputs, done, shares, _num_not_finite_kept(out, outputs, done)))
+        return True
+
+    decided(communicator, finish)
+
+
+def _num_not_finite_kept(out: Path, outputs: OutputsPlan, done: Done) -> int:
+    """How many samples of shards that were there before have NaN or infinity: no record may have counted them."""
+    found = 0
+    for result in done.values():
+        assert result.entry is not None
+        shard = OpenShard(out / result.entry.file, result.entry, operations=FileOperationsCounter(), verified=False)
+        for block in range(shard.map.num_blocks):
+            first, stop = shard.map.block_range(block)
+            arrays = {item.name: np.empty((stop - first, *item.shape), item.dtype) for item in outputs.fields}
+            for name, array in arrays.items():
+                shard.read_block(name, block, array)
+            found += num_not_finite(arrays)
+        shard.close()
+    return found
+
+
+def _finished(
+    record: RunRecord, outputs: OutputsPlan, done: Done, shares: Sequence[Mapping[str, Any]], kept_not_finite: int
+) -> RunRecord:
+    assert record.inference is not None
+    times = [seconds for own in shares for seconds in own["batch_seconds"]]
+    median, most = quantiles(times, [0.5, 0.99]) if times else (None, None)
+    computed = sum(own["num_samples"] for own in shares)
+    seconds = max(own["seconds"] for own in shares)
+    not_finite = kept_not_finite + sum(own["num_not_finite"] for own in shares)
+    hosts = [own["host"] for own in shares]
+    warnings = [*record.warnings]
+    if not_finite:
+        warnings.append(f"the outputs of {counted(not_finite, 'sample')} hold NaN or infinity")
+    return dataclasses.replace(
+        record,
+        status="finished",
+        finished_at=now_text(),
+        steps=sum(own["num_batches"] for own in shares),
+        images_per_second=computed / seconds if computed else None,
+        seconds_total=seconds,
+        warnings=warnings,
+        rank_records=[
+            RankRecord(
+                rank=rank,
+                host=hosts[rank],
+                peak_memory_bytes=own["memory"],
+                details={"num_samples": own["num_samples"], "seconds": own["seconds"]},
+            )
+            for rank, own in enumerate(shares)
+        ],
+        inference=dataclasses.replace(
+            record.inference,
+            num_computed=computed,
+            num_kept=sum(len(outputs.samples_of(task)) for task in done),
+            num_not_finite=not_finite,
+            batch_seconds_median=median,
+            batch_seconds_p99=most,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

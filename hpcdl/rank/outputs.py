@@ -1,0 +1,177 @@
+"""A trained model that computes: loaded, called with batches as the run read them, its outputs as named arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.data.format.dataset import Dataset, Split
+from hpcdl.data.format.fields import Field, is_name
+from hpcdl.data.read.pipeline import evaluation_batches
+from hpcdl.data.write.outputs import SAMPLE
+from hpcdl.models.emulated import LAYERS
+from hpcdl.models.saved import load_saved
+from hpcdl.rank.runs import load_run
+from hpcdl.run.inference import InferencePlan
+from hpcdl.step.preprocess import fed, model_shapes, preprocessed
+from hpcdl.step.step import as_model_input
+from hpcdl.supervision.safety import digest_of
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+_ONLY = "output"
+"""The field of a model's only output."""
+
+
+class Predictor:
+    """The model of an inference, and what goes through it.
+
+    `warnings` are for the record too, `notes` are only said. `digest` is of its weights and its layers. `fields`, the
+    outputs, are known once the first batch is computed.
+    """
+
+    def __init__(self, plan: InferencePlan) -> None:
+        self.plan = plan
+        self._model, self.warnings = _loaded(plan)
+        self.dataset = preprocessed(plan.dataset, plan.trained.data) if plan.trained else plan.dataset
+        self.notes = [line for line in [fed(self.dataset).removesuffix("; --scale chooses")] if line]
+        _check_input(self._model, self.dataset, plan.model)
+        self.digest = _digest(self._model)
+        self.fields: tuple[Field, ...] = ()
+        self._call: Callable[[Any], Any] = _never_called
+
+    def first_batch(self) -> float:
+        """Compute the first batch of the first split, for `fields`; the seconds that it took, with the compilation."""
+        split = self.plan.splits[0]
+        batches = evaluation_batches(self.dataset, split, batch_size=self.plan.batch_size, firsts=[0])
+        try:
+            inputs, _ = next(batches)
+        finally:
+            batches.close()
+        began = time.perf_counter()
+        self._call = _graph_of(self._model, inputs)
+        try:
+            made = self._call(inputs)
+        except (HpcdlError, tf.errors.ResourceExhaustedError):
+            raise
+        except Exception as error:  # the layers of a user's own model may raise anything
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise UsageError(f"the model of {self.plan.model} does not take {self.dataset.name}: {reason}") from error
+        arrays = self._named(made)
+        seconds = time.perf_counter() - began
+        count = tf.nest.flatten(inputs)[0].shape[0]
+        for name, array in arrays.items():
+            if array.ndim == 0 or len(array) != count:
+                raise UsageError(
+                    f"the model of {self.plan.model} gives {name} of shape {list(array.shape)} for {count} samples; "
+                    "only outputs with one row for each sample can be written"
+                )
+        self.fields = tuple(
+            Field(name=name, role="input", dtype=array.dtype.name, shape=array.shape[1:])
+            for name, array in arrays.items()
+        )
+        return seconds
+
+    def outputs(self, inputs: Any) -> dict[str, Array]:
+        """The outputs of a batch by field, each (samples, *shape); UsageError where a shape is not the first one's."""
+        arrays = self._named(self._call(inputs))
+        for item in self.fields:
+            if arrays[item.name].shape[1:] != tuple(item.shape):
+                raise UsageError(
+                    f"the model of {self.plan.model} gives {item.name} of shape {list(arrays[item.name].shape[1:])}, "
+                    f"and of {list(item.shape)} for the first batch; only outputs of one shape can be written"
+                )
+        return arrays
+
+    def batches(self, split: Split, firsts: Sequence[int]) -> Generator[Any]:
+        """The inputs of the batches of `split` that begin with the samples `firsts`, in rising order."""
+        batches = evaluation_batches(self.dataset, split, batch_size=self.plan.batch_size, firsts=firsts)
+        try:
+            for inputs, _ in batches:
+                yield inputs
+        finally:
+            batches.close()
+
+    def _named(self, made: Any) -> dict[str, Array]:
+        if isinstance(made, Mapping):
+            return _by_name(list(made), list(made.values()))
+        if isinstance(made, list | tuple):
+            return _by_name(getattr(self._model, "output_names", []), list(made))
+        return _by_name([_ONLY], [made])
+
+
+def _never_called(inputs: Any) -> Any:
+    raise AssertionError("the first batch says what the graph takes")
+
+
+def _graph_of(model: keras.Model, inputs: Any) -> Callable[[Any], Any]:
+    """The model as a graph for any number of samples: the last batch, which is shorter, needs no other one."""
+    spec = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), inputs)
+
+    @tf.function(autograph=False, input_signature=[spec])
+    def call(inputs: Any) -> Any:
+        return model(as_model_input(inputs), training=False)
+
+    graph: Callable[[Any], Any] = call
+    return graph
+
+
+def _by_name(names: Sequence[Any], tensors: Sequence[Any]) -> dict[str, Array]:
+    """The outputs as arrays, under the model's own names where shards may have them, else numbered."""
+    usable = len(set(names)) == len(tensors) and all(
+        isinstance(name, str) and is_name(name) and name != SAMPLE for name in names
+    )
+    chosen = names if usable else [f"{_ONLY}_{number}" for number in range(len(tensors))]
+    return {name: _as_array(name, tensor) for name, tensor in zip(chosen, tensors, strict=True)}
+
+
+def _as_array(name: str, tensor: Any) -> Array:
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)  # exact: HDF5 has no bfloat16
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        raise UsageError(f"the model's output {name} holds {tensor.dtype.name}; only numbers can be written")
+    array: Array = tensor.numpy()
+    return array
+
+
+def _loaded(plan: InferencePlan) -> tuple[keras.Model, list[str]]:
+    if plan.trained is not None:
+        return load_run(plan.model)
+    try:
+        return load_saved(plan.model, LAYERS), []
+    except ValueError as error:
+        raise UsageError(f"{plan.model} cannot be loaded: {error}") from error
+
+
+def _check_input(model: keras.Model, dataset: Dataset, path: Path) -> None:
+    """UsageError where a model of one input says that it takes samples of another shape."""
+    taken = getattr(model, "input_shape", None)
+    if len(dataset.inputs) > 1 or not isinstance(taken, tuple):
+        return
+    given = model_shapes(dataset)[0]
+    fits = len(taken) == len(given) + 1 and all(
+        side is None or side == own for side, own in zip(taken[1:], given, strict=True)
+    )
+    if not fits:
+        raise UsageError(f"the model of {path} takes samples of {taken[1:]}, {dataset.name} has {given}")
+
+
+def _digest(model: keras.Model) -> str:
+    """A digest of what the model computes with: its layers' settings, as far as they are told, and its weights."""
+    try:
+        layers = model.to_json()
+    except (NotImplementedError, TypeError, ValueError):  # a class of the user's own that does not say
+        layers = type(model).__name__
+    digest = hashlib.blake2b(layers.encode(), digest_size=8)
+    for variable in model.weights:
+        digest.update(digest_of(variable).encode())
+    return digest.hexdigest()

@@ -1,0 +1,260 @@
+"""What an inference is before its ranks start: the model, the data as the model knows it, and the folder of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcdl.checkpoint.folders import FOLDER as CHECKPOINTS
+from hpcdl.checkpoint.folders import list_checkpoints
+from hpcdl.cluster.status import FOLDER
+from hpcdl.config.infer import EVERY_SPLIT, InferConfig
+from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.config.settings import AUTO
+from hpcdl.core.disk import Made, PlaceError, make_folder, others_in, remove_content
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UsageError
+from hpcdl.core.files import read_bytes, read_toml, write_bytes, write_toml
+from hpcdl.core.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.lock import check_free, writing
+from hpcdl.core.records import InferenceRecord, RunRecord
+from hpcdl.data.format.dataset import Dataset, Split, open_dataset
+from hpcdl.data.format.fields import Field
+from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
+from hpcdl.run.rundir import MODEL_FILE, PARTING_S, read
+from hpcdl.run.trained_data import read_as_trained
+
+STRATEGY = "infer"
+"""What stands in place of a strategy in the record of an inference."""
+ASKED_FILE = "infer.toml"
+"""In the folder of outputs: what was asked for."""
+_DEFAULT_BATCH = 32
+_UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{FOLDER}(/.*)?"
+"""All that is in the folder of outputs before anything is computed, as a pattern of paths below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferencePlan:
+    """One inference. `trained` are the settings of the run whose model it is, None for a .keras file.
+
+    `notes` are to be said, `warnings` to be kept in the record too.
+    """
+
+    config: InferConfig
+    model: Path
+    trained: TrainConfig | None
+    dataset: Dataset
+    splits: tuple[Split, ...]
+    batch_size: int
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def model_name(self) -> str:
+        """What reports call the model."""
+        return self.trained.model.model if self.trained else self.model.stem
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, with what follows from it."""
+        chosen = {"split": ",".join(split.name for split in self.splits), "batch-size": self.batch_size}
+        return {**as_toml_values(self.config), **chosen, "model": str(self.model)}
+
+
+def prepare(config: InferConfig, model: Path) -> InferencePlan:
+    """Check model and data; UsageError where one is not to be had, or can be read in two ways. No TensorFlow here."""
+    warnings: list[str] = []
+    if is_run(model):
+        trained = read(model)[0].config
+        if not (model / MODEL_FILE).is_file() and not list_checkpoints(model / CHECKPOINTS):
+            raise CorruptError(
+                f"{model} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume"
+            )
+        if config.data.scale != AUTO:
+            raise UsageError(f"--scale is for a .keras file; {model} was trained with --scale {trained.data.scale}")
+        dataset, _, remarks = read_as_trained(model, trained, config.data.data, verified=config.data.verify_data)
+        warnings = [text for text in remarks if text.endswith("is not known")]
+        notes = [text for text in remarks if text.endswith("as in training")]  # of classes no output depends
+    else:
+        trained = None
+        dataset, warnings = _as_the_file_says(config, model)
+        notes = []
+    splits = _chosen(dataset, config.data.split)
+    said = f"{', '.join(f'{split.name} ({split.num_samples} samples)' for split in splits)} of {dataset.name}"
+    return InferencePlan(
+        config=config,
+        model=model,
+        trained=trained,
+        dataset=dataset,
+        splits=splits,
+        batch_size=config.data.batch_size or (trained.data.batch_size if trained else _DEFAULT_BATCH),
+        notes=(f"outputs of {said}", *notes),
+        warnings=tuple(warnings),
+    )
+
+
+def is_run(model: Path) -> bool:
+    """Whether `model` is the folder of a run; UsageError where it is neither that nor a .keras file."""
+    if model.is_dir():
+        if (model / RUN_FILE).exists():
+            return True
+        raise UsageError(f"{model} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
+    if not model.exists():
+        raise UsageError(f"no such model: {model}; name the folder of a run, or a .keras file")
+    if model.suffix != ".keras":
+        raise UsageError(f"{model} is not a .keras file; save the model with model.save('{model.stem}.keras')")
+    return False
+
+
+def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[str]]:
+    """The data for a .keras file, which does not say how it wants bytes, nor by what numbers were scaled."""
+    dataset = open_dataset(config.data.data, verified=config.data.verify_data)
+    bytes_in = [item.name for item in _inputs(dataset) if item.dtype == "uint8" and item.normalise == "none"]
+    if bytes_in and config.data.scale == AUTO:
+        of_run = f", or name its run, {model.parent}" if (model.parent / RUN_FILE).exists() else ""
+        raise UsageError(
+            f"{dataset.name} holds bytes ({', '.join(bytes_in)}), and {model} does not say how it takes them: give "
+            f"--scale 0..1 (divided by 255, as hpcdl trains) or --scale none (0 to 255, for a model that scales itself)"
+            f"{of_run}"
+        )
+    scaled = [item.name for item in _inputs(dataset) if item.normalise != "none"]
+    warnings = [
+        f"{name!r} is scaled by the statistics of {dataset.name} itself: right only where the model was trained on it"
+        for name in scaled
+    ]
+    return replace(dataset, scale="none" if config.data.scale == AUTO else config.data.scale), warnings
+
+
+def _inputs(dataset: Dataset) -> tuple[Field, ...]:
+    picture = Field(name="images", role="input", dtype=dataset.dtype, shape=dataset.sample_shape)
+    return tuple(item for item in dataset.inputs if item.kind != "text") if dataset.fields else (picture,)
+
+
+def _chosen(dataset: Dataset, name: str | None) -> tuple[Split, ...]:
+    """The split `name`; by default `val`, else all of them. UsageError where there is none of that name."""
+    if name is None:
+        name = "val" if "val" in dataset.splits else EVERY_SPLIT
+    if name in dataset.splits:
+        return (dataset.splits[name],)
+    if name == EVERY_SPLIT:
+        return tuple(dataset.splits.values())
+    raise UsageError(f"--split {name}: {dataset.name} has {', '.join(dataset.splits)}, and {EVERY_SPLIT}")
+
+
+def blank_record(plan: InferencePlan) -> RunRecord:
+    """The record of an inference that ended before its ranks had written one."""
+    ranks = plan.config.run.ranks
+    return RunRecord(
+        strategy=STRATEGY,
+        model=plan.model_name,
+        data=plan.dataset.name,
+        data_checksum=plan.dataset.checksum,
+        counted=plan.dataset.counted,
+        num_samples=sum(split.num_samples for split in plan.splits),
+        ranks=ranks,
+        workers=ranks,
+        batch_per_rank=plan.batch_size,
+        global_batch=plan.batch_size * ranks,
+        warnings=plan.warnings,
+        config=plan.settings(),
+        inference=InferenceRecord(splits=[split.name for split in plan.splits]),
+    )
+
+
+def check_out(out: Path, *, resume: bool) -> None:
+    """UsageError unless `out` is new or empty, or holds outputs that are to be resumed, and nobody writes to it."""
+    if out.is_dir():
+        check_free(out)
+        _check_content(out, resume=resume)
+    elif out.exists():
+        raise UsageError(f"--out {out} is a file; name a new folder")
+
+
+def _check_content(out: Path, *, resume: bool) -> None:
+    others, ours = others_in(out, rf"\{LOCK_NAME}|\.[\w.-]+\.tmp(/.*)?"), (out / ASKED_FILE).exists()
+    if others and ours and not resume:
+        raise UsageError(f"--out {out} holds outputs already; continue with --resume, or name a new folder")
+    if others and not ours:
+        raise UsageError(f"--out {out} is not empty ({others[0]}); name a new or an empty folder")
+
+
+@dataclass(frozen=True)
+class OutputPlace:
+    """What a call has found in place of its folder of outputs: the one that it `made`, or the infer.toml `there`."""
+
+    out: Path
+    made: Made | None
+    there: bytes | None
+
+    @contextmanager
+    def restored_if_refused(self) -> Iterator[None]:
+        """Leave things as they were found where the ranks refuse what the user handed in, before they compute."""
+        try:
+            yield
+        except HpcdlError as error:
+            if error.exit_code == UsageError.exit_code:
+                self._restore()
+            raise
+
+    def _restore(self) -> None:
+        if self.there is not None:
+            write_bytes(self.out / ASKED_FILE, self.there)
+        elif others_in(self.out, _UNCOMPUTED):
+            return  # outputs that are worth keeping
+        elif self.made is not None:
+            self.made.remove()
+        else:
+            remove_content(self.out, _UNCOMPUTED)
+
+
+@contextmanager
+def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
+    """Hold `out`, which is made where it is missing, as its only writer."""
+    try:
+        made = next((item for item in make_folder(out) if item.path == out), None)
+    except PlaceError:
+        raise
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be made: {error.strerror}; name another folder") from error
+    with writing(out):
+        _check_content(out, resume=resume)
+        there = read_bytes(out / ASKED_FILE) if (out / ASKED_FILE).exists() else None
+        if (out / FOLDER).is_dir():
+            with writing(out / FOLDER, PARTING_S):  # ranks whose starting process was killed have so long to end
+                pass
+        yield OutputPlace(out, made, there)
+
+
+def ask(out: Path, resolved: ResolvedConfig[InferConfig], model: Path) -> None:
+    """Write what is asked for, for the ranks and for people."""
+    facts = {"model": str(model.absolute())}
+    write_toml(out / ASKED_FILE, {**as_toml_values(resolved.config), "facts": facts, "origins": resolved.origins})
+
+
+def asked(out: Path) -> tuple[InferConfig, Path]:
+    """What `ask` has written; CorruptError where that is damaged."""
+    path = out / ASKED_FILE
+    document = read_toml(path, CorruptError)
+    facts, _ = document.pop("facts", {}), document.pop("origins", {})
+    try:
+        return load(InferConfig, [Layer(origin=str(path), values=document)]).config, Path(facts["model"])
+    except ConfigError as error:
+        raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
+    except (KeyError, TypeError):
+        raise CorruptError(f"{path} is damaged: it names no model; name another --out") from None
+
+
+def check_same(out: Path, before: InferenceRecord | None, identity: dict[str, str]) -> None:
+    """UsageError with a line for each thing in which outputs begun before are of something else than these."""
+    if before is None or not before.identity:
+        return
+    problems = [
+        f"--resume: {out} began with {name} {before.identity.get(name, 'unknown')}, now it is {value}; give what it "
+        "began with, or another --out"
+        for name, value in identity.items()
+        if before.identity.get(name) != value
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -22,6 +22,7 @@ from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communica
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
+from hpcdl.report.runs.inferences import Inferred
 from hpcdl.report.runs.outlook import Outlook
 from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
@@ -58,11 +59,12 @@ class Analysis:
     link_bytes_per_second: float | None = None
     baseline_name: str = ""
     outlooks: Sequence[Outlook] = ()
+    inferences: Sequence[Inferred] = ()
 
     @property
     def counted(self) -> str:
         """What all throughputs of this report count: images where each of them does, else samples."""
-        measured: list[Run | TunedNode] = [*self.runs, *self.tunings]
+        measured: list[Run | TunedNode | Inferred] = [*self.runs, *self.tunings, *self.inferences]
         return common_unit(item.counted for item in measured if item.images_per_second is not None)
 
 
@@ -84,7 +86,7 @@ def analyse(
 
     `base` is the strategy whose one-worker runs are the base of curves that have none; `compare` what else is compared.
     """
-    if not gathered.runs and not tunings and not searches:
+    if not gathered.runs and not gathered.inferences and not tunings and not searches:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
     gathered, baseline = kept_apart(gathered, baseline)
     runs = gathered.runs
@@ -116,6 +118,7 @@ def analyse(
         link_bytes_per_second=link_bytes_per_second,
         baseline_name=baseline_name,
         outlooks=outlooks,
+        inferences=gathered.inferences,
     )
 
 

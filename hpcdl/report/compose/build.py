@@ -41,7 +41,7 @@ def compose(analysis: Analysis) -> Document:
     lines = summary(analysis)
     found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
     models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}
-    models = models or {search.name for search in analysis.searches}
+    models = models or {search.name for search in analysis.searches} or {item.model for item in analysis.inferences}
     return Document(
         title=f"{_subject(analysis)} report: {listed(sorted(models), 3)}",
         summary=lines,
@@ -90,7 +90,9 @@ _WITHOUT_COLOR = ("ideal", "stack", "coordinates")
 def _subject(analysis: Analysis) -> str:
     if analysis.searches:
         return "Search"
-    return "Training" if analysis.runs else "Tuning"
+    if analysis.runs:
+        return "Training"
+    return "Tuning" if analysis.tunings else "Inference"
 
 
 def render(
@@ -193,6 +195,7 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         "tuning": [tuning.as_json() for tuning in analysis.tunings],
         "search": [dataclasses.asdict(search) for search in analysis.searches],
         "prediction": [item.as_json() for item in analysis.outlooks],
+        "inference": [item.as_json() for item in analysis.inferences],
         "traces": [dataclasses.asdict(run) for run in analysis.traced],
         "runs": [
             {"name": run.name, "status": run.status, "message": run.message, "usable": run.usable}

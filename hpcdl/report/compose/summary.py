@@ -12,6 +12,7 @@ from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.document.cells import cell_text, percent
 from hpcdl.report.document.document import Bounds, Column, Interval
 from hpcdl.report.runs.run import Run
+from hpcdl.report.sections.inference import line as inference_line
 from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, final_accuracy, settings_of_runs
 from hpcdl.report.sections.scaling import base_words
 from hpcdl.report.sections.search import winner_line as search_line
@@ -35,12 +36,13 @@ _DOING = {
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; one for each tuning."""
+    """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; then the rest."""
     rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
     found = [f"Search: {search_line(search)}." for search in analysis.searches]
     rate = Column.rate(analysis.counted)
     tuned = [f"Tuning: {winner_line(tuning, rate)}." for tuning in analysis.tunings]
-    return [*found, *(rule(analysis) for rule in rules), *tuned]
+    inferred = [f"Inference: {inference_line(analysis)}."] if analysis.inferences else []
+    return [*found, *(rule(analysis) for rule in rules), *inferred, *tuned]
 
 
 def _what(analysis: Analysis) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
+from hpcdl.report.runs.inferences import Inferred
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.runs.tunings import TunedNode
 
+Item = TypeVar("Item")
 WITHHELD = "(withheld)"
 _VERSION = re.compile(r"[\w .+()-]{1,60}")
 _SYNTHETIC = "synthetic:"
@@ -52,6 +55,26 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
         unreadable=tuple(f"record {number}" for number, _ in enumerate(gathered.unreadable, start=1)),
         remarks=(WITHHELD,) if gathered.remarks else (),
         run_dirs=tuple((f"run {number}", run_dir) for number, (_, run_dir) in enumerate(gathered.run_dirs, start=1)),
+        inferences=_anonymised_inferences(gathered.inferences, hide_data=hide_data),
+    )
+
+
+def _anonymised_inferences(inferences: Sequence[Inferred], *, hide_data: bool) -> tuple[Inferred, ...]:
+    """The same under neutral names; settings that may name people and places are withheld."""
+    data = _numbered("data", inferences, lambda item: item.data if hide_data or _is_place(item.data) else "")
+    model = _numbered("model", inferences, lambda item: item.model if _is_path(item.model) else "")
+    return tuple(
+        dataclasses.replace(
+            item,
+            name=f"inference {number}",
+            message=WITHHELD if item.message else "",
+            model=model.get(item.model, item.model),
+            data=data.get(item.data, item.data),
+            machine="",
+            settings={key: value if _VERSION.fullmatch(value) else WITHHELD for key, value in item.settings.items()},
+            warnings=(WITHHELD,) if item.warnings else (),
+        )
+        for number, item in enumerate(inferences, start=1)
     )
 
 
@@ -102,7 +125,7 @@ def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
     ]
 
 
-def _numbered(word: str, runs: Sequence[Run], value: Callable[[Run], str]) -> dict[str, str]:
+def _numbered(word: str, runs: Sequence[Item], value: Callable[[Item], str]) -> dict[str, str]:
     """A neutral name for each different value, in order of appearance."""
     found = [name for name in dict.fromkeys(value(run) for run in runs) if name]
     return {name: f"{word} {number}" for number, name in enumerate(found, start=1)}

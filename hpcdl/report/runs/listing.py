@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcdl.config.infer import InferConfig
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import NOTHING
@@ -167,7 +168,8 @@ def as_text(value: Any) -> str:
 
 def varying_settings(runs: Sequence[ListedRun]) -> list[str]:
     """The settings that differ between the runs and change what is computed or how fast, by declaration."""
-    plain = {item.key for item in all_settings(TrainConfig) if item.matters is NOTHING}
+    declared = [*all_settings(TrainConfig), *all_settings(InferConfig)]
+    plain = {item.key for item in declared if item.matters is NOTHING}
     return [key for key in _all_settings(runs) if key not in plain and _num_values(runs, key) > 1]
 
 
@@ -220,7 +222,7 @@ def _only_run(path: Path) -> Path:
 
 def _compared(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = {key: record.get(key) for key in ("data_checksum", "machine", "nodes")}
-    config = {key: value for key, value in record["config"].items() if key not in ("run-dir", "resume")}
+    config = {key: value for key, value in record["config"].items() if key not in ("run-dir", "out", "resume")}
     return {**config, **{key: value for key, value in facts.items() if value is not None}}
 
 

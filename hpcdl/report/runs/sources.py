@@ -19,6 +19,7 @@ from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records import FILE_NAME, read_record
 from hpcdl.core.run_state import state_of
 from hpcdl.core.units import parse_bytes
+from hpcdl.report.runs.inferences import Inferred, inferred_of
 from hpcdl.report.runs.run import Run, from_record
 
 
@@ -27,6 +28,7 @@ class Gathered:
     """Runs in the order of their names, a line for each record that could not be read, and other remarks.
 
     `run_dirs`: name and directory of each run that was read from one, in the order of `runs`, which begin with these.
+    `inferences` are the records of `hpcdl infer`, which are no training and in no curve.
     `kept_apart`: whether the runs know what sets them apart (report/analysis/analyse.py).
     """
 
@@ -34,6 +36,7 @@ class Gathered:
     unreadable: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     run_dirs: tuple[tuple[str, Path], ...] = ()
+    inferences: tuple[Inferred, ...] = ()
     kept_apart: bool = False
 
     def __add__(self, other: Gathered) -> Gathered:
@@ -43,6 +46,7 @@ class Gathered:
             unreadable=self.unreadable + other.unreadable,
             remarks=self.remarks + other.remarks,
             run_dirs=self.run_dirs + other.run_dirs,
+            inferences=self.inferences + other.inferences,
         )
 
 
@@ -105,14 +109,15 @@ def gather(
     unreadable = tuple(item for item in found if isinstance(item, str))
     pairs = zip(named, found, strict=True)
     run_dirs = tuple((item.name, run_dir) for (_, run_dir), item in pairs if isinstance(item, Run))
-    if not runs and unreadable:
+    inferences = tuple(item for item in found if isinstance(item, Inferred))
+    if not runs and not inferences and unreadable:
         raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
-    return Gathered(runs=runs, unreadable=unreadable, run_dirs=run_dirs)
+    return Gathered(runs=runs, unreadable=unreadable, run_dirs=run_dirs, inferences=inferences)
 
 
-def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | str]:
+def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | Inferred | str]:
     """Each run, or what is wrong with its record; CorruptError for one that was named itself."""
-    found = []
+    found: list[Run | Inferred | str] = []
     with bar:
         for number, (path, run_dir) in enumerate(named):
             if number % _BETWEEN_LOOKS == 0:
@@ -121,9 +126,10 @@ def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | s
     return found
 
 
-def _read(path: Path, run_dir: Path) -> Run | str:
+def _read(path: Path, run_dir: Path) -> Run | Inferred | str:
     try:
-        run = from_record(read_record(run_dir), run_name(path, run_dir))
+        record, name = read_record(run_dir), run_name(path, run_dir)
+        run = from_record(record, name) if record.inference is None else inferred_of(record, name)
     except CorruptError as error:
         if run_dir == path:
             raise

@@ -23,6 +23,7 @@ SECTIONS = Registry(
         "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),
         "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
         "trace": Entry(target=f"{_HERE}.trace:build", summary="Inside the steps of traced runs."),
+        "inference": Entry(target=f"{_HERE}.inference:build", summary="Rate and latency of hpcdl infer."),
         "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),
         "prediction": Entry(target=f"{_HERE}.prediction:build", summary="Sizes that were not run."),
         "tuning": Entry(target=f"{_HERE}.tuning:build", summary="Search for a node's best settings."),

@@ -1,0 +1,106 @@
+"""How inference scales: samples per second and latency by ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from hpcdl.core.statistics import welch_log_ratio
+from hpcdl.core.units import common_unit, counted, listed
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.document.document import Bounds, Cell, Column, Interval, Section, Table
+from hpcdl.report.runs.inferences import Inferred
+
+
+def build(analysis: Analysis) -> Section | None:
+    """One row for each number of ranks that computed the same, with its efficiency against the smallest."""
+    if not analysis.inferences:
+        return None
+    usable = [item for item in analysis.inferences if item.usable]
+    left = len(analysis.inferences) - len(usable)
+    lines = [f"Left out of the table: {counted(left, 'call')} that did not finish, or was resumed."] if left else []
+    lines += [f"{item.name}: {text}" for item in analysis.inferences for text in item.warnings]
+    rate = Column.rate(common_unit(item.counted for item in usable))
+    columns = (
+        Column(name="model"), Column(name="data"), Column(name="ranks", kind="count"),
+        Column(name="nodes", kind="count"), Column(name="threads", kind="count"), Column(name="batch", kind="count"),
+        Column(name="settings"), Column(name="calls", kind="count"), rate, Column(name="efficiency", kind="percent"),
+        Column(name="median of a batch", kind="seconds"), Column(name="99th percentile", kind="seconds"),
+        Column(name="first batch", kind="seconds"),
+    )  # fmt: skip
+    varying = _varying(usable)
+    groups: dict[Hashable, list[Inferred]] = {}
+    for item in usable:
+        groups.setdefault(_workload(item), []).append(item)
+    rows = [row for group in groups.values() for row in _rows(group, varying)]
+    note = (
+        "Efficiency: rate per rank against the fewest ranks of the same model, data and settings. Latency: of a batch "
+        "on one rank, without the first, which compiles."
+    )
+    items = (Table(title="Inference by ranks", columns=columns, rows=rows, note=note),) if rows else ()
+    return Section(name="inference", title="Inference", lines=lines, items=items)
+
+
+def _workload(item: Inferred) -> Hashable:
+    """What must be the same for two rates to be points of one curve."""
+    return (
+        item.model,
+        item.data,
+        tuple(item.splits),
+        item.batch_size,
+        item.machine,
+        tuple(sorted(item.settings.items())),
+    )
+
+
+def _varying(usable: Sequence[Inferred]) -> list[str]:
+    """The settings in which some of them differ."""
+    keys = dict.fromkeys(key for item in usable for key in item.settings)
+    return [key for key in keys if len({item.settings.get(key) for item in usable}) > 1 and key != "batch-size"]
+
+
+def _rows(group: Sequence[Inferred], varying: Sequence[str]) -> list[tuple[Cell, ...]]:
+    points: dict[tuple[int, int], list[Inferred]] = {}
+    for item in sorted(group, key=lambda item: (item.ranks, item.nodes)):
+        points.setdefault((item.ranks, item.nodes), []).append(item)
+    base = next(iter(points.values()))
+    return [_row(own, base, varying) for own in points.values()]
+
+
+def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:
+    first = own[0]
+    return (
+        first.model,
+        f"{first.data}, {listed(first.splits)}",
+        first.ranks,
+        first.nodes,
+        first.threads,
+        first.batch_size,
+        ", ".join(f"{key} {first.settings.get(key, '')}" for key in varying),
+        len(own),
+        Interval.of(item.images_per_second for item in own),
+        _efficiency(own, base),
+        Interval.of(item.batch_seconds_median for item in own),
+        Interval.of(item.batch_seconds_p99 for item in own),
+        Interval.of(item.first_batch_seconds for item in own),
+    )
+
+
+def _efficiency(own: Sequence[Inferred], base: Sequence[Inferred]) -> Bounds:
+    if own is base:
+        return Bounds(value=1.0, low=None, high=None)
+    ratio = welch_log_ratio(_per_rank(own), _per_rank(base))
+    return Bounds(value=ratio.value, low=ratio.low, high=ratio.high, n=min(ratio.n, ratio.n_base))
+
+
+def _per_rank(items: Sequence[Inferred]) -> list[float]:
+    return [(item.images_per_second or 0.0) / item.ranks for item in items]
+
+
+def line(analysis: Analysis) -> str:
+    """The fastest in a sentence."""
+    usable = [item for item in analysis.inferences if item.usable]
+    if not usable:
+        return "no call finished that was not resumed"
+    best = max(usable, key=lambda item: item.images_per_second or 0.0)
+    rate = f"{best.images_per_second:,.0f} {best.counted}/s"
+    return f"at best {rate} with {counted(best.ranks, 'rank')} ({best.model} on {best.data}, {listed(best.splits)})"

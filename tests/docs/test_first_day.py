@@ -1,4 +1,4 @@
-"""The ten tasks of a first day: each page's commands as written, by an ordinary user if possible."""
+"""The tasks of a first day: each page's commands as written, by an ordinary user if possible."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "own-script": (shards, "runs/script/record.json"),
     "compare-strategies": (study, "report/report.html"),
     "killed-and-resumed": (shards, "runs/long/model.keras"),
+    "infer": (shards, "outputs/report/report.html"),
     "batch-job": (shards, ""),
     "paper-report": (runs, "report/report.html"),
     "slow-node": (shards, ""),
@@ -62,7 +63,15 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 """What stands ready for each page, and what its last command leaves."""
 QUICK = ("own-table", "batch-job", "paper-report", "install-for-all")
-STARTS_RANKS = ("own-table", "own-model", "own-script", "compare-strategies", "killed-and-resumed", "slow-node")
+STARTS_RANKS = (
+    "own-table",
+    "own-model",
+    "own-script",
+    "compare-strategies",
+    "killed-and-resumed",
+    "infer",
+    "slow-node",
+)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.rank.main import supervised
-from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes
+from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, with_devices
 from hpcdl.rank.start import leave
 from hpcdl.run.inference import InferencePlan, asked, blank_record, check_same, prepare
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
@@ -152,6 +152,7 @@ def infer_rank(
                 first_batch_seconds=first_s,
             ),
         )
+        record = with_devices(record, communicator)
         done, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
         todo = [task for task in outputs.tasks() if task not in done]
         if todo or not complete:  # a call may have been killed behind its last shard

@@ -237,6 +237,8 @@ def test_damaged_shards_alone_are_computed_again(
     content = bytearray(damaged.read_bytes())
     content[-5] ^= 1
     damaged.write_bytes(content)
+    looked = session_hpcdl(["inspect", out, "--verify"])
+    assert looked.code == 3 and "write them again with the same `hpcdl infer` command and --resume" in looked.err
     line = ["infer", trained, "--data", shards, "--out", out, "--deterministic", "--resume"]
     finished = session_hpcdl(line)
     assert finished.code == 0 and "shard-00003.h5" in finished.err, finished.err

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
+from hpcdl.core.records import FILE_NAME as RECORD_NAME
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.fields import Field, is_picture
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
@@ -153,7 +154,8 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         raise UsageError(f"no such data folder: {data}; make one with `{typed('shard', 'SOURCE', folder)}`")
     if not (folder / FILE_NAME).is_file():
         if any(folder.glob(PARTIAL_PREFIX + "*")):
-            raise UsageError(f"{data} is not finished; go on with the same `hpcdl shard` command and --resume")
+            command = "hpcdl infer" if _is_of_inference(folder) else "hpcdl shard"
+            raise UsageError(f"{data} is not finished; go on with the same `{command}` command and --resume")
         raise UsageError(
             f"{data} holds no {FILE_NAME}; make a data folder with `{typed('shard', folder, 'NEW_FOLDER')}`"
         )
@@ -196,7 +198,19 @@ def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCou
 
 
 def _remedy(folder: Path) -> str:
-    return f"; mend it with `{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`"
+    return f"; mend it with {way_to_repair(folder)}"
+
+
+def way_to_repair(folder: Path) -> str:
+    """What to type for a folder with damaged shards."""
+    if _is_of_inference(folder):
+        return "the same `hpcdl infer` command and --resume"
+    return f"`{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`"
+
+
+def _is_of_inference(folder: Path) -> bool:
+    """Whether a model has computed it: `hpcdl shard` leaves no record of a run."""
+    return (folder / RECORD_NAME).is_file()
 
 
 def _synthetic(data: str, seed: int) -> Dataset:

@@ -18,8 +18,7 @@ import numpy as np
 from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import write_output
-from hpcdl.core.paths import typed
-from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset
+from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset, way_to_repair
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest
 from hpcdl.data.format.order import mixed, permuted
@@ -170,8 +169,9 @@ def require_sound(folder: Path, verification: Verification) -> None:
         lines.append(f"... and {more} more that do not decode; --json names all")
     if verification.faults:
         bad, all_of_them = len(verification.bad_shards), verification.num_shards
-        repair = typed("inspect", folder, "--repair", "--from", "SOURCE")
-        lines.append(f"{bad} of {all_of_them} shards in {folder} are damaged; write them again with `{repair}`")
+        lines.append(
+            f"{bad} of {all_of_them} shards in {folder} are damaged; write them again with {way_to_repair(folder)}"
+        )
     if count := len(verification.undecodable):
         lines.append(
             f"{count} of {count + verification.num_decoded} pictures in {folder} do not decode, and were so when they "

@@ -16,6 +16,7 @@ from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import StepBenchConfig
 from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import UsageError
 from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
@@ -88,6 +89,11 @@ def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
     config = resolved.config
     info, num_workers, _ = check_strategy(config)
     check_averaging(info, resolved, num_workers, config.optimizer.learning_rate)
+    if info.features.periodic and config.elastic.period > 1:
+        raise UsageError(
+            f"--period {config.elastic.period}: bench step measures one step of {info.name}, with its exchange and "
+            "without; leave it out, and divide the exchange by the period"
+        )
     check_open_servers(info, allowed=config.run.allow_grpc)
     if config.run.data is not None:
         open_dataset(str(config.run.data))

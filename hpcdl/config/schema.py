@@ -192,7 +192,7 @@ class ExchangeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticConfig:
-    """How the EASGD family and its asynchronous baselines exchange with their center."""
+    """How strategies exchange whose workers keep weights of their own: the EASGD family, and periodic averaging."""
 
     elasticity: float | None = setting(
         None,
@@ -203,7 +203,31 @@ class ElasticConfig:
     moving_rate: float | None = setting(
         None, "Constant moving rate alpha in place of --elasticity; default 0.9 / workers.", at_least=0, matters=RESULT
     )
-    period: int = setting(1, "Steps from one exchange with the center to the next.", at_least=1, matters=RESULT | TIME)
+    period: int = setting(
+        1,
+        "Steps from one exchange to the next; default 1, of local-sgd 8, slowmo 12, diloco 50.",
+        at_least=1,
+        matters=RESULT | TIME,
+    )
+    outer_rate: float | None = setting(
+        None,
+        "Rate at which an exchange of slowmo (default 1) or diloco (0.7) follows the mean change.",
+        above=0,
+        matters=RESULT,
+    )
+    outer_momentum: float | None = setting(
+        None,
+        "Momentum from exchange to exchange, of slowmo (default 0.6) and diloco (0.9).",
+        at_least=0,
+        at_most=0.9999,
+        matters=RESULT,
+    )
+    post_local_start: int = setting(
+        0,
+        "Of local-sgd: the first steps, each of which ends with an exchange.",
+        at_least=0,
+        matters=RESULT | TIME,
+    )
     variant: str = setting(
         "3",
         "Of sync-easgd: 1 tree reduction, 2 center on every rank, 3 also overlapped.",

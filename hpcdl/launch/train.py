@@ -50,7 +50,7 @@ from hpcdl.run import in_place, rundir
 from hpcdl.run.ended import end_noted
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
-from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare
+from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare, with_own_period
 from hpcdl.run.shrink import check_least, check_shrunk, with_least
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
@@ -88,7 +88,7 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     check_backend()
     check_least(resolved)
-    resolved = with_least(resolved, find_launcher())
+    resolved = with_own_period(with_least(resolved, find_launcher()))
     run_plan = prepare(resolved)
     check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
     check_shrunk(resolved, find_launcher())
@@ -289,7 +289,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     from hpcdl.supervision.watchdog import leave_without_lost
 
     check_backend()
-    resolved = with_ranks(resolved, place)
+    resolved = with_own_period(with_ranks(resolved, place))
     check_least(resolved)
     check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
     check_started_with(resolved.config.run, place.launcher)

@@ -21,7 +21,7 @@ from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.jobs import ITEM_BYTES, RankLayout, StepJob, has_servers, layers_known, lengths_of
+from hpcdl.predict.jobs import ITEM_BYTES, RankLayout, StepJob, has_period, has_servers, layers_known, lengths_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
@@ -132,6 +132,7 @@ class Evidence:
         whole = batch or self.batch
         like = self.templates.get(strategy)
         settings = {} if like is None else {key: getattr(like, key) for key in _SETTINGS}
+        settings.setdefault("period", STRATEGIES[ALIASES.get(strategy, strategy)].features.default_period)
         return StepJob(
             strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
             workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
@@ -359,7 +360,7 @@ def _job_of(
         compressed=settings.get("compress", "none") != "none",
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
-        period=int(settings.get("period", 1)) if STRATEGIES[strategy].features.elastic else 1,
+        period=int(settings.get("period", 1)) if has_period(strategy) else 1,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
     )
 

@@ -14,6 +14,7 @@ from hpcdl.core.files import read_json
 from hpcdl.core.paths import share_folder
 from hpcdl.models.spec import parse_emulation
 from hpcdl.strategies.elastic.methods import METHODS
+from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
 ITEM_BYTES = 4
@@ -81,7 +82,7 @@ class RankLayout:
 
 
 def kind_of(strategy: str) -> str:
-    """Which timeline a strategy has: single, all-reduce, servers, center, sync-easgd; UnknownNameError otherwise."""
+    """Which timeline a strategy has: single, all-reduce, servers, center, sync-easgd or periodic; UnknownNameError."""
     name = ALIASES.get(strategy, strategy)
     if name in _KINDS:
         return _KINDS[name]
@@ -96,12 +97,19 @@ _KINDS: Mapping[str, str] = {
     "ps": "servers",
     "grpc-ps": "servers",
     "sync-easgd": "sync-easgd",
+    **dict.fromkeys(PERIODIC, "periodic"),
 }
 
 
 def has_servers(strategy: str) -> bool:
     """Whether some ranks of it serve."""
     return STRATEGIES[ALIASES.get(strategy, strategy)].features.servers
+
+
+def has_period(strategy: str) -> bool:
+    """Whether its workers may take several steps from one exchange to the next."""
+    features = STRATEGIES[ALIASES.get(strategy, strategy)].features
+    return features.elastic or bool(features.periodic)
 
 
 def is_synchronous(strategy: str) -> bool:

@@ -374,6 +374,16 @@ def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -
     }
 
 
+def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
+    """One all-reduce of all weights every `period` steps, with nothing beside it."""
+    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period))
+    whole = _by_cause(_unit_seconds(job, p) * _whole_messages("auto", job, network))
+    return {
+        "compute noise": _mean(compute[:, None] * factors) - compute,
+        **_shares(_sum(whole.values()) / job.period, whole),
+    }
+
+
 _EASGD_SUMS = {"1": "tree", "2": "auto", "3": "auto"}
 _TIMELINES: Mapping[str, Callable[[StepJob, Parameters, Network, Array], Losses]] = {
     "single": _single,
@@ -381,4 +391,5 @@ _TIMELINES: Mapping[str, Callable[[StepJob, Parameters, Network, Array], Losses]
     "servers": _servers,
     "center": _center,
     "sync-easgd": _sync_easgd,
+    "periodic": _periodic,
 }

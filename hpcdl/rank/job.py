@@ -179,6 +179,8 @@ def context_of(run_plan: RunPlan, communicator: Observed) -> Context:
         optimizer=run_plan.config.optimizer,
         elastic=run_plan.config.elastic,
         deterministic=run_plan.config.run.deterministic,
+        num_steps=run_plan.num_steps,
+        steps_per_epoch=run_plan.steps_per_epoch,
         weight=run_plan.weight_of(communicator.rank) if communicator.rank < run_plan.num_workers else 1.0,
     )
 

@@ -31,7 +31,8 @@ def _problems(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> Iter
     groups, ranks = config.elastic.groups, config.run.ranks
     if groups == 1:
         return
-    averages_gradients = info.features.synchronous and not info.features.optimizers and not info.features.servers
+    features = info.features
+    averages_gradients = features.synchronous and not (features.optimizers or features.servers or features.periodic)
     if info.name == "single" or not (info.features.groups or averages_gradients):
         yield f"--groups {groups}: strategy {info.name!r} does not sum gradients over groups; use ring or sync-easgd"
     elif ranks % groups:

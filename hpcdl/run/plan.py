@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
-from hpcdl.config.load import ResolvedConfig, flatten, site_rules
+from hpcdl.config.load import Config, ResolvedConfig, flatten, replace, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
 from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
@@ -33,7 +33,7 @@ from hpcdl.strategies.refusals import (
     check_optimizer,
     check_steps_per_call,
 )
-from hpcdl.strategies.table import find_strategy
+from hpcdl.strategies.table import ALIASES, STRATEGIES, find_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +138,7 @@ def check_scale(dataset: Dataset, config: DataConfig) -> None:
 
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
+    resolved = with_own_period(resolved)
     config = resolved.config
     dataset = _named(config)
     info, num_workers, num_servers = check_strategy(config)
@@ -226,6 +227,19 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
     check_allowed(info, rules.forbid_strategies, rules.origin)
     check_model_spec(config.model.model)
     return info, num_workers, num_servers
+
+
+def with_own_period(resolved: ResolvedConfig[Config]) -> ResolvedConfig[Config]:
+    """The settings with the strategy's own period, where nobody has said another one and it has one.
+
+    What a run keeps of its settings must hold it: reports and forecasts go by that.
+    """
+    name = flatten(resolved.config)["strategy"]
+    period = find_strategy(name).features.default_period if name in (*STRATEGIES, *ALIASES) else 1
+    if period == 1 or resolved.origins["period"] != "default":
+        return resolved
+    origins = {**resolved.origins, "period": f"strategy {name}"}
+    return ResolvedConfig(config=replace(resolved.config, period=period), origins=origins)
 
 
 def check_averaging(
@@ -329,7 +343,9 @@ def rule_in_force(run_plan: RunPlan) -> str:
         fewest = run_plan.samples_of(0)
         most = run_plan.worker_batch
         each = f"{run_plan.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
+    meeting = f", an exchange every {values['period']} steps" if run_plan.info.features.periodic else ""
     return (
-        f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step; {rule}, {run_plan.schedule.describe()}; "
+        f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step{meeting}; {rule}, "
+        f"{run_plan.schedule.describe()}; "
         f"{run_plan.num_steps} steps, {run_plan.steps_per_epoch} an epoch"
     )

@@ -135,6 +135,9 @@ def check_scriptable(strategy: str) -> StrategyInfo:
     reasons = {
         "is one process without an exchange; a script on one rank needs no strategy": info.family == "sequential",
         "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
+        "keeps weights of its own on each rank, for which fit has no place in evaluation and files": bool(
+            features.periodic
+        ),
         "has its center on servers, ranks that do not run the script": features.servers,
         "lets every rank change the center at any time, so that no two end with the same model": features.lock_free,
     }

@@ -86,6 +86,14 @@ def check_elastic(
         raise ConfigError(problems)
 
 
+_PERIODIC = {
+    "outer-rate": "slowmo or diloco",
+    "outer-momentum": "slowmo or diloco",
+    "post-local-start": "local-sgd",
+}
+"""Settings of periodic averaging alone, and who has them."""
+
+
 def _unknown_to_engine(features: Features, optimizer: OptimizerConfig, precision: str) -> Iterator[str]:
     if optimizer.optimizer == "lars" and not features.lars:
         yield "--optimizer lars"
@@ -114,8 +122,11 @@ def _unused(
         yield f"--servers: strategy {name!r} has no servers; leave it out, or use one that has, such as ps"
     if not info.features.elastic:
         for key in ("elasticity", "moving-rate", "period"):
-            if key in given:
+            if key in given and key not in info.features.periodic:
                 yield f"--{key}: strategy {name!r} has no elastic exchange; leave it out, or use an *easgd strategy"
+    for key, who in _PERIODIC.items():
+        if key in given and key not in info.features.periodic:
+            yield f"--{key}: strategy {name!r} does not have it; leave it out, or use {who}"
     if not info.features.optimizers and "unpacked" in given:
         yield f"--unpacked: strategy {name!r} sends buckets; see --bucket-size"
     if info.features.lock_free and config.elastic.unpacked:

@@ -11,6 +11,7 @@ from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.registry import Entry, Registry, added, load, refuse_two
 from hpcdl.strategies.base.strategy import Features, Strategy, StrategyInfo
 from hpcdl.strategies.elastic.methods import ELASTIC_FAMILY
+from hpcdl.strategies.periodic.methods import PERIODIC_FAMILY
 
 GRPC_WARNING = (
     "TensorFlow's gRPC servers authenticate nobody; hpcdl keeps them to this job's hosts, "
@@ -114,7 +115,13 @@ def _from_collective(collectives: Registry, name: str) -> StrategyInfo:
 
 
 _BY_NAME = {
-    info.name: info for info in (*_OWN, *(_from_collective(COLLECTIVES, name) for name in COLLECTIVES), *ELASTIC_FAMILY)
+    info.name: info
+    for info in (
+        *_OWN,
+        *(_from_collective(COLLECTIVES, name) for name in COLLECTIVES),
+        *ELASTIC_FAMILY,
+        *PERIODIC_FAMILY,
+    )
 }
 GROUP = "hpcdl.strategies"
 """The entry points by which other packages add strategies; each is a StrategyInfo."""

@@ -17,7 +17,7 @@ from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, Range
-from hpcdl.predict.jobs import StepJob, kind_of
+from hpcdl.predict.jobs import StepJob, has_period, kind_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
@@ -183,7 +183,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
         compressed=exchange.compress != "none",
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
-        period=elastic.period if run_plan.info.features.elastic else 1,
+        period=elastic.period if has_period(strategy) else 1,
         variant=elastic.variant if strategy == "sync-easgd" else job.variant,
     )
 

@@ -80,6 +80,11 @@ def timestamp() -> Any:
     return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
 
 
+def seconds_after(stamp: Any, seconds: Any) -> Any:
+    """The `timestamp` so many seconds after `stamp`; both are scalar float64 tensors."""
+    return stamp - seconds if has_own_clock() else stamp + seconds
+
+
 def has_own_clock() -> bool:
     """Whether TensorFlow tells the time itself, at a quarter of the price: not where op determinism is on.
 

@@ -44,6 +44,10 @@ class Features:
     """Goes on with the ranks that are left where others are lost, if MPI can: no rank alone knows part of its state."""
     measured_buckets: bool = False
     """The size of its buckets may be found by timing steps: no rank but the workers knows it."""
+    periodic: tuple[str, ...] = ()
+    """Flags of a strategy whose workers take many steps by themselves, whatever the optimizer; empty for all others."""
+    default_period: int = 1
+    """Steps from one exchange to the next where nobody says --period."""
     optimizers: tuple[str, ...] = ()
     """The rule that its own equations follow, in place of --optimizer; empty: any optimizer."""
 
@@ -83,6 +87,9 @@ class Context:
     optimizer: OptimizerConfig
     elastic: ElasticConfig = ElasticConfig()
     deterministic: bool = False
+    num_steps: int = 0
+    """Steps of the whole run; 0 where nobody knows. `steps_per_epoch` likewise."""
+    steps_per_epoch: int = 0
     weight: float = 1.0
     """What this worker's mean over its samples counts in the mean over the workers."""
     in_place: bool = False

@@ -1,0 +1,102 @@
+"""ONE table of the methods whose workers exchange every H steps: what an exchange does, and its usual settings.
+
+Sources: Stich 2018 (arXiv 1805.09767); Lin, Stich, Patel and Jaggi 2018 (arXiv 1808.07217); Wang, Tantia, Ballas and
+Rabbat 2019 (arXiv 1910.00643); Douillard and others 2023 (arXiv 2311.08105). A new method is a row here and, where its
+equation is new, a function in equations.py. Strings and numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdl.strategies.base.strategy import Features, StrategyInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method whose workers move their own weights for `period` steps, then all take the same new ones.
+
+    `outer_rate` and `outer_momentum` are the defaults of the flags, None where the equation has no such number.
+    """
+
+    name: str
+    summary: str
+    source: str
+    equations: str
+    rule: str
+    """What an exchange does with the mean change: a name of equations.py's RULES."""
+    period: int
+    outer_rate: float | None = None
+    outer_momentum: float | None = None
+    post_local: bool = False
+    """Whether the first steps may each end with an exchange."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Which settings it has, by the names of their flags."""
+        taken = {
+            "period": True,
+            "outer-rate": self.outer_rate is not None,
+            "outer-momentum": self.outer_momentum is not None,
+            "post-local-start": self.post_local,
+        }
+        return tuple(flag for flag, has in taken.items() if has)
+
+    @property
+    def info(self) -> StrategyInfo:
+        """The method's entry in the table of strategies."""
+        return StrategyInfo(
+            name=self.name,
+            family="periodic averaging",
+            summary=self.summary,
+            source=self.source,
+            features=Features(
+                deterministic=True,
+                exact_resume=True,
+                accumulation=True,
+                lars=True,
+                several_steps=True,
+                periodic=self.flags,
+                default_period=self.period,
+            ),
+            target="hpcdl.strategies.periodic.worker:Periodic",
+        )
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            name="local-sgd",
+            summary="Workers train alone and take the mean of their weights every --period steps.",
+            source="Stich 2018 (arXiv 1805.09767), algorithm 1; post-local start: Lin et al. 2018 (arXiv 1808.07217)",
+            equations="x <- mean of x_i",
+            rule="mean",
+            period=8,
+            post_local=True,
+        ),
+        Method(
+            name="slowmo",
+            summary="Local SGD whose mean moves with a slow momentum; BMUF where the learning rate is constant.",
+            source="Wang et al. 2019 (arXiv 1910.00643), algorithm 1",
+            equations="u <- beta u + (x - mean of x_i) / gamma; x <- x - alpha gamma u",
+            rule="slow momentum",
+            period=12,
+            outer_rate=1.0,
+            outer_momentum=0.6,
+        ),
+        Method(
+            name="diloco",
+            summary="Each worker keeps its own optimizer; the mean change moves the weights by Nesterov's momentum.",
+            source="Douillard et al. 2023 (arXiv 2311.08105), algorithm 1",
+            equations="D <- x - mean of x_i; v <- mu v + D; x <- x - eta (D + mu v)",
+            rule="nesterov",
+            period=50,
+            outer_rate=0.7,
+            outer_momentum=0.9,
+        ),
+    )
+}
+
+PERIODIC_FAMILY: Sequence[StrategyInfo] = tuple(method.info for method in METHODS.values())

@@ -1,0 +1,130 @@
+"""The weights that all workers share, and the exchange that moves them. No TensorFlow: worker.py puts it in a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.collectives import auto
+from hpcdl.collectives.workspace import Workspace
+from hpcdl.core.statistics import Sample
+from hpcdl.strategies.base.finite import all_finite, not_finite
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.elastic.equations import distance
+from hpcdl.strategies.periodic.equations import RULES, OuterRates
+from hpcdl.strategies.periodic.methods import METHODS
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+PREFIX = "periodic/"
+"""How the names of what a checkpoint keeps of a worker begin."""
+
+
+class SharedWeights:
+    """`weights`: float32, all trainable variables one after another; the same bits on every worker.
+
+    `names` and lengths of the `variables` in it are for messages.
+    """
+
+    def __init__(self, context: Context) -> None:
+        method, elastic = METHODS[context.info.name], context.elastic
+        # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
+        self.group = context.communicator.duplicate()
+        self.weights: Array = numpy.zeros(0, numpy.float32)
+        self.variables: Sequence[tuple[str, int]] = ()
+        self._rule = RULES[method.rule]
+        self._outer_rate = _or(elastic.outer_rate, method.outer_rate)
+        self._momentum = _or(elastic.outer_momentum, method.outer_momentum)
+        self._period, self._num_steps = elastic.period, context.num_steps
+        self._post_local_start = elastic.post_local_start
+        self._velocity: Array = numpy.zeros(0, numpy.float32)
+        self._step = 0
+        self._rate_sum, self._num_rates = 0.0, 0
+        self._restored: dict[str, Array] = {}
+        # The same algorithm in every run, by size and ranks alone: measured choices could differ between two runs.
+        self._workspace = Workspace(measure=False)
+        self._distances = Sample(1)
+        self._last_distance = 0.0
+
+    def start(self, weights: Array) -> None:
+        """Begin with `weights`, equal on every worker; what `restore` took comes back."""
+        self.weights = weights.astype(numpy.float32)
+        self._velocity = self._restored.get(f"{PREFIX}velocity", numpy.zeros_like(self.weights))
+        self._rate_sum, self._num_rates = 0.0, 0
+        if f"{PREFIX}rates" in self._restored:
+            self._rate_sum, count = self._restored[f"{PREFIX}rates"].tolist()
+            self._num_rates = int(count)
+        self._restored = {}
+
+    def before_step(self, step: int, learning_rate: float) -> bool:
+        """Whether `step`, counted from 0, ends with an exchange: every `period`-th, the first ones, the run's last."""
+        self._step = step
+        self._rate_sum += learning_rate
+        self._num_rates += 1
+        done = step + 1
+        return done % self._period == 0 or done <= self._post_local_start or done == self._num_steps
+
+    def exchange(self, own: Array) -> Array:
+        """The new shared weights for a worker's `own`, whose memory they take. Collective.
+
+        What follows the weights in `own` (moving statistics) becomes its mean over the workers.
+        """
+        mine = own[: self.weights.size]
+        self._note_distance(mine)
+        numpy.subtract(self.weights, mine, out=mine)
+        auto.allreduce(self.group, own, self._workspace)
+        own /= self.group.size
+        self._check_finite(own)
+        inner = self._rate_sum / max(self._num_rates, 1)
+        rates = OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
+        self._rule(self.weights, self._velocity, mine, rates)
+        self._rate_sum, self._num_rates = 0.0, 0
+        self._check_finite(self.weights)
+        mine[:] = self.weights
+        return own
+
+    def state(self) -> dict[str, Array]:
+        """What a checkpoint keeps beside the weights: the outer momentum, and the rates since the last exchange."""
+        rates = numpy.array([self._rate_sum, self._num_rates], numpy.float64)
+        return {f"{PREFIX}velocity": self._velocity.copy(), f"{PREFIX}rates": rates}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take it back, at the next `start`. KeyError where a part is missing."""
+        self._restored = {name: arrays[name] for name in (f"{PREFIX}velocity", f"{PREFIX}rates")}
+
+    def details(self) -> dict[str, Any]:
+        """How far this worker's weights were from the shared ones when it exchanged."""
+        if not self._distances.count:
+            return {}
+        found = self._distances
+        return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
+
+    def close(self) -> None:
+        """Give buffers back."""
+        self._workspace.close()
+
+    def _note_distance(self, own: Array) -> None:
+        found = distance(own, self.weights)
+        if math.isfinite(found):  # JSON has no other numbers
+            self._distances.add(found)
+            self._last_distance = found
+
+    def _check_finite(self, values: Array) -> None:
+        """NotFiniteError, on every worker: all have the same sums."""
+        if all_finite(values):
+            return
+        bad, start = [], 0
+        for name, length in self.variables:
+            if not all_finite(values[start : start + length]):
+                bad.append(name)
+            start += length
+        raise not_finite(bad, "the mean over the workers", self._step, self.group.rank)
+
+
+def _or(given: float | None, default: float | None) -> float:
+    """What was given, else the method's own; 0 where its equation has no such number."""
+    return given if given is not None else default or 0.0

@@ -1,0 +1,165 @@
+"""A worker that moves its own weights by its own optimizer, and meets the others every `--period` steps.
+
+A step is that of `single`; one that ends with an exchange has an all-reduce behind it, in the same graph. Evaluation,
+checkpoints and the saved model take the shared weights as the last exchange left them. Each worker keeps its own
+weights and its own optimizer's state (momentum, Adam's moments), which no exchange touches; checkpoints keep both.
+Moving statistics of batch normalisation become their mean at each exchange.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import tensorflow as tf
+
+from hpcdl.comm.observed import BUCKET, recorder_of
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
+from hpcdl.strategies.base.strategy import Context, Server, Worker
+from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer, unpacked
+from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+LONGEST_SHARE = 10
+"""A period beyond one in so many of an epoch is warned of."""
+_OWN = f"{PREFIX}own/"
+
+
+class Periodic:
+    """Every method of methods.py as a strategy of the same name."""
+
+    def worker(self, context: Context) -> Worker:
+        """All ranks work."""
+        return PeriodicWorker(context)
+
+    def server(self, context: Context) -> Server:
+        """Nobody serves."""
+        raise AssertionError("periodic averaging has no servers")
+
+
+class PeriodicWorker(Worker):
+    """Applies its own gradients; now and then its weights become those that all workers share."""
+
+    def __init__(self, context: Context) -> None:
+        self._shared = SharedWeights(context)
+        self._guard = FiniteGuard(self._shared.group.rank)
+        self._name = context.info.name
+        self._variables: Sequence[Any] = ()
+        self._trainable: list[Any] = []
+        self._restored: list[Array] = []
+        self.warnings = _warnings(context)
+        with tf.device("CPU"):  # it says which branch the graph takes
+            self._exchanges = tf.Variable(False, trainable=False)
+        self._exchanging = False
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Rank 0's weights become everybody's, and the shared ones; a resumed worker then takes its own back."""
+        broadcast_variables(self._shared.group, variables)
+        self._variables = variables
+        self._trainable = [variable for variable in variables if variable.trainable]
+        self._check_types(self._trainable)
+        values = [numpy.array(variable) for variable in self._trainable]
+        self._shared.variables = [(item.path, value.size) for item, value in zip(self._trainable, values, strict=True)]
+        self._shared.start(numpy.concatenate([value.reshape(-1) for value in values]))
+        if self._restored:
+            for variable, value in zip(variables, self._restored, strict=True):
+                variable.assign(value)
+            self._restored = []
+
+    def before_step(self, step: int) -> None:
+        """Tell the graph whether this step ends with an exchange; errors name the step."""
+        self._guard.step = step
+        exchanging = self._shared.before_step(step, self.learning_rate)
+        if exchanging != self._exchanging:
+            self._exchanges.assign(exchanging)
+            self._exchanging = exchanging
+
+    def leaves_early(self, gradients: Sequence[Any]) -> bool:
+        """They stay here."""
+        return False
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
+        """Apply the local gradients; then, in a step that ends with an exchange, take the shared weights."""
+        if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable]:
+            raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
+        names = [variable.path for variable in variables]
+        fine = [self._guard.before_exchange(gradients, names)] if self.checks_finite else gradients
+        with tf.control_dependencies(fine):
+            began = timestamp()
+        with tf.control_dependencies([began]):
+            optimizer.apply(gradients, variables)
+            exchanging = self._exchanges.read_value()
+        averaged = [*variables, *self._statistics(optimizer)]
+        self._check_types(averaged)
+        took_s = tf.cond(exchanging, lambda: self._exchange(averaged), lambda: tf.zeros([], tf.float64))
+        # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
+        return seconds_after(began, took_s)
+
+    def center(self) -> list[Array] | None:
+        """The shared weights, variable by variable; None before the start."""
+        if not self._trainable:
+            return None
+        return unpacked(self._shared.weights, [tuple(variable.shape) for variable in self._trainable])
+
+    def state(self) -> dict[str, Array]:
+        """This worker's own weights and optimizer state, the outer momentum, and the rates of the steps so far."""
+        own = {f"{_OWN}{index}": numpy.array(variable) for index, variable in enumerate(self._variables)}
+        return {**own, **self._shared.state()}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take them back; of a checkpoint of another strategy there is nothing to take."""
+        count = sum(name.startswith(_OWN) for name in arrays)
+        if count:
+            self._restored = [arrays[f"{_OWN}{index}"] for index in range(count)]
+            self._shared.restore(arrays)
+
+    def details(self) -> dict[str, Any]:
+        """What the record keeps about this worker."""
+        return self._shared.details()
+
+    def finish(self, *, early: bool = False) -> None:
+        """Give buffers back."""
+        self._shared.close()
+
+    def _statistics(self, optimizer: Any) -> list[Any]:
+        """The model's weights that no gradient moves."""
+        others = {id(variable) for variable in (*self._trainable, *optimizer.variables)}
+        return [variable for variable in self._variables if id(variable) not in others]
+
+    def _check_types(self, variables: Sequence[Any]) -> None:
+        odd = {str(variable.dtype) for variable in variables} - {"float32"}
+        if odd:
+            raise UsageError(
+                f"strategy {self._name!r} keeps its weights in float32, the model has {', '.join(sorted(odd))} ones; "
+                "use --strategy ring"
+            )
+
+    def _exchange(self, averaged: Sequence[Any]) -> Any:
+        """Traced into the graph: `averaged` become what all workers have; the seconds that it took, float64."""
+        weights, took_s = call_python(self._averaged, [one_buffer(averaged)], [tf.float32, tf.float64])
+        assign_pieces(averaged, weights)
+        return tf.ensure_shape(took_s, [])
+
+    def _averaged(self, own: Array) -> tuple[Array, float]:
+        began_s = time.monotonic()
+        weights = self._shared.exchange(own)
+        ended_s = time.monotonic()
+        recorder_of(self._shared.group).span(BUCKET, began_s, ended_s, num_bytes=own.nbytes, bucket=0)
+        return weights, numpy.float64(ended_s - began_s)
+
+
+def _warnings(context: Context) -> list[str]:
+    """A period so long that workers drift apart, and that evaluation shows old weights."""
+    period, epoch = context.elastic.period, context.steps_per_epoch
+    if not epoch or period * LONGEST_SHARE <= epoch:
+        return []
+    return [
+        f"--period {period} is more than a tenth of an epoch ({epoch} steps): workers drift apart, and an epoch's "
+        "evaluation shows weights of the last exchange; compare its accuracy with a shorter --period"
+    ]

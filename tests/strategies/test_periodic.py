@@ -1,0 +1,285 @@
+"""Local SGD, SlowMo and DiLoCo: the papers' equations, whole trainings on MPI ranks, resuming, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.comm.observed import observe
+from hpcdl.comm.threads import communicator as threads
+from hpcdl.config.load import Layer, load
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
+from hpcdl.core.errors import NotFiniteError, UsageError
+from hpcdl.run.plan import prepare, rule_in_force, with_own_period
+from hpcdl.scripts.exchange import check_scriptable
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.periodic.methods import METHODS
+from hpcdl.strategies.periodic.shared import SharedWeights
+from hpcdl.strategies.table import find_strategy
+from tests.conftest import CommandLine
+from tests.training_runs import PLANTED, SHORT, finish, model_weights, record_of, same_run, start, steps_done, wait_for
+
+RATE = 0.05
+OUTER = {"local-sgd": (None, None), "slowmo": (0.9, 0.5), "diloco": (0.7, 0.9)}
+
+
+def targets(worker: int, size: int) -> np.ndarray:
+    return np.random.default_rng(worker).standard_normal(size).astype(np.float32)
+
+
+def context_of(name: str, group: Any, num_steps: int = 0, epoch: int = 0, **elastic: Any) -> Context:
+    return Context(
+        info=find_strategy(name), communicator=group, num_workers=group.size, num_servers=0,
+        exchange=ExchangeConfig(), optimizer=OptimizerConfig(), elastic=ElasticConfig(**elastic), num_steps=num_steps,
+        steps_per_epoch=epoch,
+    )  # fmt: skip
+
+
+def shared_by_threads(
+    name: str, workers: int, steps: int, period: int, size: int = 33, **more: Any
+) -> list[np.ndarray]:
+    """Every worker's shared weights after gradient descent towards its own target, in float32."""
+    rate, momentum = OUTER[name]
+
+    def rank(inner: Any) -> np.ndarray:
+        group = observe(inner)
+        elastic = {"period": period, "outer_rate": rate, "outer_momentum": momentum, **more}
+        shared = SharedWeights(context_of(name, group, steps, **elastic))
+        shared.start(np.ones(size, np.float32))
+        own = shared.weights.copy()
+        for step in range(steps):
+            exchanges = shared.before_step(step, RATE)
+            own -= np.float32(RATE) * (own - targets(group.rank, size))
+            if exchanges:
+                own = shared.exchange(own).copy()
+        return shared.weights
+
+    return threads.run(workers, rank)
+
+
+def by_the_paper(name: str, workers: int, steps: int, period: int, size: int = 33, dtype: Any = np.float64) -> Any:
+    """The algorithm as it is printed, one worker after the other."""
+    x, v = np.ones(size, dtype), np.zeros(size, dtype)
+    alpha, beta = OUTER[name]
+    gamma = RATE
+    own = [x.copy() for _ in range(workers)]
+    for step in range(steps):
+        for worker in range(workers):
+            own[worker] -= dtype(RATE) * (own[worker] - targets(worker, size).astype(dtype))
+        if (step + 1) % period and step + 1 != steps:
+            continue
+        change = sum(x - one for one in own) / dtype(workers)
+        if name == "local-sgd":
+            x = x - change
+        elif name == "slowmo":
+            v = dtype(beta) * v + change / dtype(gamma)
+            x = x - dtype(alpha * gamma) * v
+        else:
+            v = dtype(beta) * v + change
+            x = x - dtype(alpha) * (change + dtype(beta) * v)
+        own = [x.copy() for _ in range(workers)]
+    return x
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_workers_leave_the_bits_of_a_plain_program(name: str) -> None:
+    for found in shared_by_threads(name, 2, steps=30, period=4):
+        assert found.tobytes() == by_the_paper(name, 2, 30, 4, dtype=np.float32).tobytes()
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4, 8])
+@pytest.mark.parametrize("name", METHODS)
+def test_any_number_of_workers_follows_the_paper(name: str, workers: int) -> None:
+    ours = shared_by_threads(name, workers, steps=24, period=5)
+    assert all(one.tobytes() == ours[0].tobytes() for one in ours)
+    np.testing.assert_allclose(ours[0], by_the_paper(name, workers, 24, 5), rtol=2e-5, atol=2e-6)
+
+
+def test_slow_momentum_with_a_constant_rate_is_bmuf() -> None:
+    """Chen and Huo 2016: D_t = eta D_(t-1) + zeta G_t; W_t = W_(t-1) + D_t, G_t the mean's way from W_(t-1)."""
+    block_rate, block_momentum = OUTER["slowmo"]
+    x, d = np.ones(33), np.zeros(33)
+    for _ in range(6):
+        own = [x.copy() for _ in range(2)]
+        for worker, one in enumerate(own):
+            for _ in range(4):
+                one -= RATE * (one - targets(worker, 33))
+        d = block_momentum * d + block_rate * (np.mean(own, axis=0) - x)
+        x = x + d
+    np.testing.assert_allclose(shared_by_threads("slowmo", 2, steps=24, period=4)[0], x, rtol=2e-5, atol=2e-6)
+
+
+def test_post_local_sgd_exchanges_in_every_step_first() -> None:
+    shared = SharedWeights(context_of("local-sgd", threads.alone(), 15, period=4, post_local_start=3))
+    assert [step + 1 for step in range(15) if shared.before_step(step, RATE)] == [1, 2, 3, 4, 8, 12, 15]
+
+
+def test_a_rate_of_zero_moves_nothing() -> None:
+    """As at the end of a cosine schedule: the change is zero, and nothing is divided by it."""
+    shared = SharedWeights(context_of("slowmo", observe(threads.alone()), 0, period=1))
+    shared.start(np.ones(5, np.float32))
+    shared.before_step(0, 0.0)
+    assert shared.exchange(np.ones(5, np.float32)).tolist() == [1.0] * 5
+
+
+def test_weights_that_are_no_numbers_end_the_run_with_the_variable_named() -> None:
+    shared = SharedWeights(context_of("diloco", observe(threads.alone()), 0, period=1))
+    shared.start(np.ones(5, np.float32))
+    shared.variables = [("a", 2), ("b", 3)]
+    shared.before_step(7, 0.1)
+    with pytest.raises(NotFiniteError, match="of b is not finite at step 7 on rank 0"):
+        shared.exchange(np.array([1, 1, 1, np.nan, 1], np.float32))
+
+
+def case(strategy: str, workers: int, optimizer: str, period: int, **more: Any) -> dict[str, Any]:
+    found = {"strategy": strategy, "workers": workers, "optimizer": optimizer, "period": period, "steps": 11, **more}
+    return found if strategy == "local-sgd" else {**found, "outer": OUTER[strategy]}
+
+
+RANKS = [
+    case("local-sgd", 2, "momentum", 1),
+    case("local-sgd", 4, "sgd", 1),
+    case("local-sgd", 2, "momentum", 4),
+    case("local-sgd", 4, "sgd", 3, post_local_start=2),
+    case("slowmo", 2, "momentum", 4, gamma=0.02),
+    case("diloco", 2, "adamw", 4),
+    case("diloco", 4, "adamw", 5),
+]
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("periodic")
+    mpiexec = find_mpiexec()
+    (folder / "cases.json").write_text(json.dumps(RANKS))
+    script = Path(__file__).with_name("periodic_ranks.py")
+    finished = subprocess.run(
+        [str(mpiexec.path), "-n", "4", sys.executable, str(script), str(folder / "cases.json"), str(folder / "out")],
+        env={**os.environ, **environment_for(mpiexec.flavour), "XDG_CACHE_HOME": str(folder)},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
+    return [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(len(RANKS)), ids=lambda number: f"{RANKS[number]['strategy']}-{number}")
+def test_ranks_train_as_a_plain_keras_program_does(on_ranks: list[dict[str, Any]], number: int) -> None:
+    """Shared weights, moving statistics, and each worker's own optimizer, which no exchange touches."""
+    found = on_ranks[number]
+    assert found["alike"]
+    assert found["weights"] < 1e-4 and found["statistics"] < 1e-4 and found["optimizer"] < 1e-3, found
+
+
+def train_line(strategy: str, data: Path, run_dir: Path, *more: Any) -> list[str]:
+    line = [*SHORT, "--strategy", strategy, "--data", data, "--run-dir", run_dir, *more]
+    return [str(word) for word in line]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [number for number, found in enumerate(RANKS) if found["period"] == 1])
+def test_an_exchange_in_every_step_is_synchronous_sgd(on_ranks: list[dict[str, Any]], number: int) -> None:
+    """Of momentum too, whose equation is linear: the workers' momenta differ, their mean is that of the mean."""
+    assert on_ranks[number]["synchronous"] <= 1e-5
+
+
+@pytest.mark.mpi
+def test_an_exchange_in_every_step_leaves_the_weights_of_ring(
+    run_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    more = ["--optimizer", "sgd", "--steps", 20]
+    assert run_hpcdl(train_line("ring", shards, tmp_path / "ring", *more)).code == 0
+    assert run_hpcdl(train_line("local-sgd", shards, tmp_path / "local", *more, "--period", 1)).code == 0
+    for ours, theirs in zip(model_weights(tmp_path / "local"), model_weights(tmp_path / "ring"), strict=True):
+        assert abs(ours - theirs).max() <= 1e-5 * abs(theirs).max() + 1e-7
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "strategy", [name if name == "diloco" else pytest.param(name, marks=pytest.mark.soak) for name in METHODS]
+)
+def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
+    run_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
+) -> None:
+    """Own weights, own optimizer, outer momentum and the place in the period come back; the last step exchanges."""
+    more = ["--model", f"{PLANTED}:build", "--period", "13", "--steps", "60"]
+    more += ["--optimizer", "adam", "--learning-rate", "0.001"]
+    whole = run_hpcdl(train_line(strategy, shards, tmp_path / "whole", *more))
+    assert whole.code == 0, whole.err
+    line = train_line(strategy, shards, tmp_path / "cut", *more)
+    process = start(run_hpcdl, line, {"STEP_S": "0.05"})
+    wait_for(lambda: steps_done(tmp_path / "cut") >= 15)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == 75
+    resumed = run_hpcdl([*line, "--resume"])
+    assert resumed.code == 0, resumed.err
+    (stopped_at,) = record_of(tmp_path / "cut")["resumed_from_steps"]
+    assert 15 <= stopped_at < 60
+    same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def plan_of(**settings: Any) -> Any:
+    values = {"model": "lenet", "data": "synthetic:28x28x1:10", "ranks": 2, "batch-size": 8}
+    values |= {name.replace("_", "-"): value for name, value in settings.items()}
+    return prepare(load(TrainConfig, [Layer(origin="flag", values=values)]))
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"strategy": "ring", "outer_rate": 0.7}, ["--outer-rate", "'ring' does not have it", "diloco"]),
+    ({"strategy": "local-sgd", "outer_momentum": 0.5}, ["--outer-momentum", "'local-sgd'", "slowmo or diloco"]),
+    ({"strategy": "diloco", "post_local_start": 5}, ["--post-local-start", "'diloco'", "use local-sgd"]),
+    ({"strategy": "slowmo", "outer_momentum": 1.0}, ["outer-momentum", "at most 0.9999"]),
+    ({"strategy": "diloco", "outer_rate": 0.0}, ["outer-rate", "above 0"]),
+    ({"strategy": "slowmo", "moving_rate": 0.1}, ["--moving-rate", "no elastic exchange"]),
+    ({"strategy": "local-sgd", "compress": "fp16"}, ["--compress fp16", "'local-sgd' does not have it"]),
+    ({"strategy": "local-sgd", "groups": 2}, ["--groups 2", "does not sum gradients"]),
+    ({"strategy": "diloco", "keep_batch": 16}, ["--keep-batch 16", "take steps of their own"]),
+    ({"strategy": "local-sgd", "unpacked": True}, ["--unpacked"]),
+])  # fmt: skip
+def test_what_a_method_does_not_have_is_refused(settings: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_of(**settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_has_a_period_of_its_own_unless_another_is_given(name: str) -> None:
+    found = plan_of(strategy=name)
+    assert found.config.elastic.period == METHODS[name].period
+    assert f"an exchange every {METHODS[name].period} steps" in rule_in_force(found)
+    assert plan_of(strategy=name, period=3).config.elastic.period == 3
+    assert plan_of(strategy="sync-easgd").config.elastic.period == 1
+    once = with_own_period(load(TrainConfig, [Layer(origin="flag", values={
+        "model": "lenet", "data": "synthetic:28x28x1:10", "strategy": name
+    })]))  # fmt: skip
+    assert with_own_period(once) is once and once.origins["period"] == f"strategy {name}"
+
+
+def test_a_period_beyond_a_tenth_of_an_epoch_is_warned_of(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    finished = run_hpcdl(train_line("diloco", shards, tmp_path / "long", "--steps", 4))
+    assert finished.code == 0, finished.err
+    (warning,) = [line for line in record_of(tmp_path / "long")["warnings"] if "tenth of an epoch" in line]
+    assert warning.startswith("--period 50 is more than a tenth of an epoch")
+    assert warning in finished.out + finished.err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scripts_and_the_step_bench_say_what_they_cannot(name: str) -> None:
+    with pytest.raises(UsageError, match="keeps weights of its own on each rank"):
+        check_scriptable(name)
+    from hpcdl.bench.step import run
+
+    values = {"model": "lenet", "strategy": name, "ranks": 2, "period": 4}
+    with pytest.raises(UsageError, match="--period 4: bench step measures one step"):
+        run(load(StepBenchConfig, [Layer(origin="flag", values=values)]))

@@ -47,9 +47,10 @@ NAN = {name: case(name, "nan") for name in AVERAGING} | {
     "ps backup": case("ps", "nan", exchange={"backup_workers": 1}, late=0),
 }
 ALONE = {f"{name} alone": case(name, "nan") for name in OVER_MPI if STRATEGIES[name].features.optimizers} | {
-    "sync-easgd alone": case("sync-easgd", "nan", elastic={"period": 2})
+    "sync-easgd alone": case("sync-easgd", "nan", elastic={"period": 2}),
+    "diloco alone": case("diloco", "nan", elastic={"period": 3}),
 }
-"""The others go on without worker 1: those of sync-easgd as long as they exchange nothing."""
+"""The others go on without worker 1: those of sync-easgd and diloco as long as they exchange nothing."""
 DROPPED = {"ps backup dropped": case("ps", "nan", exchange={"backup_workers": 1}, late=1)}
 SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
 ERRORS = {

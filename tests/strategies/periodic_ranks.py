@@ -102,6 +102,10 @@ def plain(case: dict[str, Any]) -> tuple[list[numpy.ndarray], list[numpy.ndarray
             mean = numpy.mean([numpy.float64(statistics[index]) for _, statistics in own], axis=0)
             for _, statistics in own:
                 statistics[index].assign(mean)
+        if case["strategy"] == "slowmo":  # line 2 of its algorithm 1, the reset
+            for optimizer in optimizers:
+                for momentum in optimizer.momentums:
+                    momentum.assign(numpy.zeros(momentum.shape))
         for trainable, _ in own:
             for variable, value in zip(trainable, x, strict=True):
                 variable.assign(value)

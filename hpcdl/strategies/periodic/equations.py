@@ -5,7 +5,7 @@ weights themselves is x - D. Changes are summed rather than weights: small numbe
 
 - `mean`: Stich 2018 (arXiv 1805.09767), algorithm 1, the line of a synchronisation.
 - `slow_momentum`: Wang et al. 2019 (arXiv 1910.00643), algorithm 1, lines 7 and 8. With a constant learning rate this
-  is BMUF (Chen and Huo 2016): block momentum beta, block learning rate alpha.
+  is BMUF (Chen and Huo 2016): block momentum beta, block learning rate alpha. Its line 2, of buffers: worker.py.
 - `nesterov`: Douillard et al. 2023 (arXiv 2311.08105), algorithm 1, lines 12 and 14, with the outer optimizer of its
   section 2.
 """

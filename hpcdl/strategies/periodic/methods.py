@@ -14,7 +14,7 @@ from hpcdl.strategies.base.strategy import Features, StrategyInfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class PeriodicMethod:
     """A method whose workers move their own weights for `period` steps, then all take the same new ones.
 
     `outer_rate` and `outer_momentum` are the defaults of the flags, None where the equation has no such number.
@@ -29,6 +29,8 @@ class Method:
     period: int
     outer_rate: float | None = None
     outer_momentum: float | None = None
+    resets_momentum: bool = False
+    """Whether SGD's momentum begins anew after an exchange, which has a momentum of its own."""
     post_local: bool = False
     """Whether the first steps may each end with an exchange."""
 
@@ -67,7 +69,7 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method(
+        PeriodicMethod(
             name="local-sgd",
             summary="Workers train alone and take the mean of their weights every --period steps.",
             source="Stich 2018 (arXiv 1805.09767), algorithm 1; post-local start: Lin et al. 2018 (arXiv 1808.07217)",
@@ -76,7 +78,7 @@ METHODS = {
             period=8,
             post_local=True,
         ),
-        Method(
+        PeriodicMethod(
             name="slowmo",
             summary="Local SGD whose mean moves with a slow momentum; BMUF where the learning rate is constant.",
             source="Wang et al. 2019 (arXiv 1910.00643), algorithm 1",
@@ -85,8 +87,9 @@ METHODS = {
             period=12,
             outer_rate=1.0,
             outer_momentum=0.6,
+            resets_momentum=True,
         ),
-        Method(
+        PeriodicMethod(
             name="diloco",
             summary="Each worker keeps its own optimizer; the mean change moves the weights by Nesterov's momentum.",
             source="Douillard et al. 2023 (arXiv 2311.08105), algorithm 1",

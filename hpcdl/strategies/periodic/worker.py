@@ -21,6 +21,7 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer, unpacked
+from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class PeriodicWorker(Worker):
             exchanging = self._exchanges.read_value()
         averaged = [*variables, *self._statistics(optimizer)]
         self._check_types(averaged)
-        took_s = tf.cond(exchanging, lambda: self._exchange(averaged), lambda: tf.zeros([], tf.float64))
+        ended = self._momenta(optimizer)
+        took_s = tf.cond(exchanging, lambda: self._exchange(averaged, ended), lambda: tf.zeros([], tf.float64))
         # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
         return seconds_after(began, took_s)
 
@@ -140,10 +142,21 @@ class PeriodicWorker(Worker):
                 "use --strategy ring"
             )
 
-    def _exchange(self, averaged: Sequence[Any]) -> Any:
-        """Traced into the graph: `averaged` become what all workers have; the seconds that it took, float64."""
+    def _momenta(self, optimizer: Any) -> list[Any]:
+        """What SGD moves weights by, in the methods that begin anew with it; Adam's moments follow its step count."""
+        if not METHODS[self._name].resets_momentum:
+            return []
+        return list(getattr(getattr(optimizer, "inner_optimizer", optimizer), "momentums", None) or [])
+
+    def _exchange(self, averaged: Sequence[Any], ended: Sequence[Any]) -> Any:
+        """Traced into the graph: `averaged` become what all workers have, `ended` zero.
+
+        Returns the seconds that it took, float64.
+        """
         weights, took_s = call_python(self._averaged, [one_buffer(averaged)], [tf.float32, tf.float64])
         assign_pieces(averaged, weights)
+        for variable in ended:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
         return tf.ensure_shape(took_s, [])
 
     def _averaged(self, own: Array) -> tuple[Array, float]:

@@ -252,7 +252,7 @@ def test_labels_are_read(tmp_path: Path) -> None:
 
 STUDIES = ROOT / "share" / "hpcdl" / "studies"
 FOLDERS = {"sc17-groups": "synthetic:227x227x3:10@50000", "bnl-accuracy": "synthetic:imagenet",
-           "sc17-methods": "synthetic:mnist"}  # fmt: skip
+           "sc17-methods": "synthetic:mnist", "rarely": "synthetic:mnist"}  # fmt: skip
 """Studies whose data a user makes first, and what stands for it here."""
 
 
@@ -264,10 +264,10 @@ def test_the_gallery_is_ready_to_run(name: str) -> None:
     plan, _ = prepare_points(study, make_plan(study))
     assert study.name == name and study.plan.repeats == 3 and len(plan.points) >= 3
     assert len({point.strategy for point in plan.points}) == len({s for m in study.matrices for s in m.shape.strategy})
-    flags = {"data": "synthetic:mnist"} if name in ("bnl-accuracy", "sc17-methods") else {}
+    flags = {"data": "synthetic:mnist"} if name in ("bnl-accuracy", "sc17-methods", "rarely") else {}
     small = load_study(STUDIES / f"{name}.toml", flags, small=True)
     plan, run_plan = prepare_points(small, make_plan(small))
     assert {point.nodes for point in plan.points} == {1}
     assert max(point.ranks for point in plan.points) <= 4
-    assert name in ("bnl-accuracy", "sc17-methods") or max(item.num_steps for item in run_plan.values()) <= 20
+    assert name in ("bnl-accuracy", "sc17-methods", "rarely") or max(item.num_steps for item in run_plan.values()) <= 20
     assert small.plan.mode == study.plan.mode

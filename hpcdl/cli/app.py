@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "site.certify": ("certify",),
     "site.docs": ("docs", "explain"),
     "site.examples": ("examples",),
+    "site.env": ("env",),
 }
 """The commands of each file."""
 

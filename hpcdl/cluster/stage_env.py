@@ -19,6 +19,7 @@ from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.disk import remove_file, replacing
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.overlay import STAGED, base_of
 from hpcdl.core.paths import own_program, user_cache_folder
 
 _LEFT_OUT = {"bin/activate", "include"}
@@ -38,14 +39,19 @@ REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
 
 def fingerprint(prefix: Path) -> str:
     """A name for the environment at `prefix`: changes with its place, its Python and its installed packages."""
-    packages = sorted(path.name for path in prefix.glob("lib/python*/site-packages/*.dist-info"))
-    stamps = [str(path.stat().st_mtime_ns) for path in sorted(prefix.glob("lib/python*/site-packages"))]
-    text = "\n".join([str(prefix), sys.version, *packages, *stamps])
+    base = base_of(prefix)
+    places = [prefix] if base is None else [prefix, base]
+    packages = [path.name for one in places for path in sorted(one.glob("lib/python*/site-packages/*.dist-info"))]
+    folders = [path for one in places for path in sorted(one.glob("lib/python*/site-packages"))]
+    stamps = [str(path.stat().st_mtime_ns) for path in folders]
+    text = "\n".join([*map(str, places), sys.version, *packages, *stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def pack(prefix: Path, folder: Path | None = None) -> Path:
     """One uncompressed tar of the virtual environment at `prefix`; made once, taken from `folder` later.
+
+    What an environment of the user's own stands on comes along, in STAGED.
 
     UsageError where `prefix` is not a virtual environment: only those know their Python from any place.
     """
@@ -61,6 +67,8 @@ def pack(prefix: Path, folder: Path | None = None) -> Path:
             for name in sorted(os.listdir(prefix)):  # noqa: PTH208  names, not paths
                 if name not in _LEFT_OUT:
                     tar.add(prefix / name, arcname=name)
+            if (base := base_of(prefix)) is not None:
+                tar.add(base, arcname=STAGED)
         for old in folder.glob("*.tar"):
             if old != archive:
                 remove_file(old)

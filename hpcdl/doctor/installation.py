@@ -17,6 +17,7 @@ from hpcdl.config.submit import load_submit
 from hpcdl.core.backend import other_backend
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.files import read_json, read_toml
+from hpcdl.core.overlay import base_of
 from hpcdl.core.paths import site_config_file, user_config_folder
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
@@ -47,12 +48,27 @@ def check_python(subject: Subject) -> list[Finding]:
     if subject.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
         text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
         found.append(failure(text, "unset TF_USE_LEGACY_KERAS"))
+    found += _hidden()
     other = other_backend(subject.environment)
     if other:
         problem, _, remedy = other.rpartition("; ")
         found.append(failure(problem, remedy))
     if all(finding.level == "ok" for finding in found):
         found.append(ok(", ".join(f"{name} {version}" for name, version in versions.items())))
+    return found
+
+
+def _hidden() -> list[Finding]:
+    """Packages that Python finds in two versions: the first one hides the one that came with hpcdl."""
+    found = []
+    for name in OLDEST:
+        copies = {copy.version: copy for copy in importlib.metadata.distributions(name=name)}
+        if len(copies) > 1:
+            first, *others = (f"{version} in {copy.locate_file('')}" for version, copy in copies.items())
+            text = f"{name} {first} hides {', '.join(others)}"
+            found.append(
+                warning(text, "unset PYTHONPATH, or remove the first; `hpcdl env create` adds packages safely")
+            )
     return found
 
 
@@ -73,8 +89,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 def check_module(subject: Subject) -> list[Finding]:
     """`$HPCDL_ROOT` and its receipt, against the modules that are loaded and the Python that runs."""
     named = subject.environment.get("HPCDL_ROOT")
+    base = base_of()
+    on = f", on {base}" if base else ""
     if not named:
-        return [ok(f"no module is loaded; hpcdl runs from {sys.prefix}")]
+        return [ok(f"no module is loaded; hpcdl runs from {sys.prefix}{on}")]
     root = Path(named)
     if not root.is_dir():
         return [failure(f"HPCDL_ROOT={root} does not exist", "module unload hpcdl; module load hpcdl")]
@@ -87,10 +105,11 @@ def check_module(subject: Subject) -> list[Finding]:
     if needed and not _is_loaded(needed, loaded):
         text = f"the module {needed}, which hpcdl was built on, is not loaded"
         return [failure(text, f"module load {needed}, or module reload hpcdl")]
-    if not Path(sys.prefix).is_relative_to(root):
+    if not (base or Path(sys.prefix)).is_relative_to(root):
         text = f"the module is {root}, but this hpcdl runs from {sys.prefix}"
         return [warning(text, "deactivate the virtual environment, or module unload hpcdl")]
-    return [ok(f"hpcdl {receipt.get('version', '?')} in {root}")]
+    own = f", with your own packages in {sys.prefix}" if base else ""
+    return [ok(f"hpcdl {receipt.get('version', '?')} in {root}{own}")]
 
 
 def check_config(subject: Subject) -> list[Finding]:

@@ -1,0 +1,42 @@
+"""`hpcdl env`: packages of a user's own beside an installation that is everybody's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, put, say
+
+commands = typer.Typer(no_args_is_help=True, help="Add packages of your own to hpcdl.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(commands, name="env")
+
+
+@commands.command(epilog="Example: hpcdl env create ~/my-env scikit-learn")
+def create(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where it is made; all nodes must see it.")],
+    packages: Annotated[
+        list[str] | None, typer.Argument(metavar="[PACKAGE]...", help="What pip installs into it.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a virtual environment that sees hpcdl and all that comes with it, for packages of your own.
+
+    pip keeps to the versions of hpcdl's packages there, and refuses by name what needs others.
+    """
+    from hpcdl.cluster.own_env import create_environment
+    from hpcdl.core.overlay import base_of
+
+    made = create_environment(folder, packages or [])
+    base = base_of(made)
+    if json:
+        print_json({"folder": str(made), "base": str(base), "packages": packages or []})
+        return
+    put(f"{made} stands on {base}")
+    say(f"next: source {made}/bin/activate; pip install PACKAGE; hpcdl run --ranks 2 script.py")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records import RunRecord, read_record
+from hpcdl.rank.results import now_text
 from hpcdl.strategies.table import STRATEGIES
 
 NO_GPU = 77
@@ -347,7 +348,7 @@ def main() -> int:
             print(f"{len(trial.gpus)} GPU(s): {trial.gpus[0].get('device_name', 'of a kind without a name')}")
         answers = [attempt(title, check, trial) for title, check in CHECKS.items()]
         document = {
-            "schema": "hpcdl.gpu-check/1", "at": time.strftime("%Y-%m-%d"), **found, "gpus": list(trial.gpus),
+            "schema": "hpcdl.gpu-check/1", "at": now_text()[:10], **found, "gpus": list(trial.gpus),
             "ranks": trial.num_ranks, "checks": [asdict(answer) for answer in answers], "notes": trial.notes,
         }  # fmt: skip
     options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

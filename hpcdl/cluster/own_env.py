@@ -22,7 +22,7 @@ from hpcdl import __version__
 from hpcdl.core.disk import create, make_folder, make_link
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.overlay import MARK, STAGED, base_of
-from hpcdl.core.paths import share_folder
+from hpcdl.core.paths import own_program, share_folder
 
 SCHEMA = "hpcdl.env/1"
 PINS = "hpcdl-pins.txt"
@@ -68,7 +68,7 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
         raise UsageError(f"{folder} exists and is not empty; name a new folder")
     base = base_of() or Path(sys.prefix)
     make_folder(folder)
-    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"no environment could be made in {folder}")
+    _run(own_program("venv", "--without-pip", str(folder)), f"no environment could be made in {folder}")
     _stand_on(folder, base)
     if packages:
         add_packages(folder, packages)
@@ -77,7 +77,8 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
 
 def add_packages(folder: Path, packages: Sequence[str]) -> None:
     """Install into the environment; HpcdlError where pip refuses, which says why."""
-    line = [str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", *packages]
+    words = ("install", "--disable-pip-version-check", *packages)
+    line = own_program("pip", *words, python=str(_python(folder)))
     again = f"{_python(folder)} -m pip install ..."
     _run(line, f"pip has installed nothing (see above); {folder} is ready, and `{again}` tries again")
 
@@ -94,7 +95,7 @@ def _stand_on(folder: Path, base: Path) -> None:
     create(folder / PINS, "".join(f"{line}\n" for line in sorted(_pins(packages))).encode())
     create(folder / "pip.conf", f"[global]\nconstraint = {folder / PINS}\n".encode())
     python = shlex.quote(str(_python(folder)))
-    programs = {"hpcdl": f"{python} -m hpcdl", "hpcdl-python": python, "pip": f"{python} -m pip"}
+    programs = {"hpcdl": f"{python} -P -m hpcdl", "hpcdl-python": python, "pip": f"{python} -P -m pip"}
     if (base / "bin" / "mpiexec").exists():  # that of the MPI which comes with the installation
         programs["mpiexec"] = shlex.quote(str(base / "bin" / "mpiexec"))
     for name, command in programs.items():

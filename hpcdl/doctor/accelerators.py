@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
+from hpcdl.core.paths import own_program
 from hpcdl.core.units import counted
 from hpcdl.doctor.table import Finding, Subject, ok, warning
 from hpcdl.node.accelerators import devices_of_node
@@ -15,14 +15,6 @@ TIMEOUT_S = 60
 FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
 """Reasons for which a GPU's clock is held down that are worth a line, as nvidia-smi names them."""
-ASK_TENSORFLOW = """
-import json, tensorflow as tf
-built = tf.sysconfig.get_build_info()
-print(json.dumps({
-    "version": tf.__version__, "cuda": built.get("cuda_version", "") if built.get("is_cuda_build") else "",
-    "seen": len(tf.config.list_physical_devices("GPU")),
-}))
-"""
 INSTALL = "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs"
 
 
@@ -73,7 +65,7 @@ def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
 
 def _seen(subject: Subject, number: int) -> list[Finding]:
     """How many TensorFlow sees, asked in a process of its own."""
-    line = [sys.executable, "-c", ASK_TENSORFLOW]
+    line = own_program("hpcdl.supervision.devices_seen")
     finished = subprocess.run(
         line, env=dict(subject.environment), capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False
     )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcdl.node.topology import parse_list
 
 
 def _nvidia(root: Path) -> int:
@@ -55,13 +58,44 @@ class DeviceClaim:
     """Ranks of the node choose from the same devices, so that the same name means the same device."""
 
 
+def cpus_near(root: Path = Path("/")) -> list[frozenset[int]]:
+    """The CPUs near each NVIDIA device, in the order of PCI addresses; empty where the kernel says nothing."""
+    addresses = sorted(path.name for path in (root / "proc/driver/nvidia/gpus").glob("*"))
+    files = [root / "sys/bus/pci/devices" / address.lower() / "local_cpulist" for address in addresses]
+    return [frozenset(parse_list(path.read_text(encoding="ascii").strip()) if path.is_file() else ()) for path in files]
+
+
+def nearest(number: int, near: Sequence[Collection[int]], cpus_by_rank: Sequence[Collection[int]]) -> list[int]:
+    """A device for each rank of a node: the one nearest to the rank's CPUs that has not its share of ranks yet.
+
+    `near` are the CPUs near each of the `number` devices; without them ranks go in turn.
+    """
+    if len(near) != number:
+        return [rank % number for rank in range(len(cpus_by_rank))]
+    most = -(-len(cpus_by_rank) // number)
+    chosen: list[int] = []
+    for cpus in cpus_by_rank:
+        load = Counter(chosen)
+        free = [device for device in range(number) if load[device] < most]
+        ranked = {device: (-len({*cpus} & {*near[device]}), load[device], device) for device in free}
+        chosen.append(min(free, key=ranked.__getitem__))
+    return chosen
+
+
 def devices_of_node(root: Path = Path("/")) -> int:
     """How many devices the kernel knows, whatever the environment shows."""
     return next((number for _, count in VENDORS if (number := count(root))), 0)
 
 
-def choose(environment: Mapping[str, str], local_rank: int, root: Path = Path("/")) -> DeviceClaim | None:
+def choose(
+    environment: Mapping[str, str],
+    local_rank: int,
+    cpus_by_rank: Sequence[Collection[int]] = (),
+    root: Path = Path("/"),
+) -> DeviceClaim | None:
     """The device of the `local_rank`-th rank of a node; None where there is none, or none is wanted.
+
+    `cpus_by_rank` are the CPUs that the launch plan has for the ranks of the node, where it has any.
 
     A list in the environment is shared out in turn: numbers, UUIDs and MIG instances alike. A list of one is kept as
     it is: the scheduler may have given every rank its own under the same number. An empty one means none.
@@ -79,8 +113,9 @@ def choose(environment: Mapping[str, str], local_rank: int, root: Path = Path("/
             )
     for variable, count in VENDORS:
         if number := count(root):
-            device = str(local_rank % number)
-            return DeviceClaim(variable=variable, device=device, available=number, shared_out=True)
+            planned = nearest(number, cpus_near(root), cpus_by_rank)
+            device = planned[local_rank] if local_rank < len(planned) else local_rank % number
+            return DeviceClaim(variable=variable, device=str(device), available=number, shared_out=True)
     return None
 
 
@@ -88,6 +123,8 @@ def take(claim: DeviceClaim | None, environment: MutableMapping[str, str] = os.e
     """Show this process the claimed device alone; must come before TensorFlow's import."""
     if claim is not None:
         environment[claim.variable] = claim.device
+        # As the kernel and nvidia-smi count them; CUDA's own order has the fastest first.
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         _taken.append(claim)
 
 

@@ -41,8 +41,13 @@ def bind(local_rank: int) -> None:
 
 def planned_cpus(local_rank: int) -> list[int]:
     """The CPUs that the launch plan has for a rank; empty where it leaves that to others."""
-    cpus_by_local_rank: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
-    return cpus_by_local_rank[local_rank] if local_rank < len(cpus_by_local_rank) else []
+    planned = _cpus_by_local_rank()
+    return planned[local_rank] if local_rank < len(planned) else []
+
+
+def _cpus_by_local_rank() -> list[list[int]]:
+    found: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
+    return found
 
 
 def binding_warning() -> str | None:
@@ -59,7 +64,7 @@ def claim_device(local_rank: int) -> None:
 
     Memory on it grows as needed: TensorFlow would take all of it, also where ranks share a device.
     """
-    accelerators.take(accelerators.choose(os.environ, local_rank))
+    accelerators.take(accelerators.choose(os.environ, local_rank, _cpus_by_local_rank()))
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 

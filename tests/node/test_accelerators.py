@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.node import accelerators
-from hpcdl.node.accelerators import choose, devices_of_node
+from hpcdl.node.accelerators import choose, devices_of_node, nearest
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("local_rank", "device"), [(0, "0"), (1, "1"), (2, "0"), (5, "1")])
 def test_devices_of_the_node_are_shared_out_in_turn(node: Path, local_rank: int, device: str) -> None:
-    claim = choose({}, local_rank, node)
+    claim = choose({}, local_rank, root=node)
     assert claim is not None and claim.shared_out
     assert (claim.variable, claim.device, claim.available) == ("CUDA_VISIBLE_DEVICES", device, 2)
 
@@ -35,24 +35,24 @@ def test_devices_of_the_node_are_shared_out_in_turn(node: Path, local_rank: int,
     ],
 )
 def test_a_schedulers_list_is_narrowed(node: Path, listed: str, devices: list[str]) -> None:
-    claims = [choose({"CUDA_VISIBLE_DEVICES": listed}, rank, node) for rank in range(3)]
+    claims = [choose({"CUDA_VISIBLE_DEVICES": listed}, rank, root=node) for rank in range(3)]
     assert [claim.device if claim else None for claim in claims] == devices
 
 
 def test_a_device_that_each_rank_was_given_is_kept_and_says_nothing_of_sharers(node: Path) -> None:
-    claim = choose({"CUDA_VISIBLE_DEVICES": "0"}, 1, node)
+    claim = choose({"CUDA_VISIBLE_DEVICES": "0"}, 1, root=node)
     assert claim is not None and claim.device == "0" and not claim.shared_out
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", " "])
 def test_hidden_devices_stay_hidden(node: Path, hidden: str) -> None:
-    assert choose({"CUDA_VISIBLE_DEVICES": hidden}, 0, node) is None
+    assert choose({"CUDA_VISIBLE_DEVICES": hidden}, 0, root=node) is None
     assert devices_of_node(node) == 2
 
 
 @pytest.mark.parametrize("variable", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
 def test_other_vendors_lists_are_narrowed_too(tmp_path: Path, variable: str) -> None:
-    claim = choose({variable: "4,6"}, 1, tmp_path)
+    claim = choose({variable: "4,6"}, 1, root=tmp_path)
     assert claim is not None and (claim.variable, claim.device) == (variable, "6")
 
 
@@ -61,12 +61,32 @@ def test_amds_devices_are_counted_by_the_kernels_topology(tmp_path: Path) -> Non
         folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(index)
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(number + "\n")
-    claim = choose({}, 3, tmp_path)
+    claim = choose({}, 3, root=tmp_path)
     assert claim is not None and (claim.variable, claim.device) == ("ROCR_VISIBLE_DEVICES", "1")
 
 
+def test_ranks_take_the_device_near_their_processors(node: Path) -> None:
+    """Two sockets of four CPUs, whose devices are numbered the other way round, as on many nodes."""
+    for address, cpus in (("0000:41:00.0", "4-7"), ("0000:C1:00.0", "0-3")):
+        (node / "proc/driver/nvidia/gpus" / address).mkdir(parents=True)
+        folder = node / "sys/bus/pci/devices" / address.lower()
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(cpus + "\n")
+    planned = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    claims = [choose({}, rank, planned, root=node) for rank in range(4)]
+    assert [claim.device if claim else None for claim in claims] == ["1", "1", "0", "0"]
+    two = [choose({}, rank, [[0, 1, 2, 3], [4, 5, 6, 7]], root=node) for rank in range(2)]
+    assert [claim.device if claim else None for claim in two] == ["1", "0"]
+
+
+def test_devices_that_no_rank_is_near_go_in_turn() -> None:
+    far = [frozenset({8}), frozenset({9}), frozenset({10})]
+    assert nearest(3, far, [[0], [1], [2], [3]]) == [0, 1, 2, 0]
+    assert nearest(2, [], [[0], [1], [2]]) == [0, 1, 0]
+
+
 def test_a_node_without_devices_claims_nothing(tmp_path: Path) -> None:
-    assert choose({}, 0, tmp_path) is None
+    assert choose({}, 0, root=tmp_path) is None
     environment: dict[str, str] = {}
     accelerators.take(None, environment)
     assert environment == {}

@@ -1,0 +1,22 @@
+"""What TensorFlow is built for and how many GPUs it sees, as JSON: `python -m hpcdl.supervision.devices_seen`.
+
+A process of its own, because TensorFlow takes hold of what it finds.
+"""
+
+from __future__ import annotations
+
+import json
+
+import tensorflow as tf
+
+
+def main() -> None:
+    """Print one line."""
+    built = tf.sysconfig.get_build_info()
+    cuda = built.get("cuda_version", "") if built.get("is_cuda_build") else ""
+    seen = len(tf.config.list_physical_devices("GPU"))
+    print(json.dumps({"version": tf.__version__, "cuda": cuda, "seen": seen}))
+
+
+if __name__ == "__main__":
+    main()

@@ -40,7 +40,10 @@ class Casualty:
 
 
 class Launcher(Protocol):
-    """Starts ranks on the nodes of one job. Stateless; everything comes from `environment`."""
+    """Starts ranks on the nodes of one job. Stateless; everything comes from `environment`.
+
+    A launcher that inherits from it needs no method for what it knows nothing of.
+    """
 
     name: str
     batch: str
@@ -59,10 +62,15 @@ class Launcher(Protocol):
         """The job's nodes in rank order, but for those of LEFT_OUT_VARIABLE; empty for this node alone."""
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """Those of `hosts` that the scheduler knows to be gone."""
+        """Those of `hosts` that the scheduler knows to be gone; none where nobody is asked."""
+        return set()
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """Those of the nodes `left_out` that ranks could be started on again; may take seconds for each."""
+        """Those of the nodes `left_out` that ranks could be started on again; may take seconds for each.
+
+        None for a launcher that leaves no node out.
+        """
+        return set()
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -73,7 +81,11 @@ class Launcher(Protocol):
         """
 
     def first_casualty(self, log: str) -> Casualty | None:
-        """What died first, as the launcher's own chatter tells it; None where it does not."""
+        """What died first, as the launcher's own chatter tells it; None where it does not.
+
+        Then the ranks' own words and the kernel's have to do.
+        """
+        return None
 
 
 def remaining(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:

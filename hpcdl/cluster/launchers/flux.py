@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty, expand_hosts
+from hpcdl.cluster.launchers.base import Launcher, expand_hosts
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -14,7 +14,7 @@ from hpcdl.core.protocols import LaunchPlan
 _ASK_S = 20.0
 
 
-class Flux:
+class Flux(Launcher):
     """`flux run` in the instance that `flux batch` or `flux alloc` has started; hpcdl binds the ranks itself."""
 
     name = "flux"
@@ -38,14 +38,6 @@ class Flux:
             return []
         return list(dict.fromkeys(expand_hosts(answer.stdout)))
 
-    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """Nobody is asked."""
-        return set()
-
-    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """None: this launcher leaves no node out."""
-        return set()
-
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
@@ -65,10 +57,6 @@ class Flux:
         ]
         flavour = mpi_flavour() if mpi and plan.num_ranks > 1 else ""
         return [*words, *command], environment_for(flavour)
-
-    def first_casualty(self, log: str) -> Casualty | None:
-        """What Flux says of a lost task is in no documentation: the ranks' own words and the kernel's have to do."""
-        return None
 
 
 def _flux(environment: Mapping[str, str]) -> str:

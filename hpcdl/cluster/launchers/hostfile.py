@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi, remaining
+from hpcdl.cluster.launchers.base import Casualty, Launcher, expand_hosts, refuse_without_mpi, remaining
 from hpcdl.cluster.launchers.mpiexec import CONTINUES, environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import read_bytes
@@ -91,7 +91,7 @@ def mpiexec_line(
     return [*words, *command], own
 
 
-class MpiexecOverHosts(ABC):
+class MpiexecOverHosts(Launcher, ABC):
     """What launchers share that have hosts and an mpiexec, but no starter of their own."""
 
     name: str
@@ -106,10 +106,6 @@ class MpiexecOverHosts(ABC):
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
         """The job's nodes that ranks may be started on."""
         return remaining(self.all_hosts(environment), environment)
-
-    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """Nobody says."""
-        return set()
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
         """Those that ssh gets into, which is how mpiexec usually starts its ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty, expand_hosts, refuse_without_mpi
+from hpcdl.cluster.launchers.base import Casualty, Launcher, expand_hosts, refuse_without_mpi
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.cluster.launchers.slurm import LAUNCHER as SLURM
@@ -13,7 +13,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
 
-class Ibrun:
+class Ibrun(Launcher):
     """ibrun places ranks as `sbatch -N -n` asked for: nodes and ranks must be those of the job."""
 
     name = "ibrun"
@@ -33,10 +33,6 @@ class Ibrun:
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
         """As Slurm says."""
         return SLURM.lost_hosts(environment)
-
-    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """None is left out."""
-        return set()
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]

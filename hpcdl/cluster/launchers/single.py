@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import Casualty
+from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.launchers.mpiexec import CONTINUES, environment_for, find_mpiexec, kept_on_node
 from hpcdl.core.protocols import LaunchPlan
 
 
-class Local:
+class Local(Launcher):
     """What is left where there is no job. Strategies without MPI are started rank by rank, by cluster/supervise.py."""
 
     name = "local"
@@ -27,14 +27,6 @@ class Local:
         """This node alone."""
         return []
 
-    def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """This node is here."""
-        return set()
-
-    def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """There are no others."""
-        return set()
-
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
@@ -47,10 +39,6 @@ class Local:
         # What --elastic needs of Open MPI may have to tell of the dead by its own connections.
         kept = {} if plan.continues else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
         return [str(mpiexec.path), *words, *command], {**environment_for(flavour), **kept}
-
-    def first_casualty(self, log: str) -> Casualty | None:
-        """The ranks' ends are watched by the kernel's word, not by mpiexec's."""
-        return None
 
 
 LAUNCHER = Local()

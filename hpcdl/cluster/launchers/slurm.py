@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, expand_hosts, remaining
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, Launcher, expand_hosts, remaining
 from hpcdl.cluster.launchers.mpiexec import environment_for, mpi_flavour
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.protocols import LaunchPlan
@@ -38,7 +38,7 @@ def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
     return environment.get(PMI_VARIABLE) or PMI_BY_FLAVOUR[flavour]
 
 
-class Slurm:
+class Slurm(Launcher):
     """srun leaves binding to hpcdl, and the other ranks when one is lost (-K0).
 
     With -K1 it would ask them with SIGTERM, which they cannot follow without the lost one, and deaf to anything else

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
+from hpcdl.core.units import format_bytes
 from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, class_folders
 from hpcdl.data.sources.base.foreign import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
 from hpcdl.data.sources.base.index import Index, IndexWriter
@@ -28,6 +29,8 @@ MOST_ODD = 500
 """Up to so many files that are not called as images are opened while listing; the plan looks into some of the others,
 the writing into all. Each look costs the file system's metadata server an open."""
 _BATCH = 4096
+_SPARE_BYTES = 256 << 20
+"""A buffer for files beyond that has no room for larger ones."""
 
 
 class ImageFolderSource:
@@ -135,10 +138,11 @@ class WholeFiles:
                     raise SourceChanged(f"{describe()} changed after it was listed; {CHANGED_ADVICE}")
                 if size > MOST_SAMPLE_BYTES:
                     raise UnreadableSample(
-                        f"{describe()} has {size} bytes; an image file has at most {MOST_SAMPLE_BYTES}"
+                        f"{describe()} has {format_bytes(size)}; an image file has at most "
+                        f"{format_bytes(MOST_SAMPLE_BYTES)}"
                     )
                 if len(self._buffer) < size:
-                    self._buffer = memoryview(bytearray(2 * size))
+                    self._buffer = memoryview(bytearray(min(2 * size, max(size, _SPARE_BYTES))))
                 count = os.readv(file.fileno(), [self._buffer[:size]]) if size else 0
         except FileNotFoundError as error:
             raise SourceChanged(f"{describe()} vanished after it was listed; {CHANGED_ADVICE}") from error

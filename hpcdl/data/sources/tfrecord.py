@@ -22,6 +22,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
+from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
@@ -298,6 +299,11 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
         try:
             while head := stream.read(_HEAD.size):
                 length = _length(head)
+                if length is not None and length > MOST_SAMPLE_BYTES:
+                    raise SourceError(
+                        f"{path}: the record at byte {offset} has {format_bytes(length)}, and one has at most "
+                        f"{format_bytes(MOST_SAMPLE_BYTES)}; write smaller records, or a --reader of your own"
+                    )
                 content = stream.read(length) if length is not None and length < size - offset else b""
                 checksum = stream.read(4)
                 if length is None or len(content) != length or len(checksum) != 4:
@@ -370,7 +376,7 @@ def _length(head: bytes) -> int | None:
     if len(head) != _HEAD.size:
         return None
     length, crc = _HEAD.unpack(head)
-    return length if length <= MOST_SAMPLE_BYTES and masked_crc(head[:8]) == crc else None
+    return length if masked_crc(head[:8]) == crc else None
 
 
 def _starts_right(path: Path) -> bool:

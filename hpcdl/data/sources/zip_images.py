@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
@@ -19,6 +20,7 @@ from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, split_called
 
+_HEAD_BYTES = 12
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
 """What Python raises for archives that are wrong; RuntimeError: encrypted."""
 
@@ -79,12 +81,14 @@ class ZipSource(FieldSource):
     def _content(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         if member.file_size > MOST_SAMPLE_BYTES:
             raise SourceError(
-                f"{self._location}: {shown(member.filename)} has {member.file_size} bytes; no picture has"
+                f"{self._location}: {shown(member.filename)} has {format_bytes(member.file_size)}, and a picture "
+                f"has at most {format_bytes(MOST_SAMPLE_BYTES)}; unpack the archive, and leave that one out"
             )
-        content = archive.read(member)
-        if not is_image_head(content[:12]):
-            raise SourceError(f"{self._location}: {shown(member.filename)} is not an image; repair the archive")
-        return content
+        with archive.open(member) as file:  # the head first: what is no picture may unpack to very much
+            head = file.read(_HEAD_BYTES)
+            if not is_image_head(head):
+                raise SourceError(f"{self._location}: {shown(member.filename)} is not an image; repair the archive")
+            return head + file.read()
 
     def _by_folders(self, paths: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
         """Split and class of each picture, by its folders below those that all have in common."""

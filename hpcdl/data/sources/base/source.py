@@ -20,8 +20,8 @@ from hpcdl.data.sources.base.index import Index, IndexWriter
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
-MOST_SAMPLE_BYTES = 256 << 20
-"""An image file or record of more is no sample."""
+MOST_SAMPLE_BYTES = 1 << 30
+"""An image file or record of more is no sample: it has to fit into memory several times."""
 
 
 FILES_LISTED = ("image-folder", "csv")

@@ -228,7 +228,11 @@ def by_strategy(info: StrategyInfo) -> None:
         tape.gradient(square, variable)
 
 
-REASONS = {"sequential": "is one process without an exchange", "TensorFlow's own": "runs on TensorFlow's own servers"}
+REASONS = {
+    "sequential": "is one process without an exchange",
+    "TensorFlow's own": "runs on TensorFlow's own servers",
+    "periodic averaging": "keeps weights of its own on each rank",
+}
 """By family; those with a center have their own."""
 
 

@@ -138,7 +138,7 @@ def test_a_run_that_continued_without_a_stopped_worker_ends(
     """The stopped process would keep the launcher waiting for ever: it is killed when all others are done."""
     run_dir, log = tmp_path / "run", tmp_path / "log"
     steps = "100000" if asked_to_stop else "60"
-    more = ["--ranks", "3", "--steps", steps, "--stall-timeout", "4", "--inject", "stop:rank=1@step=5"]
+    more = ["--ranks", "3", "--steps", steps, "--stall-timeout", f"{patience(4):.0f}", "--inject", "stop:rank=1@step=5"]
     with started(training(shards, run_dir, *more), session_hpcdl.environment, log) as job:
         if asked_to_stop:
             wait_for(lambda: "without rank 1" in log.read_text(), job, log)

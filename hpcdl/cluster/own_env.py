@@ -66,6 +66,8 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
         raise UsageError(f"{folder} is such an environment already; add packages with {_python(folder)} -m pip install")
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; name a new folder")
+    if re.search(r"\s", str(folder)):  # pip's configuration takes a blank for the end of a path
+        raise UsageError(f"{folder} has a blank in its path, in which pip loses the versions to keep; name another")
     base = base_of() or Path(sys.prefix)
     make_folder(folder)
     _run(own_program("venv", "--without-pip", str(folder)), f"no environment could be made in {folder}")

@@ -15,6 +15,7 @@ TIMEOUT_S = 60
 FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
 """Reasons for which a GPU's clock is held down that are worth a line, as nvidia-smi names them."""
+LEAVE_OUT = "leave this node out (--exclude), and tell the site's staff"
 INSTALL = "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs"
 
 
@@ -55,7 +56,7 @@ def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
         errors = one["ecc.errors.uncorrected.volatile.total"]
         if errors.isdigit() and int(errors):
             text = f"GPU {index} has had {counted(int(errors), 'memory error')} that ECC could not correct"
-            found.append(warning(text, "leave this node out (--exclude), and tell the site's staff"))
+            found.append(warning(text, LEAVE_OUT))
         slow = [name for name in SLOWED if one.get(f"clocks_event_reasons.{name}") == "Active"]
         if slow:
             text = f"GPU {index} runs at a lower clock: {', '.join(slow)}"
@@ -77,7 +78,10 @@ def _seen(subject: Subject, number: int) -> list[Finding]:
     hidden = subject.environment.get("CUDA_VISIBLE_DEVICES")
     if answer["seen"]:
         limits = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-        return [ok(f"{who}, built for CUDA {answer['cuda']}, sees {answer['seen']} of {number}{limits}")]
+        text = f"{who}, built for CUDA {answer['cuda']}, sees {answer['seen']} of {number}{limits}"
+        if answer["seen"] < number and hidden is None:
+            return [warning(text, LEAVE_OUT)]
+        return [ok(text)]
     if not answer["cuda"]:
         return [warning(f"{who} is built without CUDA: runs here compute on the CPUs", INSTALL)]
     if hidden is not None and hidden.strip() in ("", "-1"):

@@ -104,6 +104,12 @@ def test_a_folder_that_is_not_empty_is_refused_and_stays(ask_hpcdl: CommandLine,
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["thesis.tex"]
 
 
+def test_a_path_in_which_pip_would_lose_the_pins_is_refused(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    made = ask_hpcdl(["env", "create", tmp_path / "my env"])
+    assert made.code == 2 and "has a blank in its path" in made.err
+    assert not (tmp_path / "my env").exists()
+
+
 def test_an_installation_that_is_gone_is_named(environment: Path, tmp_path: Path) -> None:
     program = (environment / "bin" / "hpcdl").read_text().replace(sys.prefix, "/no/such/installation")
     (tmp_path / "hpcdl").write_text(program)

@@ -204,6 +204,29 @@ def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
     assert "Traceback" not in said
 
 
+def test_a_models_outputs_are_computed_on_two_nodes(desk: Desk) -> None:
+    """As a submitted job and by srun in a script of the user's own: the bytes that one rank writes."""
+    train = ("--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", "--run-dir", "served")
+    assert desk.hpcdl("train", *train).code == 0
+    words = ("infer", "served", "--data", "shards", "--deterministic", "--out")
+    assert desk.hpcdl(*words, "outputs-alone").code == 0
+    submitted = desk.hpcdl("submit", "--nodes", "2", "--time", "5m", "--", *words, "outputs-submitted")
+    assert submitted.code == 0, submitted.err
+    own = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl {' '.join(words)} outputs-srun"
+    (desk.folder / "outputs.sh").write_text(f"#!/bin/bash\n{own}\n")
+    line = ["sbatch", "--parsable", "-N2", "--ntasks-per-node=1", "--output=outputs.txt", desk.folder / "outputs.sh"]
+    finished = desk.lab.run(line, cwd=desk.folder, env=desk.environment)
+    assert finished.code == 0, finished.err
+    number = int(submitted.out.partition(".")[0])
+    for job in (desk.lab.wait_for_job(number, timeout_s=300), desk.lab.wait_for_job(int(finished.out), timeout_s=300)):
+        assert job["JobState"] == "COMPLETED", desk.log(number) + (desk.folder / "outputs.txt").read_text()
+    alone = {path.name: path.read_bytes() for path in (desk.folder / "outputs-alone").rglob("*.h5")}
+    for name in ("outputs-submitted", "outputs-srun"):
+        assert {path.name: path.read_bytes() for path in (desk.folder / name).rglob("*.h5")} == alone, name
+        assert len(set(desk.record(name)["hosts"])) == 2
+        assert all(rank["details"]["num_samples"] > 0 for rank in desk.record(name)["rank_records"])
+
+
 @pytest.mark.soak
 def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     """In every test at nodes of which each has a fault of its own (test_doctor_nodes.py)."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
+from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
 from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
@@ -178,7 +178,9 @@ def parse_sizes(text: str, multiple_of: int = 4) -> list[int]:
     return sizes
 
 
-def measure_on_rank(config: AllreduceBenchConfig, communicator: Communicator, told: Told) -> AllreduceResult:
+def measure_on_rank(
+    config: AllreduceBenchConfig, communicator: Communicator, on_progress: ReportProgress
+) -> AllreduceResult:
     """One rank's part; every rank gets the result. HpcdlError where an algorithm sums wrongly.
 
     Rank 0 keeps the times for `--strategy auto`.
@@ -192,7 +194,7 @@ def measure_on_rank(config: AllreduceBenchConfig, communicator: Communicator, to
             check(communicator, name, size, workspace)
         table = measure(communicator, [size], repeats=config.run.repeats, workspace=workspace)
         rows += table.rows
-        told(len(rows), format_bytes(size))
+        on_progress(len(rows), format_bytes(size))
     table = dataclasses.replace(table, rows=rows)
     workspace.close()
     if communicator.rank == 0:
@@ -246,9 +248,9 @@ def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
     )
 
 
-def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:
     config = load(AllreduceBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
-    return dataclasses.asdict(measure_on_rank(config, group, told))
+    return dataclasses.asdict(measure_on_rank(config, group, on_progress))
 
 
 if __name__ == "__main__":

@@ -155,9 +155,9 @@ class Plan:
 
 
 def try_out(
-    plan: Plan, earlier: Sequence[Trial], told: Callable[[str], None], ended: Callable[[Trial], None]
+    plan: Plan, earlier: Sequence[Trial], on_progress: Callable[[str], None], ended: Callable[[Trial], None]
 ) -> list[Trial]:
-    """Run all cases behind the `earlier` ones, one after another; `told` hears of each before it begins.
+    """Run all cases behind the `earlier` ones, one after another; `on_progress` gets each before it begins.
 
     `ended` gets each as it ends.
 
@@ -168,7 +168,7 @@ def try_out(
     waiting = [case for case in plan.cases() if case[2] >= done[case[:2]]]
     with caught(asked.append):
         for strategy, fault, number in waiting:
-            told(f"{strategy}: {fault}")
+            on_progress(f"{strategy}: {fault}")
             run_dir = _free(plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-').replace(',', '')}-{number}")
             trial = _try(strategy, fault, plan, run_dir, lambda: bool(asked))
             if asked:

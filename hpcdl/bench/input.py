@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, on_fresh_ranks, rank_program
+from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, on_fresh_ranks, rank_program
 from hpcdl.cluster.environment import placement
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import alone
@@ -192,17 +192,17 @@ def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
         return from_json(InputResult, on_fresh_ranks("hpcdl.bench.input", request, config.run.ranks, bar))
 
 
-def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, told: Told) -> InputResult:
+def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, on_progress: ReportProgress) -> InputResult:
     """One rank's part, set up as for training; every rank gets the result. Collective."""
     from hpcdl.supervision import runtime
 
     group.monitor.doing("importing TensorFlow")
     runtime.import_tensorflow()
     runtime.configure(deterministic=False, seed=wanted.seed)
-    return measure_input(open_dataset(data), wanted, group, told)
+    return measure_input(open_dataset(data), wanted, group, on_progress)
 
 
-def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told: Told) -> InputResult:
+def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, on_progress: ReportProgress) -> InputResult:
     """Measure the training split of `dataset`, this rank being a worker of as many as there are. Collective."""
     from hpcdl.data.read.pipeline import training_batches  # imported late: it loads TensorFlow
 
@@ -211,16 +211,18 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, told
     if wanted.shuffle == "local":
         dataset = shared_out(dataset, group.allgather_json(group.host), batch_size)
     with _near(dataset, wanted.stage, group) as near:
-        stored, operations, num_epochs = _stored(near, dataset.operations, wanted, group, told)
+        stored, operations, num_epochs = _stored(near, dataset.operations, wanted, group, on_progress)
         batches = training_batches(
             near, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
         )
         try:
             sizes = (_delivered_bytes(batch, near) for batch in batches)
-            delivered = _timed(sizes, steps, 0.0, group, lambda done: told(steps + done, "as training gets it"))
+            delivered = _timed(sizes, steps, 0.0, group, lambda done: on_progress(steps + done, "as training gets it"))
             utilisation = None
             if step_seconds:
-                found = _timed(sizes, steps, step_seconds, group, lambda done: told(2 * steps + done, "with steps"))
+                found = _timed(
+                    sizes, steps, step_seconds, group, lambda done: on_progress(2 * steps + done, "with steps")
+                )
                 utilisation = 1 - sum(found.waits) / found.seconds
         finally:
             batches.close()
@@ -246,7 +248,11 @@ def _near(dataset: Dataset, stage: Path | None, group: Observed) -> Iterator[Dat
 
 
 def _stored(
-    dataset: Dataset, operations: FileOperationsCounter, wanted: InputBenchRun, group: Observed, told: Told
+    dataset: Dataset,
+    operations: FileOperationsCounter,
+    wanted: InputBenchRun,
+    group: Observed,
+    on_progress: ReportProgress,
 ) -> tuple[Reading, list[FileOperations], float]:
     """Batches as numpy arrays or files, without TensorFlow; what `operations` has counted, epoch by epoch; epochs."""
     marks = [FileOperations(), operations.seen]
@@ -262,7 +268,7 @@ def _stored(
             yield size
 
     try:
-        reading = _timed(sizes(), wanted.steps, 0.0, group, lambda done: told(done, "without decoding"))
+        reading = _timed(sizes(), wanted.steps, 0.0, group, lambda done: on_progress(done, "without decoding"))
     finally:
         stream.close()
     if len(marks) == 2:
@@ -289,7 +295,7 @@ def _delivered_bytes(batch: tuple[Any, Any], dataset: Dataset) -> int:
 
 
 def _timed(
-    sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, told: Callable[[int], None]
+    sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, on_progress: Callable[[int], None]
 ) -> Reading:
     """Take `steps` batches, with a sleep of a step behind each, from the moment on when all ranks are warm."""
     seen = group.monitor
@@ -307,7 +313,7 @@ def _timed(
         waits.append(time.perf_counter() - began)
         if step_seconds:
             time.sleep(step_seconds)
-        told(done)
+        on_progress(done)
     return Reading(seconds=max(time.perf_counter() - started, 1e-9), num_bytes=num_bytes, waits=waits)
 
 
@@ -381,9 +387,9 @@ def _count(of_ranks: Sequence[FileOperations]) -> OperationCount:
     )
 
 
-def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:
     wanted = load(InputBenchConfig, [Layer(origin=REQUEST_FILE, values=request["settings"])]).config.run
-    return dataclasses.asdict(measure_on_rank(wanted, request["data"], group, told))
+    return dataclasses.asdict(measure_on_rank(wanted, request["data"], group, on_progress))
 
 
 if __name__ == "__main__":

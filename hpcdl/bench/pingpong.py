@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from hpcdl.bench.allreduce import one_way, parse_sizes
-from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
+from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
 from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load, site_rules
 from hpcdl.config.schema import PingpongBenchConfig
@@ -71,7 +71,7 @@ def run(config: PingpongBenchConfig) -> PingpongResult | None:
     mpi = config.run.transport == "mpi"
     if (place := launched()) is not None:
         result = as_started(
-            place, lambda: _check(config), lambda group: measure_on_rank(config, group, _untold), mpi=mpi
+            place, lambda: _check(config), lambda group: measure_on_rank(config, group, _no_progress), mpi=mpi
         )  # fmt: skip
         return result if place.rank == 0 else None
     _check(config)
@@ -80,7 +80,7 @@ def run(config: PingpongBenchConfig) -> PingpongResult | None:
     return from_json(PingpongResult, found)
 
 
-def _untold(done: int, what: str) -> None:
+def _no_progress(done: int, what: str) -> None:
     """Where nobody draws a bar."""
 
 
@@ -99,7 +99,7 @@ def _check(config: PingpongBenchConfig) -> None:
         check_own_nodes("--transport grpc", "use --transport mpi")
 
 
-def measure_on_rank(config: PingpongBenchConfig, world: Observed, told: Told) -> PingpongResult:
+def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: ReportProgress) -> PingpongResult:
     """One rank's part; every rank gets the result. Collective."""
     hosts = world.allgather_json(world.host)
     other = choose_partner(hosts)
@@ -116,7 +116,7 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, told: Told) ->
             calls += own_calls
             if world.rank == 0:
                 rows.append(_row(size, seconds))
-                told(len(rows), format_bytes(size))
+                on_progress(len(rows), format_bytes(size))
     world.monitor.doing("waiting for the others")
     with world.monitor.patiently():
         world.barrier()
@@ -192,9 +192,9 @@ def _by_grpc(world: Observed, pair: Communicator) -> Trips:
 _TRANSPORTS: dict[str, Callable[[Observed, Communicator], Trips]] = {"mpi": _by_mpi, "grpc": _by_grpc}
 
 
-def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:
     config = load(PingpongBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
-    return dataclasses.asdict(measure_on_rank(config, group, told))
+    return dataclasses.asdict(measure_on_rank(config, group, on_progress))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ class PrecisionResult:
     digits: DigitsResult
 
 
-def run(config: PrecisionBenchConfig, told: Callable[[float, str], None]) -> PrecisionResult:
-    """Compare in this process; `told` hears how many of `num_parts` are done."""
+def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None]) -> PrecisionResult:
+    """Compare in this process; `on_progress` gets how many of `num_parts` are done."""
     wanted = config.run
     check_model_spec(wanted.model)
     dataset = open_dataset(str(wanted.data)) if wanted.data else None
@@ -50,7 +50,7 @@ def run(config: PrecisionBenchConfig, told: Callable[[float, str], None]) -> Pre
     from hpcdl.step.measure import made_up_batches
 
     runtime.configure(deterministic=False, seed=wanted.seed)
-    told(0, "one batch")
+    on_progress(0, "one batch")
     classes = wanted.classes or (dataset.num_classes if dataset else None)
     shape = dataset.sample_shape if dataset else None
     model = load_model(wanted.model, classes=classes, input_shape=shape)
@@ -68,7 +68,7 @@ def run(config: PrecisionBenchConfig, told: Callable[[float, str], None]) -> Pre
     accuracy: dict[str, list[float]] = {FLOAT32: [], wanted.precision: []}
     seeds = range(wanted.seed, wanted.seed + wanted.repeats)
     for number, seed in enumerate(seeds):
-        told(1 + number, "digits")
+        on_progress(1 + number, "digits")
         for name, reached in accuracy.items():
             reached.append(precision.digits_accuracy(name, epochs=wanted.epochs, seed=seed))
     return PrecisionResult(

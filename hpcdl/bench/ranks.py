@@ -34,7 +34,7 @@ from hpcdl.node.settings import Settings
 
 REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _TELL_S = 0.5
-Told = Callable[[int, str], None]
+ReportProgress = Callable[[int, str], None]
 """Gets how much is done, and of what."""
 Result = TypeVar("Result")
 
@@ -104,7 +104,7 @@ def as_started(
     return result
 
 
-def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
+def rank_program(body: Callable[[Any, Observed, ReportProgress], Any]) -> NoReturn:
     """The whole of a rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
     from hpcdl.rank.main import supervised
     from hpcdl.rank.start import leave
@@ -118,14 +118,14 @@ def rank_program(body: Callable[[Any, Observed, Told], Any]) -> NoReturn:
     def on_rank(group: Observed, watch: object) -> None:
         told_s = 0.0
 
-        def told(done: int, what: str) -> None:
+        def on_progress(done: int, what: str) -> None:
             nonlocal told_s
             if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
                 told_s = time.monotonic()
                 touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # not to wait for a disk
 
         with caught(stop, (signal.SIGTERM,)):
-            result = body(request, group, told)
+            result = body(request, group, on_progress)
         if group.rank == 0:
             write_json(folder / RESULT_FILE, result)
 

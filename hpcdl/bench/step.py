@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.bench.ranks import REQUEST_FILE, Told, as_started, launched, on_fresh_ranks, rank_program
+from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.comm.observed import EXCHANGE, Observed
@@ -286,7 +286,7 @@ def _median(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> 
     return statistics.median(seconds) if seconds else None
 
 
-def _on_rank(request: dict[str, Any], group: Observed, told: Told) -> dict[str, Any]:
+def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:
     config = load(StepBenchConfig, [Layer(origin=REQUEST_FILE, values=request)]).config
     return dataclasses.asdict(measure_on_rank(config, group))
 

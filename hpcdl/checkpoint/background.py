@@ -156,14 +156,14 @@ class BackgroundJob:
 
 
 class BackgroundWork:
-    """The background work of one rank, in one of the three ways. `say` hears, once, of a rank without gaps."""
+    """The background work of one rank, in one of the three ways. `log` gets a line, once, on a rank without gaps."""
 
-    def __init__(self, way: str, seen: RankMonitor, say: Callable[[str], None] = lambda text: None) -> None:
-        self.way, self.seen, self._say = way, seen, say
+    def __init__(self, way: str, seen: RankMonitor, log: Callable[[str], None] = lambda text: None) -> None:
+        self.way, self.seen, self._log = way, seen, log
         self.spent = Spent()
         self._lock = threading.Lock()
         self._impatient_jobs = 0
-        self._told = False
+        self._logged = False
 
     def start(self, name: str, work: Callable[[Turn], None], patience_s: float = 0.0) -> BackgroundJob:
         """Begin `work`, which calls its turn before each slice; in gaps it may take `patience_s` until it hurries."""
@@ -185,9 +185,9 @@ class BackgroundWork:
             self.spent.outside_s += spent.outside_s
             if not turn.ran_out or spent.in_gaps_s >= _FEW * (spent.in_gaps_s + spent.outside_s):
                 return
-            self._impatient_jobs, told, self._told = _RETRY, self._told, True
-        if not told:
-            self._say("a step has no gaps that background work could use: it is done by a thread beside the steps")
+            self._impatient_jobs, logged, self._logged = _RETRY, self._logged, True
+        if not logged:
+            self._log("a step has no gaps that background work could use: it is done by a thread beside the steps")
 
 
 def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]:
@@ -204,8 +204,8 @@ def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]
 
 def way_in_script(asked: str, num_ranks: int) -> tuple[str, list[str]]:
     """The same for a script, whose exchange is known only when it comes to it."""
-    way, told = way_for(asked, Features(), num_ranks)
-    return way, [told] if told else []
+    way, logged = way_for(asked, Features(), num_ranks)
+    return way, [logged] if logged else []
 
 
 def most_patience_s(way: str, stall_s: float) -> float:

@@ -107,7 +107,7 @@ def newest_copy(run_dir: Path) -> int:
 class LocalCopies:
     """This rank's copies in `folder`, of every `every` steps; 0 keeps none.
 
-    Storage that fails or is too small ends the copying, which `say` is told, never the run.
+    Storage that fails or is too small ends the copying, which is logged, never the run.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class LocalCopies:
         run_dir: Path,
         rank: int,
         every: int,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         work: BackgroundWork | None = None,
         redundancy: Redundancy = NO_REDUNDANCY,
     ) -> None:
-        self.folder, self._rank, self._every, self.say = folder, rank, every, say
+        self.folder, self._rank, self._every, self.log = folder, rank, every, log
         self._work = work or BackgroundWork(THREAD, RankMonitor(rank, rank + 1, ""))
         self._redundancy = redundancy
         self._job: BackgroundJob | None = None
@@ -163,7 +163,7 @@ class LocalCopies:
                 check_copy(self.folder, step, self._rank)
                 found.append(step)
             except CorruptError as error:
-                self.say(f"{error}; an older state is taken")
+                self.log(f"{error}; an older state is taken")
         return found
 
     def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -220,7 +220,7 @@ class LocalCopies:
             action()
         except OSError as error:
             self._failed = True
-            self.say(f"rank {self._rank} keeps no more copies in {self.folder}: {error.strerror or error}")
+            self.log(f"rank {self._rank} keeps no more copies in {self.folder}: {error.strerror or error}")
 
     def _copy(self, snapshot: Snapshot, turn: Turn) -> None:
         """Others wait for this rank's part in the redundancy, whether its own copy has failed or not."""

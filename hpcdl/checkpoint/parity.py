@@ -132,7 +132,7 @@ class Parity:
 
 
 class GroupParity:
-    """Keeps parity of every copy over `communicator`, that of all ranks that keep copies; `say` hears what fails.
+    """Keeps parity of every copy over `communicator`, that of all ranks that keep copies; `log` gets what fails.
 
     Others wait for what a rank does in gaps: `most_patience_s` is how long it may take for that. Collective.
     """
@@ -143,15 +143,15 @@ class GroupParity:
         self,
         communicator: Communicator,
         redundancy: str,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         *,
         most_patience_s: float = math.inf,
     ) -> None:
-        self._group, self._say, self.most_patience_s = communicator.duplicate(), say, most_patience_s
+        self._group, self._log, self.most_patience_s = communicator.duplicate(), log, most_patience_s
         self._hosts: list[str] = self._group.allgather_json(self._group.host)
         self._own_group = next(g for g in groups_of(self._hosts, MOST_NODES[redundancy]) if self._group.host in g)
         self.leads = self._group.rank == self._leader(self._group.host)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def protect(self, folder: Path, names: str, turn: AtOnce) -> None:
         """Exchange chunks with the other nodes of the group, by each node's first rank. Collective over all ranks.
@@ -205,7 +205,7 @@ class GroupParity:
             check_room(folder, length)
             write_parity(folder, names, parity, total, ranks=self._group.size, turn=turn)
         except OSError as error:
-            self._tell(f"{self._group.host} keeps no parity in {folder}: {error.strerror or error}")
+            self._log_once(f"{self._group.host} keeps no parity in {folder}: {error.strerror or error}")
 
     def _swap(self, turn: AtOnce, outgoing: Array, to: int, incoming: Array, source: int) -> None:
         """Send to one node of the group and get from another; nothing goes either way where there is nothing to send.
@@ -228,11 +228,11 @@ class GroupParity:
             request.wait()
         turn()
 
-    def _tell(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """Say it once, however many copies come to it."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
+        if text not in self._logged:
+            self._logged.add(text)
+            self._log(text)
 
 
 def _own_files(folder: Path, names: str, rank: int) -> Files:

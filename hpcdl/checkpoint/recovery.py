@@ -107,7 +107,7 @@ def _ranks_of(files: Files) -> set[int]:
     return {int(name.split(".rank-")[1].split(".")[0]) for name, _ in files}
 
 
-def recover(folder: Path, communicator: Communicator, behind: int, say: Callable[[str], None]) -> None:
+def recover(folder: Path, communicator: Communicator, behind: int, log: Callable[[str], None]) -> None:
     """Bring the newest step behind `behind` that can be had to the nodes of the ranks that go on from it; collective.
 
     Old rank R's copy goes to new rank R, with fewer ranks to R modulo their number.
@@ -129,7 +129,7 @@ def recover(folder: Path, communicator: Communicator, behind: int, say: Callable
             gone = rebuild.holders[0].parity
             assert gone is not None
             left = " and ".join(host for number, host in enumerate(gone.hosts) if number != rebuild.lost)
-            say(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {left}")
+            log(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {left}")
     for rank, holder in sorted(plan.where.items()):
         reader = hosts.index(hosts[rank % communicator.size])
         if reader != holder:

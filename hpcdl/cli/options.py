@@ -137,24 +137,24 @@ def _as_one(item: Setting, value: Any) -> Any:
 
 
 def _parameter(item: Setting, title: str) -> inspect.Parameter:
-    told: dict[str, Any] = {"help": _help(item), "show_default": False, "rich_help_panel": title}
+    option_keywords: dict[str, Any] = {"help": _help(item), "show_default": False, "rich_help_panel": title}
     if item.kind == "bool":
-        annotation: Any = Annotated[bool | None, typer.Option(f"--{item.key}/--no-{item.key}", **told)]
+        annotation: Any = Annotated[bool | None, typer.Option(f"--{item.key}/--no-{item.key}", **option_keywords)]
     else:
         metavar = "NAME" if _many(item) else "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
         names = (f"--{item.key}", *ALIASES.get(item.key, ()))
         offered = completer(item.key, item.choices)
-        option = typer.Option(*names, metavar=metavar, autocompletion=offered, **told)
+        option = typer.Option(*names, metavar=metavar, autocompletion=offered, **option_keywords)
         kind = list[str] if item.kind in ("names", "words") else str
         annotation = Annotated[kind | None, option]
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _help(item: Setting) -> str:
-    told = f"{item.help.removesuffix('.')}: {', '.join(item.choices)}." if _many(item) else item.help
+    text = f"{item.help.removesuffix('.')}: {', '.join(item.choices)}." if _many(item) else item.help
     if item.required or item.default in (None, (), "") or item.default is False:
-        return told
-    return f"{told} [{item.show(item.default)}]"
+        return text
+    return f"{text} [{item.show(item.default)}]"
 
 
 def _many(item: Setting) -> bool:

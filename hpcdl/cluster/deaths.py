@@ -27,7 +27,7 @@ _PEER = struct.Struct("3i")
 def hold_line(launch: str) -> int | None:
     """Tie this process, until it ends, to the DeathWatch of the same `launch`; None on a node where that is not.
 
-    Returns the line's file number, for `say`.
+    Returns the line's file number, for `send_word`.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, contextlib.suppress(OSError):
         line.connect(_address(launch))
@@ -36,7 +36,7 @@ def hold_line(launch: str) -> int | None:
     return None
 
 
-def say(line: int | None, word: bytes) -> None:
+def send_word(line: int | None, word: bytes) -> None:
     """Send `word` down a line, if anybody hears it."""
     if line is None:
         return
@@ -60,7 +60,7 @@ class DeathWatch:
         self._ready = select.epoll()  # hands events out in the order in which they came, unlike poll
         self._pid_of: dict[int, int] = {}
         self._watched: set[int] = set()
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._lines: set[int] = set()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(_address(launch))
@@ -116,9 +116,9 @@ class DeathWatch:
         os.close(descriptor)
         self._lines.discard(descriptor)
         pid = self._pid_of.pop(descriptor)
-        if pid in self._told:
+        if pid in self._reported:
             return []
-        self._told.add(pid)
+        self._reported.add(pid)
         return [pid]
 
     def _continues(self, line: int) -> bool:

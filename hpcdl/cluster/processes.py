@@ -63,8 +63,8 @@ def on_every_node(
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         own = [text.removeprefix(OWN_WORD) for text in lines if text.startswith(OWN_WORD)]
-        said = own[0] if own else f"`{line[0]}` failed: {lines[-1]}"
-        raise NodesFailed(f"{what}: {said}", done.stdout)
+        message = own[0] if own else f"`{line[0]}` failed: {lines[-1]}"
+        raise NodesFailed(f"{what}: {message}", done.stdout)
     return done.stdout
 
 

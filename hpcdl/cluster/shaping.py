@@ -30,7 +30,7 @@ def shape(bytes_per_s: float) -> str:
     tc, device = shutil.which("tc"), _only_device()
     if tc is None or not device or any(INFINIBAND.glob("*")):
         return ""
-    if any(" 0: " not in line for line in _say(tc, "qdisc", "show", "dev", device).splitlines()):
+    if any(" 0: " not in line for line in _output_of(tc, "qdisc", "show", "dev", device).splitlines()):
         return ""
     burst = max(_LEAST_BURST, int(bytes_per_s * _BURST_S))
     bucket = ("tbf", "rate", f"{bytes_per_s * 8:.0f}bit", "burst", f"{burst}b", "latency", "400ms")
@@ -42,7 +42,7 @@ def shape(bytes_per_s: float) -> str:
     return f"by tc on {device}"
 
 
-def _say(*line: str) -> str:
+def _output_of(*line: str) -> str:
     finished = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     return finished.stdout
 

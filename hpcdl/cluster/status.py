@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hpcdl.cluster.deaths import say
+from hpcdl.cluster.deaths import send_word
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.core.disk import rewrite
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
@@ -73,7 +73,7 @@ class StatusReport:
     rank: int
     line: int | None = None
 
-    def tell(
+    def publish(
         self,
         state: str,
         *,
@@ -101,7 +101,7 @@ class StatusReport:
             evicted=other.evicted,
             grows=grows,
         )
-        say(self.line, json.dumps(asdict(status)).encode())
+        send_word(self.line, json.dumps(asdict(status)).encode())
         if state in _FILED if filed is None else filed:
             with contextlib.suppress(OSError):  # a disk that is full must not hide the error that is being reported
                 write_json(self.folder / f"{self.rank}.json", asdict(status))
@@ -150,9 +150,9 @@ def read_table(folder: Path) -> list[RankStatus]:
     """What the table of all ranks says, nothing where there is none or it is damaged."""
     with contextlib.suppress(CorruptError, TypeError, ValueError, KeyError, AttributeError, FileNotFoundError):
         table = read_json(folder / TABLE)
-        said = {"state": table["state"], "at": table["at"]}
+        common = {"state": table["state"], "at": table["at"]}
         return [
-            from_json(RankStatus, {"rank": int(rank), "host": host, "pid": pid, **said})
+            from_json(RankStatus, {"rank": int(rank), "host": host, "pid": pid, **common})
             for host, pids in table["processes"].items()
             for rank, pid in pids.items()
         ]
@@ -207,8 +207,8 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
 def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankError:
     """The error for a whole node that went away, and every rank on it."""
     ranks = [status.rank for status in statuses if same_host(status.host, host)]
-    told = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
-    message = f"node {host}{told} went down or cannot be reached; continue with --resume, without it (see {log})"
+    also = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
+    message = f"node {host}{also} went down or cannot be reached; continue with --resume, without it (see {log})"
     return RankError(message, rank=ranks[0] if ranks else None, host=host, lost=True, node=host)
 
 

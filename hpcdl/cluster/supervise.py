@@ -199,18 +199,18 @@ class _SignOfLife:
         # Where this process was stopped itself, with all of its job, the rank has not been silent for as long.
         self._silent_s += min(since_s, 2 * LOOK_S)
         with contextlib.suppress(CorruptError, OSError, TypeError, KeyError):
-            said = read_json(self._path)
-            if self._silent_s > said["silent_s"]:
-                return _silent(said, self._silent_s)
+            status = read_json(self._path)
+            if self._silent_s > status["silent_s"]:
+                return _silent(status, self._silent_s)
         return None
 
 
-def _silent(said: dict[str, Any], seconds: float) -> RankError:
+def _silent(status: dict[str, Any], seconds: float) -> RankError:
     """The error of the only rank of a run, by its last sign of life."""
-    rank, host = said["rank"], said["host"]
+    rank, host = status["rank"], status["host"]
     text = (
         f"rank {rank} on {host}, the only one left, is not responding (stopped, swapped out, or its node is gone "
-        f"or cut off) for {format_seconds(seconds)}; it was last {said['doing']}"
+        f"or cut off) for {format_seconds(seconds)}; it was last {status['doing']}"
     )
     return RankError(text, rank=rank, host=host, lost=True)
 
@@ -335,10 +335,10 @@ class _Watcher:
 
     def statuses(self) -> list[RankStatus]:
         """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""
-        said = [status for word in self._deaths.words.values() if (status := heard(word)) is not None]
+        words = [status for word in self._deaths.words.values() if (status := heard(word)) is not None]
         table = self._table_now()
         over = [status for status in table if status.state == "done"]
-        return read_statuses(self._folder, [*table, *said, *over])
+        return read_statuses(self._folder, [*table, *words, *over])
 
     def _own(self) -> list[RankStatus]:
         return self._of_this_host(self.statuses())

@@ -232,8 +232,8 @@ class RankMonitor:
     @property
     def step(self) -> int | None:
         """The step that it is in; of a script whose steps nobody counts the last one that has exchanged gradients."""
-        told = self.activity[1]
-        return self.num_updates or None if told is None else told
+        updates = self.activity[1]
+        return self.num_updates or None if updates is None else updates
 
     @property
     def step_of_run(self) -> int | None:

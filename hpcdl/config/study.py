@@ -274,8 +274,8 @@ def _unequal(matrix: Matrix) -> list[str]:
     for group in matrix.zipped:
         counts = {key: len(axes[key]) for key in group if key in axes}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{key} has {count}" for key, count in counts.items())
-            found.append(f"zip: axes that advance together need as many values each, but {told}")
+            lengths = ", ".join(f"{key} has {count}" for key, count in counts.items())
+            found.append(f"zip: axes that advance together need as many values each, but {lengths}")
     return found
 
 

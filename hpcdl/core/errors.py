@@ -38,8 +38,8 @@ class HpcdlError(Exception):
 
     def __init__(self, *lines: str) -> None:
         """Lines without control codes; of one that somebody's input made long, the head and the end stay."""
-        told = map(printable, lines)
-        super().__init__("\n".join(x if len(x) <= LONGEST_LINE else f"{x[:700]} ... {x[-250:]}" for x in told))
+        clean = map(printable, lines)
+        super().__init__("\n".join(x if len(x) <= LONGEST_LINE else f"{x[:700]} ... {x[-250:]}" for x in clean))
 
 
 class RankError(HpcdlError):

@@ -63,13 +63,13 @@ def error_paragraphs() -> list[Paragraph]:
     text = (manual_folder() / ERRORS_PAGE).read_text(encoding="utf-8")
     titles = list(_HEADING.finditer(text))
     ends = [*(title.start() for title in titles[1:]), len(text)]
-    found = []
+    sections = []
     for title, end in zip(titles, ends, strict=True):
         body = text[title.end() : end].strip()
-        told = _SAYS.search(body)
-        patterns = tuple(_PATTERN.findall(told[1])) if told else ()
-        found.append(Paragraph(title=title[1], says=patterns, text=_SAYS.sub("", body).strip()))
-    return found
+        patterns_line = _SAYS.search(body)
+        patterns = tuple(_PATTERN.findall(patterns_line[1])) if patterns_line else ()
+        sections.append(Paragraph(title=title[1], says=patterns, text=_SAYS.sub("", body).strip()))
+    return sections
 
 
 def explain(error: str) -> Paragraph:
@@ -110,11 +110,11 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
     if row is None:
         raise UsageError(f"hpcdl never exits with {code}; its codes are 0, 1, 2, 3, 75 and 130")
     means, classes = (cell.strip() for cell in row.strip("|").split("|")[1:3])
-    told = [means + (f": {classes}" if classes else "")]
+    parts = [means + (f": {classes}" if classes else "")]
     names = re.findall(r"\w+", classes)
     own = [_with_sections(paragraph, paragraphs).text for paragraph in paragraphs if paragraph.title in names]
-    told += own if len(own) == 1 else [f"`hpcdl explain {name}` says what to do." for name in names]
-    return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(told))
+    parts += own if len(own) == 1 else [f"`hpcdl explain {name}` says what to do." for name in names]
+    return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(parts))
 
 
 KINDS = ("how-to", "tutorials", "reference", "", "explanation", "example-report", "decisions")

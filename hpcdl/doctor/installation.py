@@ -173,8 +173,8 @@ def check_machine(subject: Subject) -> list[Finding]:
     if missing:
         text = f"modules of the machine {machine.name} that are not loaded here: {', '.join(missing)}"
         found.append(warning(text, f"module load {' '.join(missing)}; job scripts of hpcdl submit load them"))
-    told = f"{len(machine.environment)} variables, {len(machine.modules)} modules"
-    return found or [ok(f"machine {machine.name} ({machine.path}): {told}")]
+    summary = f"{len(machine.environment)} variables, {len(machine.modules)} modules"
+    return found or [ok(f"machine {machine.name} ({machine.path}): {summary}")]
 
 
 def _is_loaded(name: str, loaded: Sequence[str]) -> bool:

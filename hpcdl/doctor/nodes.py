@@ -128,11 +128,11 @@ def compare(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
         yield from (replace(found, check=name) for found in _compare_texts(answers, name, level, remedy))
     for name, quantity in NUMBERS.items():
         yield from (replace(found, check=name) for found in _compare_numbers(answers, name, quantity))
-    said: dict[tuple[str, str, str, str], list[str]] = {}
+    hosts_by_finding: dict[tuple[str, str, str, str], list[str]] = {}
     for answer in answers:
         for finding in answer.findings:
-            said.setdefault(finding, []).append(answer.host)
-    for (level, check, text, remedy), hosts in said.items():
+            hosts_by_finding.setdefault(finding, []).append(answer.host)
+    for (level, check, text, remedy), hosts in hosts_by_finding.items():
         yield Finding(level=level, check=check, text=f"{_named(hosts)}: {text}", remedy=remedy)
 
 

@@ -92,13 +92,15 @@ def failure(text: str, remedy: str) -> Finding:
     return Finding(level=FAILURE, text=text, remedy=remedy)
 
 
-def examine(subject: Subject, names: Sequence[str] = (), told: Callable[[str], None] = lambda _: None) -> list[Finding]:
-    """Run the checks called `names` (all by default); `told` hears each name before it begins."""
-    return [replace(found, check=name) for name in names or CHECKS for found in _examine(name, subject, told)]
+def examine(
+    subject: Subject, names: Sequence[str] = (), report: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """Run the checks called `names` (all by default); `report` gets each name before it begins."""
+    return [replace(found, check=name) for name in names or CHECKS for found in _examine(name, subject, report)]
 
 
-def _examine(name: str, subject: Subject, told: Callable[[str], None]) -> Iterator[Finding]:
-    told(name)
+def _examine(name: str, subject: Subject, report: Callable[[str], None]) -> Iterator[Finding]:
+    report(name)
     check: Callable[[Subject], list[Finding]] = CHECKS.load(name)
     try:
         yield from check(subject)

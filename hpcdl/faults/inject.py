@@ -161,7 +161,7 @@ class Injection:
             return None
         return len({*communicator.allgather_json(communicator.host)})
 
-    def told(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """A line for each fault, which the run's record keeps."""
         return told_of(self._all, self._run_dir)
 
@@ -183,7 +183,7 @@ class Injection:
         for number, fault in [*self._mine.items()]:
             if fault.kind not in PLANTED or step < (fault.step or 0):
                 continue
-            self._tell(number)
+            self._log_fault(number)
             if fault.kind == "error":
                 raise ValueError(f"injected: {fault.text}")
             return _not_a_number(images)
@@ -204,7 +204,7 @@ class Injection:
             copies[dataset.folder / entry.shards[fault.shard].file] = _NEVER_READABLE
             if self._seen.rank == 0 and not self._marker(number).exists():
                 touch(self._marker(number))
-                self._say(fault.text)
+                self._log(fault.text)
         return dataclasses.replace(dataset, copies=copies) if copies != dataset.copies else dataset
 
     def settled(self, warnings: Sequence[str]) -> list[str]:
@@ -215,14 +215,14 @@ class Injection:
         """Called where a checkpoint is about to be written; OSError where there is to be no room."""
         for number, fault in [*self._mine.items()]:
             if fault.kind == FULL and step >= (fault.step or 0):
-                self._tell(number)
+                self._log_fault(number)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _flip(self, bucket: int, values: Array) -> None:
         """Flip one bit of the largest number: a float32 is 4 times as large then, or a quarter of it."""
         for number, fault in [*self._mine.items()]:
             if fault.bucket == bucket and (self._seen.step or 0) >= (fault.step or 0):
-                self._tell(number)
+                self._log_fault(number)
                 flat = values.reshape(-1)
                 place = int(abs(flat).argmax())
                 flat[place : place + 1].view("uint8")[-1] ^= 1
@@ -235,7 +235,7 @@ class Injection:
                 next(schedule)
             for number, fault in [*self._mine.items()]:
                 if fault.kind in STRIKES and self._is_due(fault, time.monotonic() - began):
-                    self._tell(number)
+                    self._log_fault(number)
                     STRIKES[fault.kind](fault)
             self._part(began)
 
@@ -245,7 +245,7 @@ class Injection:
             if self._network.leads(fault) and self._is_due(fault, time.monotonic() - began):
                 self._network.begin(number)
                 touch(self._marker(number), self._network.host.encode())
-                self._say(fault.text)
+                self._log(fault.text)
         if time.monotonic() - self._looked_s > FOLLOW_S:
             self._looked_s = time.monotonic()
             self._network.follow(self._has_struck)
@@ -271,13 +271,13 @@ class Injection:
             if fault.kind == PARTITION:
                 self._part_at_random(fault, rank)
             elif rank == self._seen.rank:
-                self._say(f"{fault.kind}:rank={rank}, as {fault.text} has it")
+                self._log(f"{fault.kind}:rank={rank}, as {fault.text} has it")
                 STRIKES[fault.kind](fault)
 
     def _part_at_random(self, fault: Fault, number: int) -> None:
         place = self._network.place(fault, number)
         if self._seen.rank == min(place):
-            self._say(f"{fault.kind}:{'host' if fault.of_host else 'rank'}={number}, as {fault.text} has it")
+            self._log(f"{fault.kind}:{'host' if fault.of_host else 'rank'}={number}, as {fault.text} has it")
         self._network.part(fault, place)
 
     def _origin(self, number: int) -> float:
@@ -301,19 +301,19 @@ class Injection:
             self._told_step = max(self._told_step, int(event.get("step", 0)))
         return self._told_step
 
-    def _tell(self, number: int) -> None:
+    def _log_fault(self, number: int) -> None:
         fault = self._mine.pop(number)
         touch(self._marker(number))
-        self._say(fault.text)
+        self._log(fault.text)
 
     def _tell_of_network(self, number: int, how: str) -> None:
         touch(self._marker(number))
-        self._say(self._all[number].text + (f" ({how})" if how else ""))
+        self._log(self._all[number].text + (f" ({how})" if how else ""))
 
     def _has_struck(self, number: int) -> bool:
         return self._marker(number).exists()
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         journal = FileJournal(self._run_dir)
         with contextlib.closing(journal):
             journal.write("message", text=f"{TOLD}{text}", step=self._step())

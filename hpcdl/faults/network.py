@@ -35,8 +35,8 @@ class NetworkFaults:
         self._hosts: Sequence[str] = [monitor.host] * monitor.size
         self._cuts: list[tuple[frozenset[int], float]] = []
 
-    def impair(self, communicator: Observed, told: Callable[[int, str], None]) -> Observed:
-        """`communicator`, the world's, as these faults have it; collective. `told` hears what holds from now on."""
+    def impair(self, communicator: Observed, log: Callable[[int, str], None]) -> Observed:
+        """`communicator`, the world's, as these faults have it; collective. `log` gets what holds from now on."""
         if not self.faults and not self._cut_off:
             return communicator
         self._hosts = communicator.allgather_json(communicator.host)
@@ -47,16 +47,16 @@ class NetworkFaults:
                 continue
             place = self.place(fault)
             if fault.kind == SKEW:
-                self._holds(number, place, "", told)
+                self._holds(number, place, "", log)
                 WALL.shift_s += (fault.value or 0.0) * (self._seen.rank in place)
             else:
-                self._holds(number, place, self._slow_down(fault, place, communicator), told)
+                self._holds(number, place, self._slow_down(fault, place, communicator), log)
         return communicator.over(lambda inner: Impaired(inner, self._network, range(self._seen.size)))
 
-    def _holds(self, number: int, place: frozenset[int], how: str, told: Callable[[int, str], None]) -> None:
+    def _holds(self, number: int, place: frozenset[int], how: str, log: Callable[[int, str], None]) -> None:
         del self.faults[number]
         if self._seen.rank == min(place):
-            told(number, how)
+            log(number, how)
 
     def _slow_down(self, fault: Fault, place: frozenset[int], communicator: Observed) -> str:
         """Make the link of `place` slow; how, in words. Collective: where tc does it, hpcdl must not."""

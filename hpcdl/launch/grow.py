@@ -85,10 +85,10 @@ class Growth:
         if then > now:
             self.back, self.asked = back, asked
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
-            self._tell(f"{why}: the ranks save and leave, to go on with {then} workers in place of {now}")
+            self._log(f"{why}: the ranks save and leave, to go on with {then} workers in place of {now}")
             touch(self._leave)
         elif asked:
-            self._tell(f"more workers were asked for, but {'; '.join(self._hindrances(now)) or f'all {now} are there'}")
+            self._log(f"more workers were asked for, but {'; '.join(self._hindrances(now)) or f'all {now} are there'}")
             remove_file(self._request)
 
     def _hindrances(self, now: int) -> Iterator[str]:
@@ -98,7 +98,7 @@ class Growth:
         if failed := self._places.failed_twice:
             yield f"{' and '.join(failed)}, which failed twice, {'stays' if len(failed) == 1 else 'stay'} left out"
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         with contextlib.closing(FileJournal(self._run_dir)) as journal:
             journal.write("message", text=text)
 

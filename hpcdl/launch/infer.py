@@ -46,7 +46,7 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
         plan = check(resolved, model)
         check_node(ranks_on_node(resolved))
         name = model_name(plan.model_name) if plan.trained else plan.model_name
-        launch_plan, said = plan_under_profile(run, name, read_topology())
+        launch_plan, remarks = plan_under_profile(run, name, read_topology())
         with written(run.out, resume=run.resume) as folder:
             ask(run.out, resolved, model)
             reader = JournalReader(run.out)
@@ -56,7 +56,7 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
                     for event in reader.read():
                         on_event(event)
 
-            for text in said:
+            for text in remarks:
                 on_event({"kind": "message", "text": text})
             blank = functools.partial(blank_record, plan)
             with end_noted(run.out, blank), folder.restored_if_refused(), guarded(run.out):

@@ -24,7 +24,7 @@ from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.run.faults import NETWORK, parse_faults
 from hpcdl.run.journal import FileJournal
-from hpcdl.run.shrink import num_workers, shrink_config, told
+from hpcdl.run.shrink import describe_change, num_workers, shrink_config
 from hpcdl.supervision.control import SPENT_VARIABLE
 
 TRIES = 3
@@ -45,12 +45,12 @@ def until_done(
     run_dir: Path,
     resolved: ResolvedConfig[Any],
     facts: Mapping[str, Any],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Call `launch` until it returns; RankError where a rank fails by its own doing, or none of TRIES gets anywhere.
 
-    `launch` gets the run's settings, and what the launcher needs in its environment. Between two launches the journal
-    and `say` are told, and run.toml says that the run is resumed, on how many ranks. StoppedEarly where fewer workers
+    `launch` gets the run's settings, and what the launcher needs in its environment. Between two launches a line goes
+    to the journal and to `log`, and run.toml gets the new number of ranks. StoppedEarly where fewer workers
     are left than --min-workers. Without --elastic `launch` is called once.
     """
     checkpoint, now = resolved.config.checkpoint, resolved
@@ -82,10 +82,10 @@ def until_done(
             before, now = shrink_config(now, num_before), _on(places, resolved, now, run_dir)
             where = f"after step {newest}" if newest else "from the start"
             same = before.config.run.ranks == now.config.run.ranks
-            text += f"; {'new ranks' if same else told(before, now)} go on {where}"
+            text += f"; {'new ranks' if same else describe_change(before, now)} go on {where}"
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
-        say(text)
+        log(text)
         rundir.create(run_dir, _resumed(now), facts)
         if checkpoint.time_limit is not None:
             spent = {SPENT_VARIABLE: f"{time.monotonic() - began_s:.3f}"}

@@ -89,7 +89,7 @@ def run_script(
     *,
     prefixed: bool,
     undistributed: bool,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[Path, RunRecord]:
     """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
 
@@ -107,12 +107,12 @@ def run_script(
         flags = {PREFIXED_VARIABLE: prefixed, ALLOWED_VARIABLE: undistributed}
         own = {name: "1" for name, given in flags.items() if given} | _kernels(config)
         name, topology = script.path.stem, read_topology()
-        said = plan_under_profile(config.run, name, topology)[1]
+        remarks = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, config.checkpoint):
             facts = _facts(script)
             rundir.create(run_dir, resolved, facts)
-            for text in said:
-                say(text)
+            for text in remarks:
+                log(text)
             output = Output(run_dir / FOLDER, prefixed=prefixed)
             words = [str(run_dir), str(script.path), *script.arguments]
 
@@ -124,7 +124,7 @@ def run_script(
 
             unstarted = functools.partial(_unstarted, resolved, script)
             with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
-                until_done(launch, run_dir, resolved, facts, say)
+                until_done(launch, run_dir, resolved, facts, log)
     return run_dir, read_record(run_dir)
 
 

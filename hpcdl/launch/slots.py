@@ -76,9 +76,9 @@ class RankSlots:
         if lost := self.gone(error.node):
             self._left_out += lost
             self._failures.update(lost)
-            told = f"{_listed(lost)} left out"
+            words = f"{_listed(lost)} left out"
             over = [node for node in lost if self._failures[node] >= MOST_FAILURES]
-            return f"{told}, {' and '.join(over)} for good (it has failed twice)" if over else told
+            return f"{words}, {' and '.join(over)} for good (it has failed twice)" if over else words
         for node in self._in_use():
             self._failures[node] += same_host(node, error.host)
             failed = same_host(node, error.host) and self._failures[node] >= MOST_FAILURES

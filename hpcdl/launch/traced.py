@@ -22,7 +22,7 @@ MOST_TRACES = 12
 """Of a report: each is read whole."""
 
 
-def look_into(run_dir: Path, say: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
+def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
     """The trace of one run, its steps, and what they tell; UsageError without one, CorruptError for a damaged one."""
     merged = merge(read_run(run_dir))
     synchronous, first, link = True, 0, None
@@ -32,29 +32,29 @@ def look_into(run_dir: Path, say: Callable[[str], None]) -> tuple[Merged, Steps,
         link = record.link_bytes_per_second
         synchronous = find_strategy(record.strategy).features.synchronous
     except CorruptError as error:
-        say(f"{error}: taken for a run whose ranks step together")
+        log(f"{error}: taken for a run whose ranks step together")
     except UnknownNameError:  # a script's: its ranks step together
         pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
     return merged, steps, findings(merged, steps, link)
 
 
-def traced_runs(run_dirs: Sequence[tuple[str, Path]], say: Callable[[str], None]) -> list[TracedRun]:
-    """What a report tells of those of these runs (name, directory) that were traced; `say` hears what it leaves out."""
+def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]) -> list[TracedRun]:
+    """What a report tells of those of these runs (name, directory) that were traced; `log` gets what it leaves out."""
     found = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
     if len(found) > MOST_TRACES:
-        say(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
+        log(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
     traced = []
     for name, run_dir in found[:MOST_TRACES]:
         try:
-            merged, steps, found_in = look_into(run_dir, say)
-            traced.append(dataclasses.replace(told(name, found_in), ready=readiness(merged, steps)))
+            merged, steps, found_in = look_into(run_dir, log)
+            traced.append(dataclasses.replace(summary_of(name, found_in), ready=readiness(merged, steps)))
         except (CorruptError, UsageError) as error:
-            say(f"trace of {name} left out: {error}")
+            log(f"trace of {name} left out: {error}")
     return traced
 
 
-def told(name: str, found: Findings) -> TracedRun:
+def summary_of(name: str, found: Findings) -> TracedRun:
     """The findings as a report shows them."""
     return TracedRun(
         name=name,

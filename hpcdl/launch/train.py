@@ -94,7 +94,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     check_shrunk(resolved, find_launcher())
     check_node(ranks_on_node(resolved), mpi=run_plan.info.features.mpi)
     run_dir = choose_run_dir(run_plan)
-    plan, said = _plan(run_plan)
+    plan, remarks = _plan(run_plan)
     facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
 
     def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
 
     with rundir.written(run_dir, run_plan.config.checkpoint) as place_of_run:
         rundir.create(run_dir, resolved, facts)
-        for text in said:
+        for text in remarks:
             on_event({"kind": "message", "text": text})
         with (
             end_noted(run_dir, lambda: _unstarted(run_plan, plan)),
@@ -127,13 +127,13 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
 
 def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
     """`plan_for` this run; where it goes on by itself, also in which way it does."""
-    plan, said = plan_for(run_plan, environment)
+    plan, remarks = plan_for(run_plan, environment)
     if not run_plan.config.checkpoint.elastic:
-        return plan, said
+        return plan, remarks
     continues, way = in_place.way_of(run_plan, find_launcher())
     if continues:
         plan = dataclasses.replace(plan, continues=True, environment={**plan.environment, in_place.VARIABLE: "1"})
-    return plan, [*said, way]
+    return plan, [*remarks, way]
 
 
 def _unstarted(run_plan: RunPlan, plan: LaunchPlan) -> RunRecord:

@@ -189,8 +189,8 @@ def _check_function(builder: UserFunction, source: Path) -> None:
             f"{builder.what} {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}"
         ) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep for its parser
-        told = str(error) or type(error).__name__
-        raise UsageError(f"{builder.what} {str(builder)!r}: {source} is no Python source: {told}") from error
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{builder.what} {str(builder)!r}: {source} is no Python source: {reason}") from error
     if builder.function not in names and "*" not in names and "__getattr__" not in names:
         raise function_missing(builder, _functions(tree.body))
 

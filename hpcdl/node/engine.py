@@ -159,9 +159,9 @@ def _flags(cpuinfo: Path) -> set[str]:
 
 def _uses_onednn(flags: set[str]) -> bool | None:
     """What TensorFlow decides by itself (its util/port.cc): on with instructions for networks, else off."""
-    told = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")
-    if told:
-        return told.lower() in ("1", "true")
+    setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")
+    if setting:
+        return setting.lower() in ("1", "true")
     return bool(flags & _FOR_NETWORKS) if flags else None
 
 

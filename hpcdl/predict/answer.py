@@ -370,14 +370,14 @@ def _parameters(forecast: Forecast) -> dict[str, float]:
 def _row(item: Prediction) -> dict[str, Any]:
     job = item.job
 
-    def told(found: Range | None) -> dict[str, float] | None:
+    def range_json(found: Range | None) -> dict[str, float] | None:
         return None if found is None else dataclasses.asdict(found)
 
     return {
         "strategy": job.strategy, "model": job.model, "nodes": job.nodes, "workers": job.workers,
-        "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": told(item.step_seconds),
-        "images_per_second": told(item.images_per_second), "efficiency": told(item.efficiency),
+        "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": range_json(item.step_seconds),
+        "images_per_second": range_json(item.images_per_second), "efficiency": range_json(item.efficiency),
         "limited_by": item.limited_by, "losses": item.losses, "faster": item.faster,
-        "epoch_seconds": told(item.epoch_seconds), "epoch_node_hours": told(item.epoch_node_hours),
-        "target_seconds": told(item.target_seconds), "models": dict(item.models), "marks": list(item.marks),
+        "epoch_seconds": range_json(item.epoch_seconds), "epoch_node_hours": range_json(item.epoch_node_hours),
+        "target_seconds": range_json(item.target_seconds), "models": dict(item.models), "marks": list(item.marks),
     }  # fmt: skip

@@ -104,11 +104,11 @@ def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, f
     The timeline describes the cluster, with all strategies on it: what it foresees of one speaks for it in the others.
     The laws describe one strategy each, and share what is left by its own held-out sizes.
     """
-    said = {name: min(max(own[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS) for name, own in weighings.items()}
+    clipped = {name: min(max(own[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS) for name, own in weighings.items()}
     result = {}
     for strategy, own in weighings.items():
         last = own[-1]
-        odds = last.prior + last.evidence + sum(value for name, value in said.items() if name != strategy)
+        odds = last.prior + last.evidence + sum(value for name, value in clipped.items() if name != strategy)
         share = 1 / (1 + math.exp(-min(max(odds, -50.0), 50.0)))
         laws = {name: value for name, value in last.weights.items() if name != TIMELINE}
         rest = sum(laws.values())

@@ -161,9 +161,9 @@ def gather_evidence(
     usable = [run for run in runs if run.usable and run.global_batch > 0]
     if not usable:
         reasons = Counter("of no step" if is_measured(run.status) else run.status for run in runs)
-        told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         raise UsageError(
-            f"none of {len(runs)} runs has a throughput ({told}): train for at least 20 steps after the warm-up"
+            f"none of {len(runs)} runs has a throughput ({counts}): train for at least 20 steps after the warm-up"
         )
     _check_machines(usable)
     models = sorted({run.model for run in usable})
@@ -209,8 +209,8 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
 def _stated_lengths(runs: Sequence[Run], trained: str) -> tuple[int, ...]:
     """Those of `trained`, the network of `runs`; UsageError where they tell their layers, or have other bytes."""
     models = sorted({run.model for run in runs})
-    told = [run.name for run in runs if sum(run.gradient_elements) > 0]
-    if told or layers_known(models[0]):
+    with_gradients = [run.name for run in runs if sum(run.gradient_elements) > 0]
+    if with_gradients or layers_known(models[0]):
         raise UsageError(f"--model {trained}: runs say what they trained; leave --model out, or the runs")
     if len(models) > 1:
         raise UsageError(f"--model {trained}: the runs are of {', '.join(models[:4])}; name those of one network")

@@ -62,11 +62,11 @@ def _subjects(firsts: Sequence[Run]) -> list[str]:
     """A name for each kind: its network, and what else differs."""
     kinds = [_kind(run) for run in firsts]
     values = list(zip(*((str(item) for item in kind[:4]) for kind in kinds), strict=True))
-    told = [0, *(place for place in range(1, 4) if len(set(values[place])) > 1)] if kinds else []
+    places = [0, *(place for place in range(1, 4) if len(set(values[place])) > 1)] if kinds else []
     names = []
     for kind in kinds:
         settings = [f"{key} {value}" for key, value in kind[4:]]
-        names.append(", ".join([*(str(kind[place]) for place in told if kind[place]), *settings]))
+        names.append(", ".join([*(str(kind[place]) for place in places if kind[place]), *settings]))
     return names
 
 
@@ -99,8 +99,8 @@ def _taken(runs: Sequence[Run]) -> tuple[list[Run], str]:
     for strategy in strategies:
         own = [run for run in taken if run.strategy == strategy]
         sizes = sorted({(run.nodes, run.workers) for run in own})
-        told = {*sizes[:1], *sizes[1 - MOST_SIZES :]}
-        kept += [run for run in own if (run.nodes, run.workers) in told]
+        sizes_kept = {*sizes[:1], *sizes[1 - MOST_SIZES :]}
+        kept += [run for run in own if (run.nodes, run.workers) in sizes_kept]
     share = f"from {len(kept):,} of {len(runs):,} runs ({', '.join(aside)})"
     return kept, f"{share}; hpcdl predict RUN... takes all of them"
 

@@ -289,7 +289,7 @@ def _computed(
     share = ComputedShare()
     entries = PartialManifest(out, communicator.rank, outputs.identity, "")
     communicator.barrier()
-    began = said = time.perf_counter()
+    began_s = logged_s = time.perf_counter()
     try:
         for task, arrays in _shards(predictor, outputs, own, share, stop):
             communicator.monitor.doing(f"writing shard {task[1]} of {task[0]}")
@@ -297,13 +297,13 @@ def _computed(
             entries.enter(result)
             share.results.append(result)
             share.num_samples += len(outputs.samples_of(task))
-            if time.perf_counter() - said > _SAY_EVERY_S:
-                said = time.perf_counter()
+            if time.perf_counter() - logged_s > _SAY_EVERY_S:
+                logged_s = time.perf_counter()
                 journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
             communicator.monitor.doing("computing")
     finally:
         entries.close()
-    share.seconds = time.perf_counter() - began
+    share.seconds = time.perf_counter() - began_s
     return share
 
 
@@ -324,9 +324,9 @@ def _shards(
                         share.stopped = True
                         return
                     inputs = next(batches)
-                    began = time.perf_counter()
+                    began_s = time.perf_counter()
                     arrays = predictor.outputs(inputs)
-                    share.batch_seconds.append(time.perf_counter() - began)
+                    share.batch_seconds.append(time.perf_counter() - began_s)
                     share.num_not_finite += num_not_finite(arrays)
                     parts.append(arrays)
                 yield task, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -76,7 +76,7 @@ def _run_rank(
     started = results.first_record(run_plan, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())
     warnings = [f"rank {rank}: {warning}" for rank, warning in enumerate(unbound) if warning]
-    warnings += injection.told()
+    warnings += injection.log_lines()
     started = dataclasses.replace(started, warnings=[*started.warnings, *warnings])
     context = dataclasses.replace(context_of(run_plan, communicator), in_place=shrunk is not None)
     if communicator.rank < run_plan.num_workers:
@@ -118,7 +118,7 @@ def _pace_keeper(run_plan: RunPlan, hosts: Sequence[str], watch: Watchdog) -> Pa
         folder=watch.folder,
         window_s=config.safety.stall_timeout / WINDOWS,
         shares=[run_plan.weight_of(rank) for rank in range(num_workers)],
-        tell=lambda text: watch.actions.tell(text),
+        log=lambda text: watch.actions.log(text),
         eviction=None if evict_slow is None else Eviction(factor=evict_slow, enough=enough, leave=leave),
     )
 
@@ -137,7 +137,7 @@ def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
         return
     group = communicator.split(0) if run_plan.num_servers else communicator
     observe(communicator).monitor.doing("staging data")
-    features, said = run_plan.info.features, list(run_plan.notes)
+    features, remarks = run_plan.info.features, list(run_plan.notes)
     # TensorFlow's own engines come without MPI, and what carries their control messages is too slow for data.
     with staged(
         run_plan.dataset,
@@ -145,9 +145,9 @@ def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
         group,
         held_out=_held_out(run_plan, group.rank),
         passed_on=features.mpi,
-        say=said.append,
+        log=remarks.append,
     ) as dataset:
-        yield dataclasses.replace(run_plan, dataset=dataset, notes=tuple(said))
+        yield dataclasses.replace(run_plan, dataset=dataset, notes=tuple(remarks))
 
 
 def _held_out(run_plan: RunPlan, worker: int) -> range:

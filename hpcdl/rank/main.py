@@ -94,7 +94,7 @@ def supervised(
 
     def end(error: RankError) -> None:
         show(error)
-        report.tell("failed", exit_code=error.exit_code, message=str(error), of=error)
+        report.publish("failed", exit_code=error.exit_code, message=str(error), of=error)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
             communicator.abort(error.exit_code)
@@ -114,11 +114,11 @@ def supervised(
             _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
-            tell = partial(report.tell, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
-            tell(filed=None if state != "stopped" else monitor.leads)
+            publish = partial(report.publish, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
+            publish(filed=None if state != "stopped" else monitor.leads)
             if state == "stopped":
                 if not wait_for_the_others(communicator):
-                    tell(filed=True)
+                    publish(filed=True)
                 return exit_code
             show(error)
             if isinstance(error, SilentExit):
@@ -126,7 +126,7 @@ def supervised(
             if communicator is not None:
                 communicator.abort(exit_code)
             return exit_code
-    report.tell("done")
+    report.publish("done")
     leave_without_lost(communicator)
     return 0
 
@@ -134,11 +134,11 @@ def supervised(
 def _begun(report: StatusReport, local_rank: int) -> int:
     """Say that this rank runs, and set its process up; 0, or the exit code where a signal came meanwhile."""
     try:
-        report.tell("running")  # from here on signals are handed on: those that came before at once
+        report.publish("running")  # from here on signals are handed on: those that came before at once
         set_up_process(local_rank)
     except HpcdlError as error:
         state, exit_code = verdict(error)
-        report.tell(state, exit_code=exit_code, message=one_line(error))
+        report.publish(state, exit_code=exit_code, message=one_line(error))
         return exit_code
     return 0
 

@@ -60,7 +60,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
-    model, said = load_run(run_dir)
+    model, model_warnings = load_run(run_dir)
     if len(dataset.inputs) < 2:
         taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
         if taken != given:
@@ -73,16 +73,16 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if numbers is not None:
         batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
-    return evaluate(batches, alone()), name, [*remarks, *said]
+    return evaluate(batches, alone()), name, [*remarks, *model_warnings]
 
 
 def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:
     """Write a run's model as `keras` (target/model.keras) or `savedmodel` (for TensorFlow Serving)."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists; choose another folder")
-    model, said = load_run(run_dir)
+    model, model_warnings = load_run(run_dir)
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
-    return writers[form](model, target), said
+    return writers[form](model, target), model_warnings
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:

@@ -83,8 +83,8 @@ class Saver:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
         snapshot = self._snapshot(shared, state.own_statistics(statistics, means), facts)
         self.writer.start(snapshot, self.interval.patience_s)
-        if told := self.interval.saved(time.monotonic() - began):
-            self._host.journal.write("message", text=told)
+        if line := self.interval.saved(time.monotonic() - began):
+            self._host.journal.write("message", text=line)
 
     def saved_to_grow(self, room: Room, **facts: Any) -> bool:
         """Whether what has been done is kept for more workers; where there is no room for it these go on. Collective.

@@ -35,7 +35,7 @@ from hpcdl.run import rundir
 from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import Journal, events_since_start
 from hpcdl.run.plan import RunPlan
-from hpcdl.run.shrink import told
+from hpcdl.run.shrink import describe_change
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.salvage import Center, gather_center
 from hpcdl.strategies.base.strategy import Context
@@ -67,7 +67,7 @@ class Recovery:
         self.seconds[part] = now_s - self.began_s
         self.began_s = now_s
 
-    def tell(self, journal: Journal) -> None:
+    def log_to(self, journal: Journal) -> None:
         """What has become of it, for the user, and by parts for tools."""
         total_s = sum(self.seconds.values())
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
@@ -185,7 +185,7 @@ class InPlaceRecovery:
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
         """The group of those that are left, once each of them stands where the run goes on."""
         trainer, parts, before = self.trainer, self.trainer.parts, self.shrunk
-        untold, led = parts.host.once_after is not None, parts.group.rank == 0
+        unlogged, led = parts.host.once_after is not None, parts.group.rank == 0
         parts.host.after_last()
         recovery.over("detect")
         left, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
@@ -203,8 +203,8 @@ class InPlaceRecovery:
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
             self._lead(recovery, held, new=not led)
-            if untold and not led and self.last is not None:  # who was to tell of the one before is lost
-                self.last.tell(parts.journal)
+            if unlogged and not led and self.last is not None:  # who was to tell of the one before is lost
+                self.last.log_to(parts.journal)
         self.last = recovery
         context = dataclasses.replace(
             self.context,
@@ -223,9 +223,12 @@ class InPlaceRecovery:
         self._note(left, run_plan)
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
-        lost = "" if center is None else center.told()
-        recovery.continues, recovery.step = told(before.resolved, self.shrunk.resolved) + lost, parts.host.steps_done()
-        parts.host.once_after = lambda: self._tell(recovery)
+        lost = "" if center is None else center.log_line()
+        recovery.continues, recovery.step = (
+            describe_change(before.resolved, self.shrunk.resolved) + lost,
+            parts.host.steps_done(),
+        )
+        parts.host.once_after = lambda: self._log(recovery)
         return left
 
     def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
@@ -251,6 +254,6 @@ class InPlaceRecovery:
             write_record(self.run_dir, self.record)
             rundir.create(self.run_dir, self.shrunk.resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
 
-    def _tell(self, recovery: Recovery) -> None:
+    def _log(self, recovery: Recovery) -> None:
         recovery.over("trace")
-        recovery.tell(self.trainer.parts.journal)
+        recovery.log_to(self.trainer.parts.journal)

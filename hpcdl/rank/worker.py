@@ -116,7 +116,7 @@ def _run_worker(
     trainer: Trainer = kind(parts())
     trainer.parts.host.once_after = after_first_step
     record = _begun(trainer, group, record, run_dir)
-    watch.actions.tell = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
+    watch.actions.log = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
     if shrunk is None:
         communicator = _to_the_end(trainer, communicator, record, run_dir)
     else:
@@ -173,15 +173,15 @@ def _kept(
 ) -> tuple[CheckpointInterval, Callable[[Communicator], LocalCopies], BackgroundWork]:
     """When checkpoints are made, what keeps a group's copies in its nodes' memory, and how both are written."""
     limits = run_plan.config.checkpoint
-    way, told = way_for(limits.background, run_plan.info.features, run_plan.num_workers)
+    way, remark = way_for(limits.background, run_plan.info.features, run_plan.num_workers)
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
 
-    if told and group.rank == 0:
-        say(told)
-    work = BackgroundWork(way, group.monitor, lambda text: say(f"rank {group.rank}: {text}"))
+    if remark and group.rank == 0:
+        log(remark)
+    work = BackgroundWork(way, group.monitor, lambda text: log(f"rank {group.rank}: {text}"))
     folder = place(limits.local_checkpoint_folder, run_dir, os.environ.get(LAUNCHED_BY_VARIABLE, ""))
     most_s = most_patience_s(way, run_plan.config.safety.stall_timeout)
     interval = CheckpointInterval(
@@ -189,7 +189,7 @@ def _kept(
     )
 
     def warn(text: str) -> None:
-        say(f"warning: {text}")
+        log(f"warning: {text}")
 
     def copies_in(group: Communicator) -> LocalCopies:
         redundancy: Redundancy = NO_REDUNDANCY
@@ -270,7 +270,7 @@ def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warning
     from_step = parts.config.checkpoint.from_step
     saved = decided(communicator, lambda: step_to_resume(run_dir, from_step, warnings, kind))
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
-        recover(parts.saver.copies.folder, communicator, saved or 0, parts.saver.copies.say)
+        recover(parts.saver.copies.folder, communicator, saved or 0, parts.saver.copies.log)
     copied = _newest_copied(trainer, communicator, saved or 0, warnings) if from_step is None else None
     step = copied or saved
     if step is None:
@@ -293,7 +293,7 @@ def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warning
         try:
             return parts.saver.copies.read_own(copied, rank)
         except CorruptError as error:  # nothing else of it is needed
-            parts.saver.copies.say(f"{error}; what it holds of the epoch's training loss is left out")
+            parts.saver.copies.log(f"{error}; what it holds of the epoch's training loss is left out")
             return {}
 
     facts = decided(communicator, take_shared)
@@ -365,8 +365,8 @@ def _newest_copied(trainer: Trainer, communicator: Communicator, saved: int, war
     """
     answers = communicator.allgather_json((trainer.parts.saver.copies.whole(), communicator.host))
     needed = answers if trainer.parts.run_plan.info.features.synchronous else answers[:1]
-    step, told = newest_common(needed, saved)
-    warnings += [told] if told else []
+    step, remark = newest_common(needed, saved)
+    warnings += [remark] if remark else []
     return step
 
 

@@ -122,6 +122,6 @@ def message_of(error: BaseException) -> str:
 
 def _steps_done(run_dir: Path) -> int:
     """The last step that the run is known to have done: of its journal, or of its newest checkpoint."""
-    told = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
+    reached = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
     saved = list_checkpoints(run_dir / FOLDER)
-    return max(*(step for step in told if isinstance(step, int)), *saved, 0, 0)
+    return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)

@@ -82,7 +82,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
         dataset, warnings = _as_the_file_says(config, model)
         notes = []
     splits = _chosen(dataset, config.data.split)
-    said = f"{', '.join(f'{split.name} ({split.num_samples} samples)' for split in splits)} of {dataset.name}"
+    summary = f"{', '.join(f'{split.name} ({split.num_samples} samples)' for split in splits)} of {dataset.name}"
     return InferencePlan(
         config=config,
         model=model,
@@ -90,7 +90,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
         dataset=dataset,
         splits=splits,
         batch_size=config.data.batch_size or (trained.data.batch_size if trained else _DEFAULT_BATCH),
-        notes=(f"outputs of {said}", *notes),
+        notes=(f"outputs of {summary}", *notes),
         warnings=tuple(warnings),
     )
 

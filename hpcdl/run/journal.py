@@ -82,8 +82,8 @@ class FileJournal:
         set_by_s = WALL.set_by_s()
         if abs(set_by_s - self._told_set_by_s) > NOTICED_S:
             before.append(clock_was_set(os.uname().nodename, set_by_s - self._told_set_by_s))
-        told = b"".join(_line("message", text=f"warning: {text}") for text in before)
-        if self._append(told + _line(kind, **values)):
+        warnings = b"".join(_line("message", text=f"warning: {text}") for text in before)
+        if self._append(warnings + _line(kind, **values)):
             self._lost, self._told_set_by_s = 0, set_by_s
         else:
             self._lost += 1

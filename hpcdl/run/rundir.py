@@ -160,9 +160,9 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
         if there is not None:
             swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
             if swept:
-                _tell(f"removed what killed ranks had not finished: {', '.join(swept)}")
+                _log(f"removed what killed ranks had not finished: {', '.join(swept)}")
             if checkpoint.from_scratch and (aside := set_aside(run_dir)):
-                _tell(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
+                _log(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
         yield Place(run_dir, made, there)
 
 
@@ -176,7 +176,7 @@ def _check_links(run_dir: Path) -> None:
             os.close(open_folder(run_dir / name))
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"hpcdl: {text}\n")
 
 

@@ -139,7 +139,7 @@ def shrink_config(resolved: ResolvedConfig[Any], num_ranks: int, num_servers: in
     return ResolvedConfig(config=replace(config, **changes), origins=origins)
 
 
-def told(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
+def describe_change(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
     """What has changed, as the end of a sentence."""
     counts = _counted(before, now)
     if isinstance(now.config, ScriptConfig):

@@ -155,20 +155,20 @@ class AgreeOverRanks(keras.callbacks.Callback):
         last = self.group.join()
         for one in self._centers():
             one.to_center()
-        told = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
-        differ = len({steps for steps, _ in told}) > 1
+        by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
+        differ = len({steps for steps, _ in by_rank}) > 1
         if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, shared_variables_of(self.model), last)
             set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
             if self._communicator.rank == 0:
-                counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(told))
+                counts = ", ".join(f"rank {rank} {steps}" for rank, (steps, _) in enumerate(by_rank))
                 counts = counts if differ else "by less than one steps_per_execution"
                 sys.stderr.write(
                     f"hpcdl: unequal steps in epoch {self._epoch + 1} ({counts}): those with fewer have followed the "
                     "others; hpcdl.dataset() gives all as many\n"
                 )
-        if any(stop for _, stop in told):
+        if any(stop for _, stop in by_rank):
             self.model.stop_training = True
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -174,9 +174,9 @@ class CenterExchange:
     def begin_epoch(self, communicator: Communicator) -> None:
         """Go on with each rank's weights; where somebody has set others since, they count for all; collective."""
         changed = self._own is not None and not numpy.array_equal(self._flat(), self._replica.center())
-        told = communicator.allgather_json([changed, self._num_updates])
-        self._num_updates = max(number for _, number in told)
-        if any(new for new, _ in told):
+        by_rank = communicator.allgather_json([changed, self._num_updates])
+        self._num_updates = max(number for _, number in by_rank)
+        if any(new for new, _ in by_rank):
             self._own, self._began = None, False
             broadcast_variables(communicator, self._variables)
         self.to_own()

@@ -57,12 +57,12 @@ def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
         return whole
     seeds = [[int(one._seed), int(one._seed2)] for one in shuffles]
     group.agree("hpcdl.dataset of a shuffled data set")
-    told = group.messages.allgather_json([seeds, int(numpy.random.SeedSequence().generate_state(1)[0])])
-    if all(one != [0, 0] for one in seeds) and all(other == seeds for other, _ in told):
+    by_rank = group.messages.allgather_json([seeds, int(numpy.random.SeedSequence().generate_state(1)[0])])
+    if all(one != [0, 0] for one in seeds) and all(other == seeds for other, _ in by_rank):
         return whole
     if shuffles == [whole]:  # nothing comes after it: the same shuffle with a seed that rank 0 has drawn
         return whole._input_dataset.shuffle(
-            whole._buffer_size, seed=told[0][1], reshuffle_each_iteration=whole._reshuffle_each_iteration
+            whole._buffer_size, seed=by_rank[0][1], reshuffle_each_iteration=whole._reshuffle_each_iteration
         )
     raise UsageError(
         "hpcdl.dataset: the ranks would shuffle in different orders, and some samples would be in no rank's part; give"

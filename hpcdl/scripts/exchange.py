@@ -266,8 +266,8 @@ class GradientExchange:
         done = [getattr(one, "values", one) for one in found.values()]
         if not alone:
             turn_ends([begun, *done])
-        told = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
-        layers_of(recorder_of(self.group.messages), [*told]).gradients_recorded([*told.values()], [begun, *done])
+        by_name = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
+        layers_of(recorder_of(self.group.messages), [*by_name]).gradients_recorded([*by_name.values()], [begun, *done])
         combined = [found.get(index) for index in range(len(given))]
         return [_as_dtype(scaled_by(after, one), like) for one, like in zip(combined, given, strict=True)]
 

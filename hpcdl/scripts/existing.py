@@ -56,9 +56,9 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         odd = [one for one, *row in zip(found, *digests, strict=True) if len(set(row)) > 1]
         if not odd:
             return
-        told = [] if trained is None else [one for one in odd if unique(one) not in trained]
-        if group.rank == 0 and told:
-            _say_different_values(told, too_late=too_late)
+        unexpected = [] if trained is None else [one for one in odd if unique(one) not in trained]
+        if group.rank == 0 and unexpected:
+            _say_different_values(unexpected, too_late=too_late)
         broadcast_variables(group.messages, odd)
 
 

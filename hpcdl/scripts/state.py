@@ -180,17 +180,17 @@ class State:
         """Return when what was begun is durable, or has left a warning."""
         if self._writer is not None:
             self._writer.wait()
-            self._tell(self._writer.warnings)
+            self._log(self._writer.warnings)
             self._writer.warnings.clear()
 
     def _note_cost(self, stall_s: float) -> None:
-        told = self._interval.saved(stall_s)
+        line = self._interval.saved(stall_s)
         if self._run is None:
             return
         self._run.checkpoint_interval = self._interval.choice
-        if told and self._communicator.rank == 0:
+        if line and self._communicator.rank == 0:
             with contextlib.closing(FileJournal(self._run.run_dir)) as journal:
-                journal.write("message", text=told)
+                journal.write("message", text=line)
 
     @property
     def waits(self) -> bool:
@@ -222,16 +222,16 @@ class State:
 
     def _read(self) -> None:
         """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
-        said: list[str] = []
+        problems: list[str] = []
         rank = self._communicator.rank
         from_step = None if self._run is None else self._run.config.checkpoint.from_step
-        found = step_to_resume(self._folder, from_step, said, ScriptFacts) if rank == 0 else None
+        found = step_to_resume(self._folder, from_step, problems, ScriptFacts) if rank == 0 else None
         missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
         shared: dict[str, Any] = {}
         facts: dict[str, Any] = {}
         if found is not None:
             shared, facts = checkpoints.read_shared(self._folder, found)
-        cause = said[0].partition("; going back")[0] if said and found is None else ""
+        cause = problems[0].partition("; going back")[0] if problems and found is None else ""
         step, facts, damaged, missing = self._communicator.allgather_json([found, facts, cause, missing])[0]
         if missing:
             raise UsageError(f"{missing}; put it back, or name another folder")
@@ -248,9 +248,9 @@ class State:
         self._pending = shared, own, facts
         if self._run is not None:
             self._run.resumed_from.append(step)
-        self._tell(said)
+        self._log(problems)
 
-    def _tell(self, warnings: Sequence[str]) -> None:
+    def _log(self, warnings: Sequence[str]) -> None:
         """Warnings go into the run's record, or onto stderr where there is none."""
         if self._run is not None:
             self._run.warnings += [text for text in warnings if text not in self._run.warnings]

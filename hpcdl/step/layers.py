@@ -88,7 +88,7 @@ class Layers(NoLayers):
         for index, path in enumerate(paths):
             self._members.setdefault(layer_of(path), []).append(index)
         self._calls: list[_Call] = []
-        self._told: list[bool] = []
+        self._visible: list[bool] = []
         self._kept_s = WALL.now_s()
 
     @contextmanager
@@ -118,7 +118,7 @@ class Layers(NoLayers):
         way = [*(call.inputs for call in calls), *(call.outputs for call in calls[-1:])]
         marks = [[_mark(tensor) for tensor in tensors] for tensors in way]
         followed = [_follows(call, tensors, calls) for call, tensors in zip(calls, way[1:], strict=True)]
-        self._told = [ahead and self._is_alone(call) for call, ahead in zip(calls, followed, strict=True)]
+        self._visible = [ahead and self._is_alone(call) for call, ahead in zip(calls, followed, strict=True)]
         value = tf.cast(loss, tf.float32)
         ready = self._each(value, gradients)
         begins = self._each(value, averaged) if averaged else [exchanged] * len(self._members)
@@ -156,7 +156,7 @@ class Layers(NoLayers):
         passed, ready, begins, ends = at[: -3 * num], at[-3 * num : -2 * num], at[-2 * num : -num], at[-num:]
         spans = [
             (FORWARD, call.layer, begin, end)
-            for call, (begin, end), known in zip(calls, itertools.pairwise(passed), self._told, strict=True)
+            for call, (begin, end), known in zip(calls, itertools.pairwise(passed), self._visible, strict=True)
             if known
         ]
         spans += self._backward(ready, passed[-1] if passed else None)

@@ -40,7 +40,7 @@ def build_step(
     worker: Worker,
     objective: Objective,
     accumulate: int = 1,
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     *,
     slices: Sequence[int] = (),
     weight: float = 1.0,
@@ -52,7 +52,7 @@ def build_step(
     It returns the loss (mean over the local batch), the objective's sums, and the times (`timestamp` of
     base/graph.py) at which the last local gradient was there and the exchange was over. With `accumulate` the
     batch goes through in that many slices, of `slices` samples where that says more. `weight` is what this worker's
-    mean counts in the mean over the workers. `tell` hears of variables that no gradient moves, `recorder` of layers, if
+    mean counts in the mean over the workers. `log` gets variables that no gradient moves, `recorder` layers, if
     it wants to. With `xla` forward and backward pass are one operation: no gradient is there before the last one.
     """
     variables = model.trainable_variables
@@ -68,7 +68,7 @@ def build_step(
             loss = objective.loss(labels, outputs)
             total = tf.add_n([loss, *model.losses]) if model.losses else loss
             scaled = scale_loss(total * (worker.loss_share * weight))
-        gradients = connected(tape.gradient(scaled, variables), variables, names, tell)
+        gradients = connected(tape.gradient(scaled, variables), variables, names, log)
         return loss, objective.sums(labels, outputs), gradients
 
     if xla:

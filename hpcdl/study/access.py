@@ -183,10 +183,10 @@ def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
         script_text = script_of(wanted_by(load_submit(flags).config, ["train", *train_words(record)]))
     except (UsageError, CorruptError) as error:
         return "", f"no script: {error}"
-    told = (
+    remark = (
         f"as `hpcdl submit --dry-run` prints it here for a run on {counted(point.nodes, 'node')}; not the one that ran"
     )
-    return script_text, told
+    return script_text, remark
 
 
 def train_words(record: RunRecord) -> list[str]:

@@ -32,10 +32,10 @@ class Chosen:
     @property
     def sentence(self) -> str:
         """For people."""
-        told = ", ".join(f"{name}: {_shown(accuracy)}" for name, accuracy in self.accuracies.items())
+        text = ", ".join(f"{name}: {_shown(accuracy)}" for name, accuracy in self.accuracies.items())
         if all(accuracy is None for accuracy in self.accuracies.values()):
             return f"runs with {_words(self.values)}, by the loss of its tries on {self.samples}; none has an accuracy"
-        return f"runs with {_words(self.values)}, by the accuracy of its tries on {self.samples} ({told})"
+        return f"runs with {_words(self.values)}, by the accuracy of its tries on {self.samples} ({text})"
 
     def as_json(self) -> dict[str, Any]:
         """For the study's file."""

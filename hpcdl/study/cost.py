@@ -134,7 +134,7 @@ def predict_cost(
             _cost(point, left.count(point.number), run_plan[point.number].num_steps, steps[point.number], start)
             for point in plan.points
         ],
-        evidence=[_told(model, evidence) for model, evidence in found.items()],
+        evidence=[_evidence_text(model, evidence) for model, evidence in found.items()],
         warnings=list(dict.fromkeys([
             *(line for evidence in found.values() for line in evidence.remarks),
             *(line for point in plan.points for line in _doubts(point, found[point.model])),
@@ -219,7 +219,7 @@ def _cost(
     return PointCost(point=point, runs=runs, steps=num_steps, step_seconds=step, seconds=seconds, marks=marks)
 
 
-def _told(model: str, evidence: Evidence) -> str:
+def _evidence_text(model: str, evidence: Evidence) -> str:
     if not evidence.monitors:
         return f"{model}: nothing measured"
     runs = sum(len(seen.seconds) for seen in evidence.monitors)

@@ -75,7 +75,7 @@ class StudyRuns:
     points: Sequence[StudyPoint]
     runs: Sequence[PlannedRun]
     left_out: Sequence[str]
-    told: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     """What else to say of the plan."""
 
     @property
@@ -95,14 +95,17 @@ class StudyRuns:
             known = ", ".join(map(str, self.node_counts))
             raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
         return StudyRuns(
-            points=points, runs=[run for run in self.runs if run.point.nodes == nodes], left_out=(), told=self.told
+            points=points,
+            runs=[run for run in self.runs if run.point.nodes == nodes],
+            left_out=(),
+            remarks=self.remarks,
         )
 
-    def with_threads(self, threads: int, told: Sequence[str]) -> StudyRuns:
+    def with_threads(self, threads: int, remarks: Sequence[str]) -> StudyRuns:
         """The plan whose ranks all have so many threads, and what to say of it."""
         points = {point.number: dataclasses.replace(point, shared_threads=threads) for point in self.points}
         runs = [dataclasses.replace(run, point=points[run.point.number]) for run in self.runs]
-        return dataclasses.replace(self, points=[*points.values()], runs=runs, told=[*self.told, *told])
+        return dataclasses.replace(self, points=[*points.values()], runs=runs, remarks=[*self.remarks, *remarks])
 
     def without(self, refused: Mapping[int, str]) -> StudyRuns:
         """The plan without some points, by number, and what they would try; with the reasons why."""
@@ -111,8 +114,8 @@ class StudyRuns:
         return StudyRuns(
             points=kept,
             runs=[run for run in self.runs if run.point.number in numbers],
-            left_out=[*self.left_out, *_told(Counter(refused.values()))],
-            told=self.told,
+            left_out=[*self.left_out, *_counted_reasons(Counter(refused.values()))],
+            remarks=self.remarks,
         )
 
 
@@ -129,16 +132,16 @@ def make_plan(study: Study) -> StudyRuns:
             points.append(dataclasses.replace(candidate, number=len(points) + 1))
         if len(points) * study.plan.repeats > MOST_RUNS or left_out.total() > MOST_RUNS:
             raise UsageError(f"{study.origin}: the matrix and its repeats are more than {MOST_RUNS} runs; shorten them")
-    told = _told(left_out)
+    remarks = _counted_reasons(left_out)
     if not points:
-        raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(told)}")
+        raise UsageError(f"{study.origin}: nothing of the matrix can run; {'; '.join(remarks)}")
     tries = _tries(points, study.choice) if study.choice else []
     if len(points) * study.plan.repeats + len(tries) > MOST_RUNS:
         raise UsageError(
             f"{study.origin}: the matrix, its repeats and tries are more than {MOST_RUNS} runs; shorten them"
         )
     runs = [*_in_order(tries, 1, study.plan.order_seed), *_in_order(points, study.plan.repeats, study.plan.order_seed)]
-    return StudyRuns(points=[*tries, *points], runs=runs, left_out=told)
+    return StudyRuns(points=[*tries, *points], runs=runs, left_out=remarks)
 
 
 def _tries(points: Sequence[StudyPoint], choice: TriedSettings) -> list[StudyPoint]:
@@ -155,7 +158,7 @@ def _tries(points: Sequence[StudyPoint], choice: TriedSettings) -> list[StudyPoi
     return tries
 
 
-def _told(reasons: Mapping[str, int]) -> list[str]:
+def _counted_reasons(reasons: Mapping[str, int]) -> list[str]:
     return [f"left out {count} of the matrix: {reason}" for reason, count in reasons.items()]
 
 

@@ -74,13 +74,15 @@ def _with_equal_threads(plan: StudyRuns, topology: Topology) -> StudyRuns:
         return plan
     cores, most = len(topology.usable_cores), max(shares)
     threads = max(cores // most, 1)
-    told = [f"weak scaling on a node: each rank has {threads} threads at every size, its share where {most} are on one"]
+    remarks = [
+        f"weak scaling on a node: each rank has {threads} threads at every size, its share where {most} are on one"
+    ]
     if most > cores:
-        told.append(
+        remarks.append(
             f"{most} ranks on a node of {cores} cores share them: what that costs is part of every efficiency at that"
             " size; leave it out, or run it on more nodes"
         )
-    return plan.with_threads(threads, told)
+    return plan.with_threads(threads, remarks)
 
 
 def _job(point: StudyPoint) -> tuple[str, str, str]:

@@ -292,7 +292,7 @@ class HyperparameterSearch:
             _mark_ended(item.run_dir, message)
         drop_heavy_results(item.run_dir)
         self._write()
-        self._notify(self.record, self._told(number))
+        self._notify(self.record, self._trial_text(number))
 
     def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
         """Keep what a finished run has reached; a run without it has failed."""
@@ -310,7 +310,7 @@ class HyperparameterSearch:
     def _elapsed(self) -> float:
         return self._before_s + time.monotonic() - self._began
 
-    def _told(self, number: int) -> str:
+    def _trial_text(self, number: int) -> str:
         trial = self.record.trial(number)
         settings = " ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
                             for key, value in trial.settings.items())  # fmt: skip

@@ -112,7 +112,7 @@ class Sweep:
                 self._active.remove(attempt)
                 if not self._close(attempt):
                     waiting.append(attempt.run)
-            self._tell()
+            self._show()
             time.sleep(POLL_S)
             self._stopping = self._stopping or time.monotonic() >= self._stop_at
         if self._stopping and (waiting or self._active):
@@ -183,7 +183,7 @@ class Sweep:
         known = read_json(path) if path.exists() else {}
         if str(point.number) not in known:
             write_json(path, {**known, str(point.number): found.as_json()})
-            self._tell(f"{point.label}: {found.sentence}")
+            self._show(f"{point.label}: {found.sentence}")
         return dict(found.values)
 
     def _over(self, attempt: Attempt[PlannedRun]) -> bool:
@@ -198,7 +198,7 @@ class Sweep:
         run, run_dir = attempt.run, self._run_dir(attempt.run)
         if attempt.process.returncode == 0 and finished_record(run_dir) is not None:
             self._keep(run, attempt.seconds)
-            self._tell(f"{run.name} finished")
+            self._show(f"{run.name} finished")
             return True
         if attempt.process.returncode == StoppedEarly.exit_code and time.monotonic() > self._stop_at - WARNED_EARLY_S:
             self._stopping = True  # the batch system has warned the run itself: no fault of its own
@@ -211,7 +211,7 @@ class Sweep:
         self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
         if not last:
             move(run_dir, kept)
-        self._tell(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
+        self._show(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
         return last
 
     def _keep(self, run: PlannedRun, seconds: float | None) -> None:
@@ -229,7 +229,7 @@ class Sweep:
         self.state = self.state.changed(run.name, **values)
         write_state(self._folder, self.state)
 
-    def _tell(self, line: str = "") -> None:
+    def _show(self, line: str = "") -> None:
         self._notify(News(state=self.state, running=[item.run.name for item in self._active], line=line))
 
     def _free(self) -> list[str]:

@@ -179,7 +179,7 @@ class Eviction:
 
 @dataclass(kw_only=True)
 class PaceKeeper:
-    """One rank's part in it: call `look` every now and then; the first, which compares, has `tell` of what it finds.
+    """One rank's part in it: call `look` every now and then; the first compares, and logs what it finds.
 
     `folder` is one that all ranks of the run see; a window takes `window_s`.
     """
@@ -188,9 +188,9 @@ class PaceKeeper:
     folder: Path
     window_s: float
     shares: Sequence[float]
-    tell: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
     eviction: Eviction | None = None
-    _told: set[tuple[str, int]] = field(default_factory=set)
+    _logged: set[tuple[str, int]] = field(default_factory=set)
     _gone: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -215,14 +215,14 @@ class PaceKeeper:
         paces = self._paces()
         self._compared.take(paces)
         for slow in self._compared.slow(NOTICED, WINDOWS_UNTIL_TOLD):
-            self._tell_once("slow", slow.rank, self._words(slow, paces[slow.rank].host))
+            self._log_once("slow", slow.rank, self._words(slow, paces[slow.rank].host))
         if self.eviction is None:
             return
         for slow in self._compared.slow(self.eviction.factor, WINDOWS)[:1]:
             words = f"{self._words(slow, paces[slow.rank].host)}; --evict-slow {self.eviction.factor:g}"
             left = [rank for rank in paces if rank != slow.rank]
             if not self.eviction.enough(slow.rank, left):
-                self._tell_once("kept", slow.rank, f"{words} keeps it, for the others would be too few")
+                self._log_once("kept", slow.rank, f"{words} keeps it, for the others would be too few")
                 continue
             self._gone.add(slow.rank)
             self.eviction.leave(slow.rank, f"{words} leaves it out")
@@ -234,10 +234,10 @@ class PaceKeeper:
             f"step, for {format_seconds(least_s)} and more; likely {slow.why}"
         )
 
-    def _tell_once(self, what: str, rank: int, text: str) -> None:
-        if (what, rank) not in self._told:
-            self._told.add((what, rank))
-            self.tell(text)
+    def _log_once(self, what: str, rank: int, text: str) -> None:
+        if (what, rank) not in self._logged:
+            self._logged.add((what, rank))
+            self.log(text)
 
     def _paces(self) -> dict[int, Pace]:
         """Of the workers that the run still goes on with."""

@@ -123,30 +123,30 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
     if not overdue:
         return None
     reached = _reached(asker, overdue, notes, limits.stall_s / 2)
-    told = f"{asker.name} has waited for {format_seconds(overdue[0].age_s)} in {overdue[0].operation} ({asker.place})"
+    waited = f"{asker.name} has waited for {format_seconds(overdue[0].age_s)} in {overdue[0].operation} ({asker.place})"
     silent = [rank for rank in reached if rank not in notes]
     if silent:
         rank, host = silent[0], hosts.get(silent[0], "a host unknown yet")
         why = "stopped, swapped out, or its node is gone or cut off"
-        text = f"rank {rank} on {host} is not responding ({why}); {told}"
+        text = f"rank {rank} on {host} is not responding ({why}); {waited}"
         return Verdict(kind="gone", cause=rank, host=host, text=text, fatal=True)
     free = [notes[rank] for rank in reached if _is_free(notes[rank], limits.stall_s / 2)]
     still = [note for note in free if note.idle_s > limits.stall_s]
     for note in still:
         if note.processor_share < ADVANCES:
             text = f"{note.name} is stuck outside any communication: {note.place} for {format_seconds(note.idle_s)}"
-            return Verdict(kind="stuck", cause=note.rank, host=note.host, text=f"{text}; {told}", fatal=True)
+            return Verdict(kind="stuck", cause=note.rank, host=note.host, text=f"{text}; {waited}", fatal=True)
     over = overdue[0].age_s > limits.busy_s
     if still:
         note = still[0]
-        text = f"{note.name} is busy: {note.place} for {format_seconds(note.idle_s)}; {told}"
+        text = f"{note.name} is busy: {note.place} for {format_seconds(note.idle_s)}; {waited}"
         return Verdict(kind="busy", cause=note.rank, host=note.host, text=text, fatal=over)
     if free:
         note = free[0]
-        text = f"{note.name} goes on elsewhere: {note.place}; {told}"
+        text = f"{note.name} goes on elsewhere: {note.place}; {waited}"
         impatient = any(not wait.patient for wait in overdue)
         return Verdict(kind="elsewhere", cause=note.rank, host=note.host, text=text, fatal=over and impatient)
-    return _deadlock(asker, overdue[0], [notes[rank] for rank in reached], limits.stall_s, told)
+    return _deadlock(asker, overdue[0], [notes[rank] for rank in reached], limits.stall_s, waited)
 
 
 def processor_wanted_s() -> float:
@@ -183,7 +183,7 @@ def _is_free(note: Note, after_s: float) -> bool:
 
 
 def _deadlock(
-    asker: Note, mine: WaitNote, others: Sequence[Note], after_s: float, told: str
+    asker: Note, mine: WaitNote, others: Sequence[Note], after_s: float, waited: str
 ) -> Verdict | None:  # fmt: skip
     """All wait for each other: two operations that do not fit, or a message that does not come."""
     if not others or any(max(wait.age_s for wait in note.waits) < after_s for note in others):
@@ -191,9 +191,9 @@ def _deadlock(
     for note in others:
         theirs = max(note.waits, key=lambda wait: wait.age_s)
         if theirs.operation != mine.operation:
-            text = f"deadlock: {note.name} waits in {theirs.operation} ({note.place}), while {told}"
+            text = f"deadlock: {note.name} waits in {theirs.operation} ({note.place}), while {waited}"
             return Verdict(kind="deadlock", cause=note.rank, host=note.host, text=text, fatal=True)
-    text = f"{told}, and so do all others: the network or the library hangs"
+    text = f"{waited}, and so do all others: the network or the library hangs"
     return Verdict(kind="hang", cause=asker.rank, host=asker.host, text=text, fatal=True)
 
 
@@ -201,13 +201,13 @@ def _deadlock(
 class Actions:
     """What a watchdog does about what it finds.
 
-    `end` gets the error that ends the job. `tell` gets a line for the user. `is_optional` says which ranks the run can
+    `end` gets the error that ends the job. `log` gets a line for the user. `is_optional` says which ranks the run can
     continue without; `on_lost` is called for each one that it loses. `failed` returns those of some ranks that have
     ended the job themselves.
     """
 
     end: Callable[[RankError], None]
-    tell: Callable[[str], None] = lambda text: None
+    log: Callable[[str], None] = lambda text: None
     is_optional: Callable[[int], bool] = lambda rank: False
     on_lost: Callable[[int, str], None] = lambda rank, text: None
     failed: Callable[[Collection[int]], list[int]] = lambda ranks: []
@@ -385,11 +385,11 @@ class Watchdog:
     def _is_viewed(self) -> bool:
         """Whether somebody looks on (supervision/live.py), and has said so again not long ago."""
         try:
-            said = (self.folder.parent / VIEWED).stat().st_mtime
+            seen_at = (self.folder.parent / VIEWED).stat().st_mtime
         except OSError:
             return False
-        if said != self._view[0]:
-            self._view = (said, time.monotonic())
+        if seen_at != self._view[0]:
+            self._view = (seen_at, time.monotonic())
         return time.monotonic() - self._view[1] < VIEW_S
 
     def _own_note(self) -> Note:
@@ -468,7 +468,7 @@ class Watchdog:
             if kind == "lost":
                 seen.lost |= {int(number)}
             if seen.leads:
-                self.actions.tell(text if kind == "busy" else f"the run continues without rank {number}: {text}")
+                self.actions.log(text if kind == "busy" else f"the run continues without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:
         """Whether this rank is the one that ends the job; where who should have cannot, the next look says yes."""

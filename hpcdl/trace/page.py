@@ -103,11 +103,11 @@ def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps
 
 def _bars(widths: Array, begin_s: float, top: int, scale: float) -> Iterator[str]:
     for name, width in zip(RECORD_PARTS, widths.tolist(), strict=True):
-        told = f"{name.replace('_', ' ')} {format_seconds(max(width, 0.0))}"
+        label = f"{name.replace('_', ' ')} {format_seconds(max(width, 0.0))}"
         if width * scale >= 0.2:
             yield (
                 f'<rect x="{_LEFT + begin_s * scale:.2f}" y="{top}" width="{width * scale:.2f}" height="{_BAR}" '
-                f"{_fill(name)}><title>{escaped(told)}</title></rect>"
+                f"{_fill(name)}><title>{escaped(label)}</title></rect>"
             )
         begin_s += width
 
@@ -118,10 +118,10 @@ def _buckets(
     spans = merged.spans(int(steps.ranks[row]), BUCKET)
     for span in spans[spans["step"] == number]:
         begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
-        told = f"bucket {span['bucket']}, {span['value']} bytes, {format_seconds(max(width, 0.0))}"
+        label = f"bucket {span['bucket']}, {span['value']} bytes, {format_seconds(max(width, 0.0))}"
         yield (
             f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 2}" width="{max(width * scale, 0.5):.2f}" '
-            f'height="5" {_fill(BUCKET)}><title>{escaped(told)}</title></rect>'
+            f'height="5" {_fill(BUCKET)}><title>{escaped(label)}</title></rect>'
         )
 
 
@@ -133,11 +133,11 @@ def _layers(
         spans = merged.spans(rank, kind)
         for span in spans[spans["step"] == number]:
             begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
-            told = f"{kind} {merged.traces[rank].names[span['bucket']]}, {format_seconds(max(width, 0.0))}"
+            label = f"{kind} {merged.traces[rank].names[span['bucket']]}, {format_seconds(max(width, 0.0))}"
             drawn = max(width * scale - 0.3, 0.3)  # a seam between two
             yield (
                 f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 8}" width="{drawn:.2f}" height="4" '
-                f"{_fill(kind)}><title>{escaped(told)}</title></rect>"
+                f"{_fill(kind)}><title>{escaped(label)}</title></rect>"
             )
 
 
@@ -147,10 +147,10 @@ def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
     last_s = max(float(one.times_s[-1]) for one in hosts)
     shown, most = hosts[:MOST_RANKS], largest(hosts)
     scale = _WIDTH / max(last_s - first_s, 1e-9)
-    told = f"Network, in and out: at most {format_bytes(round(most))} in a second"
-    yield f'<figure tabindex="0"><figcaption>{escaped(told)}</figcaption>'
+    label = f"Network, in and out: at most {format_bytes(round(most))} in a second"
+    yield f'<figure tabindex="0"><figcaption>{escaped(label)}</figcaption>'
     height = len(shown) * _ROW + 26
-    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(told)}">'
+    yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(label)}">'
     for line, one in enumerate(shown):
         bottom = line * _ROW + _ROW - 4
         yield f'<text x="0" y="{bottom - 4}">{escaped(one.host[:14])}</text>'
@@ -169,8 +169,8 @@ def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:
         place = _LEFT + share * seconds * scale
         anchor = "end" if share == 1 else "start" if share == 0 else "middle"
         yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="0" y2="{top}" style="stroke:var(--line);stroke-width:.5"/>'
-        told = escaped(format_seconds(share * seconds))
-        yield f'<text x="{place:.1f}" y="{top + 16}" text-anchor="{anchor}">{told}</text>'
+        label = escaped(format_seconds(share * seconds))
+        yield f'<text x="{place:.1f}" y="{top + 16}" text-anchor="{anchor}">{label}</text>'
 
 
 def _fill(name: str) -> str:

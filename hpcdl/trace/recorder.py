@@ -125,7 +125,7 @@ class TraceRecorder:
         self._on = self._traced
         self._step = OUTSIDE
         self._of_script = role == "script"
-        self._told, self._began_s, self._last_span = 0, 0.0, (0.0, 0.0)
+        self._last_step, self._began_s, self._last_span = 0, 0.0, (0.0, 0.0)
         facts = {"rank": rank, "size": size, "host": host, "role": role, "level": self._spec.level}
         times = {"begin_s": clock(), "wall_s": WALL.now_s()}
         self.file = TraceFile(folder / file_name(rank), self._spec.num_bytes, {**facts, **times})
@@ -166,8 +166,8 @@ class TraceRecorder:
 
         Reading is part of their computing, and so is what comes before the last bucket leaves.
         """
-        now_s, continues = self._clock(), self._began_s > 0 and number == self._told + 1
-        self._told = number
+        now_s, continues = self._clock(), self._began_s > 0 and number == self._last_step + 1
+        self._last_step = number
         if continues:
             left_s, came_s = self._last_span if self._last_span[0] >= self._began_s else (now_s, now_s)
             if self._on:

@@ -110,7 +110,7 @@ class Tuning:
         for entry in self.log.entries:
             index = indices.get(repr(dict(entry.settings)))
             if index is not None:
-                self._tell(index, entry.outcome)
+                self._note(index, entry.outcome)
 
     def _loop(self) -> bool:
         with ThreadPoolExecutor(len(self.prefixes)) as pool:
@@ -141,7 +141,7 @@ class Tuning:
         outcome = checked(outcome, self._settings(index), self._by_settings())
         self._durations.append(outcome.seconds)
         self.log.add(chosen(self.space.candidates[index].settings), outcome)
-        self._tell(index, outcome)
+        self._note(index, outcome)
         best = self._search.best()
         settings = None if best is None else self.space.candidates[best.index].settings
         self.notify(
@@ -161,6 +161,6 @@ class Tuning:
         """What was measured so far, candidate by candidate."""
         return [(self._settings(index), outcomes) for index, outcomes in self._outcomes.items()]
 
-    def _tell(self, index: int, outcome: TrialOutcome) -> None:
+    def _note(self, index: int, outcome: TrialOutcome) -> None:
         self._outcomes.setdefault(index, []).append(outcome)
         self._search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)

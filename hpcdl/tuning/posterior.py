@@ -138,16 +138,16 @@ class Posterior:
         """How likely each of `columns` runs at all."""
         if not self._samples.failures:
             return np.ones(len(columns))
-        told = np.array(sorted(self._samples.candidates_told), dtype=np.int64)
-        failed = np.array([not self._samples.sound(int(index)) for index in told], dtype=float)
-        return _chances_of_success(self._factors, columns, told, failed)
+        tried = np.array(sorted(self._samples.candidates_told), dtype=np.int64)
+        failed = np.array([not self._samples.sound(int(index)) for index in tried], dtype=float)
+        return _chances_of_success(self._factors, columns, tried, failed)
 
 
-def _chances_of_success(factors: Sequence[Factor], columns: Indices, told: Indices, failed: Floats) -> Floats:
+def _chances_of_success(factors: Sequence[Factor], columns: Indices, tried: Indices, failed: Floats) -> Floats:
     """How likely each of `columns` runs at all, from those near it that failed (1 in `failed`) or ran."""
-    distance = np.zeros((len(columns), len(told)))
+    distance = np.zeros((len(columns), len(tried)))
     for factor in factors:
-        distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[told])]
+        distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[tried])]
     weight = np.exp(-distance / REACH)
     chances: Floats = 1.0 - (weight @ failed + 0.01) / (weight.sum(axis=1) + 0.2)
     return chances

@@ -120,7 +120,7 @@ def tune(
         prefixes=prefixes,
         notify=notify,
     ).run()
-    profile = _told(as_profile(found, base), run_plan)
+    profile = _with_evidence(as_profile(found, base), run_plan)
     if found.choice is not None:
         write_profile(profile, path)
     if found.stopped:
@@ -172,7 +172,7 @@ def _base_profile(run_plan: PreparedSearch) -> Profile:
     )
 
 
-def _told(profile: Profile, run_plan: PreparedSearch) -> Profile:
+def _with_evidence(profile: Profile, run_plan: PreparedSearch) -> Profile:
     """`profile` with whose advice its trials are, and with a drawing of the node as the winner uses it."""
     origins = {repr(chosen(item.settings)): item.origin for item in run_plan.space.candidates if item.origin}
     trials = [

@@ -139,7 +139,7 @@ def test_what_all_nodes_get_is_read_once_and_passed_on(data: Path, tmp_path: Pat
     lines: list[str] = []
 
     def rank(communicator: ThreadCommunicator) -> dict[str, str]:
-        with staged(dataset, tmp_path, communicator, say=lines.append) as near:
+        with staged(dataset, tmp_path, communicator, log=lines.append) as near:
             return shards_of(near.folder)
 
     assert run(4, rank, HOSTS) == [shards_of(data)] * 4
@@ -156,7 +156,7 @@ def test_a_node_gets_what_its_ranks_read(data: Path, tmp_path: Path, reads: Coun
 
     def rank(communicator: ThreadCommunicator) -> set[str]:
         own = pass_slice(held_out.num_samples, communicator.rank, 4)
-        with staged(dataset, tmp_path, communicator, held_out=own, say=lines.append) as near:
+        with staged(dataset, tmp_path, communicator, held_out=own, log=lines.append) as near:
             stream = open_stream(near, batch_size=8, worker=communicator.rank, num_workers=4, seed=1)
             far = open_stream(dataset, batch_size=8, worker=communicator.rank, num_workers=4, seed=1)
             for step in range(2 * stream.steps_per_epoch):

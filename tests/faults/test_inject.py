@@ -142,7 +142,7 @@ def test_a_fault_is_asked_for_then_injected_or_not_reached(tmp_path: Path, monke
         again = "faults are injected again and again: stop of a random rank every 9h 00m in the mean"
         kill = "kill of rank 1 at step 9"
         asked = ["a fault is asked for: term of rank 0 at step 3", f"a fault is asked for: {kill}", again]
-        assert injection.told() == asked
+        assert injection.log_lines() == asked
         seen.doing("reading a batch", 3)
         assert struck.acquire(timeout=20)
     assert injection.settled(["something else", *asked]) == [

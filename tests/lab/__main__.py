@@ -1,4 +1,4 @@
-"""A small HPC centre by hand: `python -m tests.lab [--rate 1gbit] [--site]` opens a shell on its login host.
+"""A small HPC centre by hand: `python -m tests.lab [--rate 1gbit] [--cores 0.4] [--site]`: a shell on its login host.
 
 --site also installs hpcdl there as a module (two minutes). The centre is gone when the shell ends.
 """
@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rate", default="", help="what each host may send, as tc spells it: 1gbit")
+    parser.add_argument("--cores", type=float, default=0.0, help="processors that each node gets; by default all")
     parser.add_argument("--user", default=hosts.USER)
     parser.add_argument("--site", action="store_true", help="install hpcdl as a module first")
     parser.add_argument("command", nargs="*", default=["bash", "-l"])
@@ -27,7 +28,7 @@ def main() -> int:
         print(f"the lab cannot start: {missing}", file=sys.stderr)
         return 2
     with hosts.lab_folder() as folder:
-        lab = slurm.SlurmLab(folder, num_nodes=chosen.nodes, rate=chosen.rate)
+        lab = slurm.SlurmLab(folder, num_nodes=chosen.nodes, rate=chosen.rate, cores=chosen.cores)
         try:
             lab.start()
             if chosen.site:

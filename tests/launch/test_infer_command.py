@@ -201,7 +201,10 @@ def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
     assert ended.code == 1 and "rank 1" in ended.err, ended.err
     kept = entered(out)
     # Each rank may have been killed between a shard's rename and the line that notes it.
-    assert 2 <= num_shards(out) - 2 <= len(kept) <= num_shards(out) < num_shards(whole) and not (out / "manifest.json").exists()
+    assert (
+        2 <= num_shards(out) - 2 <= len(kept) <= num_shards(out) < num_shards(whole)
+        and not (out / "manifest.json").exists()
+    )
     assert read_record(out).status == "failed"
 
     command = start(session_hpcdl, [*slow(models, shards, out, 4), "--resume"])

@@ -87,7 +87,7 @@ def test_a_lost_server_s_part_is_a_worker_s_copy_and_its_velocity_is_gone(lost: 
         numpy.testing.assert_array_equal(center.values, expected)
         numpy.testing.assert_array_equal(center.velocity, moving)
         assert (center.count, center.num_copied, center.copied_count) == (9, LENGTH // 3, 8)
-        assert center.told() == (
+        assert center.log_line() == (
             "; 20 of 60 weights of the center were on a lost server: a worker's copy after update 8 of 9 takes their "
             "place, without its velocity"
         )
@@ -102,7 +102,7 @@ def test_where_no_server_is_lost_the_center_is_what_it_was() -> None:
     ]
     for center in gathered(parts, 2):
         numpy.testing.assert_array_equal(center.values, exact)
-        assert (center.count, center.num_copied, center.told()) == (4, 0, "")
+        assert (center.count, center.num_copied, center.log_line()) == (4, 0, "")
 
 
 class Breaking:

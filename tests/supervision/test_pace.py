@@ -138,7 +138,7 @@ class Keepers:
                 folder=folder,
                 window_s=0.0,
                 shares=[1.0] * 3,
-                tell=self.said.append,
+                log=self.said.append,
                 eviction=eviction if seen.rank == 0 else None,
             )
             for seen in self.seen
@@ -184,7 +184,7 @@ def test_the_watch_hands_it_on_to_the_rank_itself_or_ends_the_start(tmp_path: Pa
     ended: list[RankError] = []
     told: list[str] = []
     seen = [RankMonitor(rank, 2, "here") for rank in range(2)]
-    actions = Actions(end=ended.append, tell=told.append)
+    actions = Actions(end=ended.append, log=told.append)
     (tmp_path / "watch").mkdir()
     watches = [Watchdog(monitor=one, folder=tmp_path / "watch", actions=actions) for one in seen]
     watches[0].evict(1, "it is slow", in_place=True)

@@ -102,7 +102,7 @@ class Rank:
         self.left: list[int] = []
         actions = Actions(
             end=self.ended.append,
-            tell=self.told.append,
+            log=self.told.append,
             is_optional=is_optional,
             on_lost=lambda gone, text: self.left.append(gone),
         )

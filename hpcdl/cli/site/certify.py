@@ -66,12 +66,12 @@ def certify(
     done = 0
     with commentary.progress("certifying", num_cases) as bar:
 
-        def told(what: str) -> None:
+        def show(what: str) -> None:
             nonlocal done
             bar.update(done, what)
             done += 1
 
-        trials = try_out(plan, earlier, told, lambda trial: commentary.say(_ended(trial)))
+        trials = try_out(plan, earlier, show, lambda trial: commentary.say(_ended(trial)))
     document = document_of(plan, trials)
     card = write_card(plan, trials)
     if json:

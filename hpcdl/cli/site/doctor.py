@@ -72,12 +72,12 @@ def doctor(
         done = 0
         with progress("checking", len(names)) as bar:
 
-            def told(name: str) -> None:
+            def show(name: str) -> None:
                 nonlocal done
                 bar.update(done, name)
                 done += 1
 
-            findings = examine(subject, names, told)
+            findings = examine(subject, names, show)
     failures = sum(finding.level == FAILURE for finding in findings)
     if json:
         print_json({**extra, "findings": [dataclasses.asdict(finding) for finding in findings], "failures": failures})

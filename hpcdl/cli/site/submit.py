@@ -115,20 +115,20 @@ def _check_words(command: list[str]) -> None:
             _, rest, _ = parser.make_parser(context).parse_args(list(words))
             name, parser, words = parser.resolve_command(context, rest)
     except Exception as error:
-        said = getattr(error, "format_message", None)  # typer's own errors
-        if said is None:
+        message = getattr(error, "format_message", None)  # typer's own errors
+        if message is None:
             raise
-        raise UsageError(f"{said().rstrip('.')}; see `hpcdl {command[0]} --help`") from None
+        raise UsageError(f"{message().rstrip('.')}; see `hpcdl {command[0]} --help`") from None
 
 
 def _check(trial: list[str]) -> None:
     """Raise what the command `trial` ends with."""
     from hpcdl.cli.main import run
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:
         code = run(trial) if trial else 0
     if code:
-        lines = said.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]
+        lines = printed.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]
         refused = HpcdlError(
             "\n".join(line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")) or lines[-1]
         )

@@ -142,7 +142,7 @@ def report(
         written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
         print_json(document.data)
-    _tell(analysis, [path for path in written if path.parent == folder], say if as_json else put)
+    _print_summary(analysis, [path for path in written if path.parent == folder], say if as_json else put)
     _fail_on(analysis, fail_on_regression)
 
 
@@ -258,13 +258,13 @@ def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
     return folder
 
 
-def _tell(analysis: Analysis, pages: list[Path], tell: Callable[[str], None]) -> None:
+def _print_summary(analysis: Analysis, pages: list[Path], log: Callable[[str], None]) -> None:
     from hpcdl.report.compose.summary import accuracy_line
 
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
-        tell(f"report: {path.resolve()}")
+        log(f"report: {path.resolve()}")
     if analysis.runs:
-        tell(accuracy_line(analysis))
+        log(accuracy_line(analysis))
 
 
 def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: bool, anonymous_data: bool) -> None:

@@ -65,11 +65,11 @@ def search(
         print_json(as_document(record))
     else:
         for number, command in zip(record.front, record.commands, strict=True):
-            told = ", ".join(
+            rates = ", ".join(
                 f"{name} {value:.4g}"
                 for name, value in zip(record.objectives, record.trial(number).values, strict=True)
             )
-            put(f"{told}: {command}")
+            put(f"{rates}: {command}")
     commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]

@@ -138,7 +138,7 @@ def sweep(
         _show_plan(wanted, plan, state, run_plan, json)
         return
     commentary = Commentary(quiet=quiet)
-    for line in (*plan.told, *plan.left_out):
+    for line in (*plan.remarks, *plan.left_out):
         commentary.say(line)
     _run(folder, wanted, plan, state, commentary, json)
 
@@ -180,7 +180,7 @@ def _write_access_study(
     else:
         nodes = ", ".join(map(str, plan.node_counts))
         put(f"{path}: {len(plan.runs)} runs on {nodes} nodes, {study.plan.repeats} of each point")
-    for line in (*plan.told, *plan.left_out):
+    for line in (*plan.remarks, *plan.left_out):
         say(line)
     folder, asked = Path("studies") / study.name, [] if target is None else ["--target", target]
     say(f"next: {typed('sweep', path, '--jobs')}; then {typed('report', folder, '--for', name, *asked)}")
@@ -220,7 +220,7 @@ def _submit(
         account=asked.batch.account,
         nodes_wanted=wishes_of(asked.batch),
     )
-    for line in (*plan.told, *plan.left_out):
+    for line in (*plan.remarks, *plan.left_out):
         say(line)
     parts = submit_parts(folder, study, plan, limits, resume=resume)
     if json:
@@ -262,7 +262,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
             for run in plan.runs
         ],
     )  # fmt: skip
-    for line in (*plan.told, *plan.left_out):
+    for line in (*plan.remarks, *plan.left_out):
         say(line)
     for line in _sentences(study, plan, estimate, cores, nodes):
         put(line)
@@ -291,7 +291,7 @@ def _tell_cost(
     if json:
         print_json({"study": study.name, **cost.as_json()})
         return
-    for line in (*plan.told, *plan.left_out):
+    for line in (*plan.remarks, *plan.left_out):
         say(line)
     print_table(
         ("runs", "strategy", "nodes", "workers", "batch", "step", "90 %", "a run", "90 %", "node-h", "model"),
@@ -385,7 +385,7 @@ def _plan_document(study: Study, plan: StudyRuns, state: StudyState, estimate: S
             for run in plan.runs
         ],
         "left_out": list(plan.left_out),
-        "told": list(plan.told),
+        "told": list(plan.remarks),
         "seconds": estimate.seconds,
         "node_hours": estimate.node_hours,
         "unknown": estimate.unknown,

@@ -45,8 +45,8 @@ def evaluate(
     runtime.import_tensorflow()
     from hpcdl.rank.runs import evaluate_run
 
-    result, name, said = evaluate_run(run, data, split)
-    for text in said:
+    result, name, remarks = evaluate_run(run, data, split)
+    for text in remarks:
         say(text)
     if json:
         print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
@@ -72,8 +72,8 @@ def export(
     runtime.import_tensorflow()
     from hpcdl.rank.runs import export_run
 
-    path, said = export_run(run, to.value, target)
-    for text in said:
+    path, remarks = export_run(run, to.value, target)
+    for text in remarks:
         say(text)
     if json:
         print_json({"path": str(path), "format": to.value})

@@ -50,15 +50,15 @@ def infer(
     check_trusted(model, trust)
     place = placement()
 
-    def tell(event: dict[str, Any]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
         if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):
             say(event["text"])
 
     out = settings.config.run.out
     if place is None:
-        record = launch.infer(settings, model, tell)
+        record = launch.infer(settings, model, on_event)
     else:
-        launch.infer_inside(settings, model, place, tell)
+        launch.infer_inside(settings, model, place, on_event)
         if place.rank != 0:
             return
         record = read_record(out)

@@ -68,7 +68,7 @@ def run(
         return
     commentary = Commentary(quiet=quiet)
     run_dir, record = launch.run_script(
-        settings, words, prefixed=prefix, undistributed=undistributed, say=commentary.say
+        settings, words, prefixed=prefix, undistributed=undistributed, log=commentary.say
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:

@@ -87,8 +87,8 @@ def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
     columns = {title: [as_text(run.value(key)) for run in shown] for key, title in titles.items()}
     columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
     common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
-    if told := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
-        put(textwrap.fill(f"all: {told}", screen, subsequent_indent="    ", break_on_hyphens=False))
+    if words := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
+        put(textwrap.fill(f"all: {words}", screen, subsequent_indent="    ", break_on_hyphens=False))
     varying = {title: cells for title, cells in columns.items() if title not in common}
     names = [run.name for run in shown]
     if max(map(len, table_lines(["run", *varying], _rows(names, varying)))) <= screen:
@@ -117,9 +117,9 @@ def _stacked(
     lines = [header]
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         lines += [name, row] if above else [row]
-        told = ", ".join(f"{title} {cells[number]}" for title, cells in rest.items() if cells[number])
+        words = ", ".join(f"{title} {cells[number]}" for title, cells in rest.items() if cells[number])
         lines += textwrap.wrap(
-            told, screen, initial_indent="    ", subsequent_indent="    ", max_lines=MOST_LINES, placeholder=" ...",
+            words, screen, initial_indent="    ", subsequent_indent="    ", max_lines=MOST_LINES, placeholder=" ...",
             break_on_hyphens=False,
         )  # fmt: skip
     return lines

@@ -71,8 +71,8 @@ def _module_lines(environment: Mapping[str, str]) -> list[str]:
     machine = machine_in_force(environment)
     if machine is None or not machine.modules:
         return []
-    told = f"of the machine {machine.name} does not load"
-    loads = [f"module load {name} || {{ echo 'hpcdl: module {name} {told}' >&2; exit 2; }}" for name in machine.modules]
+    what = f"of the machine {machine.name} does not load"
+    loads = [f"module load {name} || {{ echo 'hpcdl: module {name} {what}' >&2; exit 2; }}" for name in machine.modules]
     return [_WITHOUT_MODULES, *loads]
 
 

@@ -58,18 +58,18 @@ def _stand_between(rank: int, slurm: int) -> NoReturn:
         to = {rank: slurm, slurm: rank}
         while True:
             for heard in select.select(list(to), [], [])[0]:
-                said = os.read(heard, 1 << 16)
-                if not said:
+                message = os.read(heard, 1 << 16)
+                if not message:
                     os._exit(0)
-                while said := said[os.write(to[heard], _shorter(said)) :]:
+                while message := message[os.write(to[heard], _shorter(message)) :]:
                     pass
     finally:
         os._exit(1)
 
 
-def _shorter(said: bytes) -> bytes:
+def _shorter(message: bytes) -> bytes:
     """What is said, with LONGEST_VALUE for a longest value above that; of as many bytes."""
-    found = _ANNOUNCED.search(said)
+    found = _ANNOUNCED.search(message)
     if found is None or int(found[1]) <= LONGEST_VALUE:
-        return said
-    return said[: found.start(1)] + str(LONGEST_VALUE).zfill(len(found[1])).encode() + said[found.end(1) :]
+        return message
+    return message[: found.start(1)] + str(LONGEST_VALUE).zfill(len(found[1])).encode() + message[found.end(1) :]

@@ -48,13 +48,13 @@ def staged(
     *,
     held_out: range | None = None,
     passed_on: bool = True,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Dataset]:
     """Copy the shards that training reads below `base`, one copy a node; yield the data set that reads the copies.
 
     A node gets the shards that its ranks read: of the training split all where samples are shuffled over the whole data
     set, else its share; of the held-out split those with `held_out`, the ids that this rank evaluates (None: all). What
-    every node gets is read once in all and passed on from node to node, with `passed_on`; `say` hears what was
+    every node gets is read once in all and passed on from node to node, with `passed_on`; `log` hears what was
     copied. Copies are checked against their checksums. With a communicator every rank must call, and is the
     worker of its number. The folder is private (0700), named by user and job, and removed at the end, at exit and at
     SIGTERM; what a killed job of the same user left behind is removed first.
@@ -80,7 +80,7 @@ def staged(
                 except HpcdlError as error:
                     problem = error
             folder_of_node = _agree(communicator, path, problem)
-        say(wanted.told(passed_on=passed_on))
+        log(wanted.told(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
             communicator.barrier()

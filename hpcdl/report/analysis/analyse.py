@@ -97,8 +97,8 @@ def analyse(
         contests += build_contests(runs, compare)
     found, remarks = comparisons(contests), list(gathered.remarks)
     if baseline is not None:
-        against, told = compare_with(runs, baseline.runs)
-        found, remarks = found + against, remarks + told
+        against, notes = compare_with(runs, baseline.runs)
+        found, remarks = found + against, remarks + notes
     return Analysis(
         runs=runs,
         curves=curves,

@@ -83,8 +83,8 @@ def _name(side: str, version: str, other: str) -> str:
 def _where(run: Run) -> str:
     extras = [f"{counted(run.servers, 'server')}"] if run.servers else []
     extras += [counted(run.threads, "thread")] if run.threads else []
-    told = ", ".join([counted(run.workers, "worker"), counted(run.nodes, "node"), *extras])
-    return f"{run.model}, {run.strategy}, {told}, batch {run.batch_per_rank} per worker"
+    label = ", ".join([counted(run.workers, "worker"), counted(run.nodes, "node"), *extras])
+    return f"{run.model}, {run.strategy}, {label}, batch {run.batch_per_rank} per worker"
 
 
 def _rates(runs: Sequence[Run]) -> list[float]:

@@ -49,12 +49,12 @@ def _not_finished(runs: Sequence[Run]) -> Iterable[str]:
     words = {FAILED: "failed", LOST: "was lost with its processes", STOPPED: "stopped early"}
     unfinished = [run for run in runs if not is_measured(run.status)]
     for word in (*words.values(), UNFINISHED):
-        found = [_told(run) for run in unfinished if words.get(run.status, UNFINISHED) == word]
+        found = [_unfinished_text(run) for run in unfinished if words.get(run.status, UNFINISHED) == word]
         if found:
             yield f"{counted(len(found), 'run')} {word}, left out of every mean: {listed(found)}"
 
 
-def _told(run: Run) -> str:
+def _unfinished_text(run: Run) -> str:
     return f"{run.name} ({run.message})" if run.message else run.name
 
 
@@ -68,8 +68,8 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
         yield f"zero or negative times or counts: {counted(len(wrong), 'run')} left out: {listed(wrong)}"
     parts = [run.name for run in runs if run.usable and any(value < 0 for value in run.parts.values())]
     if parts:
-        told = counted(len(parts), "run")
-        yield f"negative part of a step in {told}, left out of the time breakdown: {listed(parts)}"
+        repeats = counted(len(parts), "run")
+        yield f"negative part of a step in {repeats}, left out of the time breakdown: {listed(parts)}"
 
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
@@ -78,8 +78,8 @@ def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
     for point in (point for curve in curves for point in curve.points):
         rates = [run.images_per_second or 0.0 for run in point.runs]
         for place in outliers(rates):
-            told = f"{point.runs[place].name} {number(rates[place])}, median of its repeats {number(median(rates))}"
-            found[point.runs[place].name] = told
+            text = f"{point.runs[place].name} {number(rates[place])}, median of its repeats {number(median(rates))}"
+            found[point.runs[place].name] = text
     if found:
         yield (
             f"{counted(len(found), 'run')} far off the repeats of the same setting, kept in every mean; look at them"
@@ -166,8 +166,8 @@ def _changing(curves: Sequence[Curve]) -> Iterable[str]:
             if len(values) > 1:
                 where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
                 found.setdefault(name, []).append(where)
-    for name, told in found.items():
-        yield f"{name} change along a curve, so n is not all that differs: {listed(told)}"
+    for name, text in found.items():
+        yield f"{name} change along a curve, so n is not all that differs: {listed(text)}"
 
 
 def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
@@ -180,11 +180,11 @@ def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
 
 
 def _own_warnings(runs: Sequence[Run]) -> Iterable[str]:
-    told: dict[str, list[str]] = {}
+    runs_by_line: dict[str, list[str]] = {}
     for run in runs:
         for line in run.warnings:
-            told.setdefault(line, []).append(run.name)
-    for line, names in list(told.items())[:20]:
+            runs_by_line.setdefault(line, []).append(run.name)
+    for line, names in list(runs_by_line.items())[:20]:
         yield f"{line} ({listed(names, 2)})"
 
 

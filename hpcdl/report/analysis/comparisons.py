@@ -197,9 +197,9 @@ def _names(by: str, firsts: Sequence[Run]) -> list[str]:
     for run, telling in zip(firsts, telling_settings(firsts), strict=True):
         headline = _headline(run, by)
         own = telling if by == STRATEGIES else ()  # else all have them, and they are said of the contest
-        told = [setting_words(run, key, run.settings[key]) for key in run.settings if key in own]
-        told += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
-        names.append(" ".join([headline, *(f"({', '.join(told)})" for _ in told[:1])]))
+        labels = [setting_words(run, key, run.settings[key]) for key in run.settings if key in own]
+        labels += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
+        names.append(" ".join([headline, *(f"({', '.join(labels)})" for _ in labels[:1])]))
     return names
 
 

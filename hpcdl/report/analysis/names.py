@@ -18,8 +18,8 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
     varying = [name for name in _FIXED if len({getattr(curve.first, name) for curve in curves}) > 1]
     named = [name for name in _FIXED if name == "strategy" or name in varying]
     batches_vary = len({(curve.mode, curve.batch) for curve in curves}) > len({curve.mode for curve in curves})
-    told = telling_settings([curve.first for curve in curves])
-    return [", ".join(_parts(curve, named, keys, batches_vary)) for curve, keys in zip(curves, told, strict=True)]
+    shown = telling_settings([curve.first for curve in curves])
+    return [", ".join(_parts(curve, named, keys, batches_vary)) for curve, keys in zip(curves, shown, strict=True)]
 
 
 def telling_settings(runs: Sequence[Run]) -> list[set[str]]:
@@ -38,10 +38,10 @@ def telling_settings(runs: Sequence[Run]) -> list[set[str]]:
     ]
 
 
-def _parts(curve: Curve, named: Iterable[str], told: set[str], batches_vary: bool) -> list[str]:
+def _parts(curve: Curve, named: Iterable[str], shown: set[str], batches_vary: bool) -> list[str]:
     run, split = curve.first, dict(curve.split)
     parts = [label_of(run, name, getattr(run, name)) or f"unknown {name}" for name in named]
-    parts += [setting_words(run, key, value) for key, value in curve.settings.items() if key in told]
+    parts += [setting_words(run, key, value) for key, value in curve.settings.items() if key in shown]
     if batches_vary:
         parts.append(f"batch {curve.batch}")
     if curve.mode == "scale-up" and run.workers > 1:

@@ -110,9 +110,9 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
         if item.matters is Matters.NOTHING and item.kind != "Path" and key not in _OF_ONE_CALL
     ]
     stated = [run for run in runs if run.config]
-    told = [f"{key} ({', '.join(sorted(values_of(stated, key)))})" for key in _varying(stated, trifles)]
-    if told:
-        yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(told)}"
+    differing = [f"{key} ({', '.join(sorted(values_of(stated, key)))})" for key in _varying(stated, trifles)]
+    if differing:
+        yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(differing)}"
 
 
 def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:

@@ -58,8 +58,8 @@ def _what(analysis: Analysis) -> str:
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
     tail = f"; {counted(left, 'more run')} failed or cannot be used, told below" if left else ""
-    told = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
-    return f"What ran: {told} by {strategies}, with {span}, on {size}{tail}."
+    text = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
+    return f"What ran: {text} by {strategies}, with {span}, on {size}{tail}."
 
 
 def _throughput(analysis: Analysis) -> str:
@@ -71,10 +71,10 @@ def _throughput(analysis: Analysis) -> str:
     value = Interval(value=point.throughput.mean, half=None if wide else point.throughput.ci95)
     run, runs = point.first, point.throughput.n
     setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
-    told = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
-    told = f"mean of {runs} runs: {TOO_FEW if runs <= _FEW else TOO_FAR}" if wide else told
+    text = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
+    text = f"mean of {runs} runs: {TOO_FEW if runs <= _FEW else TOO_FAR}" if wide else text
     rate = Column.rate(analysis.counted)
-    return f"Throughput: at best {cell_text(rate, value)} {rate.name} ({setting}; {told})."
+    return f"Throughput: at best {cell_text(rate, value)} {rate.name} ({setting}; {text})."
 
 
 def _scaling(analysis: Analysis) -> str:
@@ -91,10 +91,10 @@ def _ends(curves: Sequence[Curve]) -> str:
     ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
     curve, name = ordered[0]
     others = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
-    told = (
+    text = (
         f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n} {curve.axis}, from {base_words(curve)}"
     )
-    return f"{told}; {listed(others, 3)}" if others else told
+    return f"{text}; {listed(others, 3)}" if others else text
 
 
 def _efficiency(curve: Curve) -> str:
@@ -112,12 +112,12 @@ def _time(analysis: Analysis) -> str:
     total = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     largest = [(name, value) for name, value in ordered if value > 0]
-    told = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
+    text = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
     rest = sum(value for _, value in largest[3:])
-    told += [f"{percent(rest / total)} the rest"] if rest > 0 else []
+    text += [f"{percent(rest / total)} the rest"] if rest > 0 else []
     run = point.first
     where = f"{run.strategy} with {counted(run.workers, 'worker')}"
-    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(told)}."
+    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(text)}."
 
 
 def _accuracy(analysis: Analysis) -> str:
@@ -128,9 +128,9 @@ def _accuracy(analysis: Analysis) -> str:
     run = runs[0]
     epochs = f" after {run.history[-1].epoch:.3g} epochs" if run.history else ""
     seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
-    told = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
+    text = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
     several = f", the median of {len(runs)} runs of the setting" if len(runs) > 1 else ""
-    return f"Accuracy: {percent(value)} {kind}{several} ({told})."
+    return f"Accuracy: {percent(value)} {kind}{several} ({text})."
 
 
 def accuracy_line(analysis: Analysis) -> str:

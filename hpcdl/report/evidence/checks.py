@@ -83,10 +83,10 @@ def _finding(case: Case, criterion: Criterion) -> Judgement:
 def _node_counts(case: Case, criterion: Criterion) -> _Answer:
     least = int(criterion.at_least or 0)
     unknown = [point.nodes for point in case.points if not all(run.hosts for run in point.runs)]
-    told = f"{counted(len(case.points), 'number')} of nodes: {_nodes(case.points)}"
+    summary = f"{counted(len(case.points), 'number')} of nodes: {_nodes(case.points)}"
     if unknown:
-        return NOT_MEASURED, f"{told}; the runs on {listed(list(map(str, unknown)))} do not name their hosts"
-    return (MET if len(case.points) >= least else NOT_MET), told
+        return NOT_MEASURED, f"{summary}; the runs on {listed(list(map(str, unknown)))} do not name their hosts"
+    return (MET if len(case.points) >= least else NOT_MET), summary
 
 
 def _efficiency(case: Case, criterion: Criterion) -> _Answer:
@@ -98,14 +98,14 @@ def _efficiency(case: Case, criterion: Criterion) -> _Answer:
     known = {point.nodes: point.efficiency for point in rest if point.efficiency is not None}
     if len(known) < len(rest):
         return NOT_MEASURED, f"the {_TIME[case.template.time]} is not known of every run"
-    told = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in known.items())
+    summary = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in known.items())
     if any(ratio.high is not None and ratio.high < limit for ratio in known.values()):
-        return NOT_MET, told
+        return NOT_MET, summary
     if all(ratio.low is not None and ratio.low >= limit for ratio in known.values()):
-        return MET, told
+        return MET, summary
     once = any(ratio.low is None for ratio in known.values())
     why = "measured once, so without an interval" if once else f"the 95 % interval holds {percent(limit)}"
-    return NOT_SHOWN, f"{told}; {why}: repeat the runs"
+    return NOT_SHOWN, f"{summary}; {why}: repeat the runs"
 
 
 _TIME = {"total": "wall time", "steps": "time of the steps"}
@@ -120,8 +120,8 @@ def ratio_words(ratio: Ratio) -> str:
 
 def _repeats(case: Case, criterion: Criterion) -> _Answer:
     fewest = min(len(point.runs) for point in case.points)
-    told = "; ".join(f"{counted(point.nodes, 'node')} {counted(len(point.runs), 'run')}" for point in case.points)
-    return (MET if fewest >= (criterion.at_least or 0) else NOT_MET), told
+    summary = "; ".join(f"{counted(point.nodes, 'node')} {counted(len(point.runs), 'run')}" for point in case.points)
+    return (MET if fewest >= (criterion.at_least or 0) else NOT_MET), summary
 
 
 def _reaches_target(case: Case, criterion: Criterion) -> _Answer:
@@ -140,8 +140,8 @@ def _same_input(case: Case, criterion: Criterion) -> _Answer:
         return NOT_MEASURED, f"{runs[0].data} by its name alone; not every record has a checksum of the data"
     if all(text.startswith(_SYNTHETIC) for text in sums):
         sums = {text.partition("#")[0] for text in sums}  # what follows is the seed, in which repeats differ
-    told = f"{runs[0].data}, checksum {listed(sorted(sums))}"
-    return (MET if len(sums) == 1 else NOT_MET), told
+    summary = f"{runs[0].data}, checksum {listed(sorted(sums))}"
+    return (MET if len(sums) == 1 else NOT_MET), summary
 
 
 def _strong_scaling(case: Case, criterion: Criterion) -> _Answer:

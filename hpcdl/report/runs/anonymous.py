@@ -31,8 +31,8 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
     data = _numbered("data", gathered.runs, lambda run: run.data if hide_data or _is_place(run.data) else "")
     profile = _numbered("profile", gathered.runs, lambda run: run.profile)
-    told = {value for run in gathered.runs for name, value in run.config.items() if not _is_harmless(name, value)}
-    values = {value: f"{WITHHELD} {number}" for number, value in enumerate(sorted(told), start=1)}
+    withheld = {value for run in gathered.runs for name, value in run.config.items() if not _is_harmless(name, value)}
+    values = {value: f"{WITHHELD} {number}" for number, value in enumerate(sorted(withheld), start=1)}
     model = _numbered("model", gathered.runs, lambda run: run.model if _is_path(run.model) else "")
     return Gathered(
         runs=tuple(

@@ -228,8 +228,8 @@ def _step_seconds(record: RunRecord) -> float | None:
 
 def _step_seconds_p95(record: RunRecord) -> float | None:
     """The time that 95 % of the steps after warm-up stay below: as recorded, else from the steps' times."""
-    if (told := record.step_seconds_quantiles.get(_P95)) is not None:
-        return told
+    if (recorded := record.step_seconds_quantiles.get(_P95)) is not None:
+        return recorded
     steps = _warm_steps(record)
     return quantiles(steps, [0.95])[0] if steps else None
 

@@ -56,7 +56,7 @@ def _table(fits: Sequence[CurveFit], names: dict[int, str]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for item in fits:
         law = f"{item.fit.law.name}{' ‡' if item.fit.saturated else ''}"
-        parameters = "; ".join(_told(name, item.fit.parameters[name]) for name in item.fit.law.own)
+        parameters = "; ".join(_parameter_text(name, item.fit.parameters[name]) for name in item.fit.law.own)
         share = item.nodes_per_n
         rows.append(
             (
@@ -106,11 +106,11 @@ def _bounds(parameter: Parameter | None, factor: float = 1.0) -> Bounds | None:
     return Bounds(value=parameter.value * factor, low=low, high=high)
 
 
-def _told(name: str, parameter: Parameter) -> str:
-    told = f"{_SYMBOLS.get(name, name)} {number(parameter.value)}"
+def _parameter_text(name: str, parameter: Parameter) -> str:
+    text = f"{_SYMBOLS.get(name, name)} {number(parameter.value)}"
     if parameter.low is None or parameter.high is None:
-        return told
-    return f"{told} [{number(parameter.low)}, {number(parameter.high)}]"
+        return text
+    return f"{text} [{number(parameter.low)}, {number(parameter.high)}]"
 
 
 def crossing_text(below: Crossing, factor: float = 1.0) -> str:
@@ -118,10 +118,10 @@ def crossing_text(below: Crossing, factor: float = 1.0) -> str:
     if below.n is None:
         least = "" if below.low is None else f" (not before {_whole(below.low, factor)})"
         return f"not reached{least}, extrapolated"
-    told = _whole(below.n, factor)
+    text = _whole(below.n, factor)
     if below.low is not None:
-        told += f" [{_whole(below.low, factor)}, {_whole(below.high, factor)}]"
-    return told + (" extrapolated" if below.extrapolated else "")
+        text += f" [{_whole(below.low, factor)}, {_whole(below.high, factor)}]"
+    return text + (" extrapolated" if below.extrapolated else "")
 
 
 def _whole(n: float | None, factor: float) -> str:
@@ -136,11 +136,11 @@ def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> F
     ends = [point.n for item in drawn for point in item.curve.points]
     x = [float(min(ends)), max(ends) * _REACH]
     series.append(Series(label="80 %", x=x, y=[0.8, 0.8], style="ideal"))
-    told = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
+    text = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
     return Figure(
         name="fits",
         title="Efficiency and the USL's fit; beyond the largest measured n it is extrapolation",
-        alt=f"Measured efficiency with fitted curves. {listed(told, 4)}.",
+        alt=f"Measured efficiency with fitted curves. {listed(text, 4)}.",
         x_label=listed(sorted({item.curve.axis for item in drawn})),
         y_label="efficiency",
         series=series,

@@ -85,8 +85,8 @@ def _measured_on(groups: Sequence[Sequence[Run]]) -> str:
     """Which samples the table's accuracies are of, in a sentence."""
     found = (final_accuracy(run) for group in groups for run in group)
     kinds = sorted({final[1] for final in found if final is not None})
-    told = "Accuracy is at a run's end, the mean over the repeats of a setting, never the best of them"
-    return f"{told}; measured {' or '.join(kinds)}." if kinds else f"{told}."
+    caption = "Accuracy is at a run's end, the mean over the repeats of a setting, never the best of them"
+    return f"{caption}; measured {' or '.join(kinds)}." if kinds else f"{caption}."
 
 
 def _accuracy(run: Run) -> float | None:
@@ -145,9 +145,9 @@ def _several(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _difference(run: Run, names: Sequence[str]) -> str:
-    told = [str(getattr(run, name)) if name in ("machine", "version", "data", "variant") else
+    texts = [str(getattr(run, name)) if name in ("machine", "version", "data", "variant") else
             f"{name} {getattr(run, name)}" for name in names]  # fmt: skip
-    return ", ".join(text for text in told if text)
+    return ", ".join(text for text in texts if text)
 
 
 def _representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
@@ -178,12 +178,12 @@ def _figures(kind: _Kind, curves: Sequence[tuple[str, Run]]) -> list[Figure]:
 
 
 def _series(kind: _Kind, attribute: str, name: str, run: Run, color: int) -> list[Series]:
-    for field, told in ((kind.held_out, ""), (kind.training, " (on training samples)")):
+    for field, suffix in ((kind.held_out, ""), (kind.training, " (on training samples)")):
         points = [(getattr(point, attribute), getattr(point, field)) for point in run.history]
         known = [(x, y) for x, y in points if y is not None and (positive(y) or y == 0)]
         if len(known) > 1:
             x, y = zip(*known, strict=True)
-            return [Series(label=f"{name}{told}", x=x, y=y, style="line", color=color, strategy=run.strategy)]
+            return [Series(label=f"{name}{suffix}", x=x, y=y, style="line", color=color, strategy=run.strategy)]
     return []
 
 

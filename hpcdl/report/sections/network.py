@@ -137,11 +137,11 @@ def _figure(name: str, servers: Sequence[ServerLoad]) -> Figure:
     columns = (
         Column(name="server"), Column(name="bytes per step", kind="bytes"), Column(name="busy per step", kind="seconds")
     )  # fmt: skip
-    told = [f"{label} {value:.3g} MB" for label, value in zip(labels, megabytes, strict=True)]
+    labels_with_values = [f"{label} {value:.3g} MB" for label, value in zip(labels, megabytes, strict=True)]
     return Figure(
         name="server-balance",
         title=f"Bytes per server and step: {name}",
-        alt=f"Megabytes that each parameter server moves in a step: {listed(told, 8)}.",
+        alt=f"Megabytes that each parameter server moves in a step: {listed(labels_with_values, 8)}.",
         x_label="MB per step",
         y_label="",
         series=[Series(label="received and sent", x=labels, y=megabytes, style="stack", part="bucket")],

@@ -22,17 +22,17 @@ def build(analysis: Analysis) -> Section | None:
         return None
     lines: list[str] = []
     items: list[Figure | Table] = []
-    told = [item for item in analysis.outlooks if item.document]
-    if told:
+    shown = [item for item in analysis.outlooks if item.document]
+    if shown:
         lines.append(
             "From these runs alone, for sizes that were not run. Intervals hold one more run nine times of ten, if"
             " what limits it is in the model. `hpcdl predict` asks for other sizes, strategies, networks and machines."
         )
-    for number, item in enumerate(told, start=1):
+    for number, item in enumerate(shown, start=1):
         lines += [f"{item.subject}: {line}" for line in _sentences(item.document)]
         items += _items(item, f"prediction-{number}")
     lines += [f"{item.subject} is left out: {item.left_out}" for item in analysis.outlooks if not item.document]
-    lines += [f"{item.subject}: {item.left_out}" for item in told if item.left_out]
+    lines += [f"{item.subject}: {item.left_out}" for item in shown if item.left_out]
     return Section(name="prediction", title="Prediction", lines=lines, items=items)
 
 

@@ -77,13 +77,13 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
         for number, source in enumerate(sources)
     ]
     table = _table(mode, published)
-    told = [
+    texts = [
         f"{point.source} {point.model} {point.told_efficiency} at {point.workers} {point.unit}" for point in published
     ]
     figure = Figure(
         name=f"references-{mode}",
         title=f"{mode.capitalize()} scaling beside published points (stars)",
-        alt=f"Efficiency of this study with published points: {listed(told, 8)}.",
+        alt=f"Efficiency of this study with published points: {listed(texts, 8)}.",
         x_label="workers (as each source counts them)",
         y_label="efficiency",
         series=(*own, *theirs),

@@ -118,8 +118,8 @@ def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
 
 def base_words(curve: Curve) -> str:
     """The curve's base: `1 worker`, or `1 worker of single` where it is another strategy's."""
-    told = counted(curve.base.n, curve.axis[:-1])
-    return f"{told} of {curve.base.first.strategy}" if curve.borrowed else told
+    smallest = counted(curve.base.n, curve.axis[:-1])
+    return f"{smallest} of {curve.base.first.strategy}" if curve.borrowed else smallest
 
 
 def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Column) -> Table:

@@ -30,21 +30,21 @@ def build(analysis: Analysis) -> Section | None:
 def winner_line(search: SearchRecord) -> str:
     """What the search has found, in a sentence without its end."""
     states = Counter(trial.state for trial in search.trials)
-    told = f"{counted(len(search.trials), 'trial')} by {search.sampler}"
-    told += "".join(f", {states[state]} {state}" for state in ("stopped", "failed", "running") if states[state])
+    text = f"{counted(len(search.trials), 'trial')} by {search.sampler}"
+    text += "".join(f", {states[state]} {state}" for state in ("stopped", "failed", "running") if states[state])
     if not search.front:
-        return f"{told}; none finished"
+        return f"{text}; none finished"
     best = search.trial(search.front[0])
     values = ", ".join(f"{name} {number(value)}" for name, value in zip(search.objectives, best.values, strict=True))
     front = f" (first of {len(search.front)} that no other beats in all)" if len(search.front) > 1 else ""
-    return f"{told}: at best {values}{front} with {_settings(best)}"
+    return f"{text}: at best {values}{front} with {_settings(best)}"
 
 
 def _settings(trial: SearchTrial) -> str:
-    return ", ".join(f"{key} {_told(value)}" for key, value in trial.settings.items())
+    return ", ".join(f"{key} {_setting_text(value)}" for key, value in trial.settings.items())
 
 
-def _told(value: object) -> str:
+def _setting_text(value: object) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
@@ -143,7 +143,7 @@ def _places(values: Sequence[object]) -> list[float]:
 
 def _span(values: Sequence[object]) -> str:
     known = sorted(value for value in values if isinstance(value, int | float))
-    return f"{_told(known[0])} to {_told(known[-1])}" if known else ""
+    return f"{_setting_text(known[0])} to {_setting_text(known[-1])}" if known else ""
 
 
 def _values(trial: SearchTrial, count: int) -> list[float | None]:
@@ -162,7 +162,7 @@ def _trials(search: SearchRecord, which: str) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
             trial.number, trial.state, *_values(trial, len(search.objectives)),
-            *(_told(trial.settings[key]) if key in trial.settings else None for key in keys),
+            *(_setting_text(trial.settings[key]) if key in trial.settings else None for key in keys),
             trial.seconds, trial.message,
         )
         for trial in ordered

@@ -86,11 +86,11 @@ def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
 
 def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
     shares = {name: [item.parts.get(name, 0.0) / item.step_seconds for _, item in found] for name in PARTS}
-    told = [f"{label} {100 * (_share(item) or 0):.0f} %" for label, item in found]
+    texts = [f"{label} {100 * (_share(item) or 0):.0f} %" for label, item in found]
     return Figure(
         name="time-parts",
         title="Parts of a step",
-        alt=f"Shares of a step by part; communication share: {listed(told, 8)}.",
+        alt=f"Shares of a step by part; communication share: {listed(texts, 8)}.",
         x_label="share of the step",
         y_label="",
         series=_stack(found, shares),
@@ -101,11 +101,11 @@ def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figu
 
 def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
     shares = {name: [max(0.0, item.lost[name]) for _, item in losing] for name in PARTS}
-    told = [f"{label} {100 * sum(item.lost.values()):.0f} %" for label, item in losing]
+    texts = [f"{label} {100 * sum(item.lost.values()):.0f} %" for label, item in losing]
     return Figure(
         name="time-lost",
         title="Lost efficiency by part (parts that got faster are in the table only)",
-        alt=f"Lost efficiency by part; in all: {listed(told, 8)}.",
+        alt=f"Lost efficiency by part; in all: {listed(texts, 8)}.",
         x_label="lost efficiency, share of the step",
         y_label="",
         series=_stack(losing, shares),

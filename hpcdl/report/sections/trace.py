@@ -30,10 +30,10 @@ def build(analysis: Analysis) -> Section | None:
 
 def _lines(traced: Sequence[TracedRun]) -> list[str]:
     slow = [(run, one) for run in traced for one in run.slow_ranks[:1]]
-    told = [f"rank {one.rank} of {run.name} ({one.cause})" for run, one in slow]
+    texts = [f"rank {one.rank} of {run.name} ({one.cause})" for run, one in slow]
     found = f"All ranks kept pace in {counted(len(traced), 'traced run')}."
     return [
-        f"Waited for step after step: {listed(told)}." if told else found,
+        f"Waited for step after step: {listed(texts)}." if texts else found,
         "From spans of every rank on one clock; `hpcdl trace RUN --html FILE` draws their steps.",
     ]
 

@@ -56,8 +56,8 @@ def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
     ]
     failed = [attempt for attempt in tuning.attempts if attempt.images_per_second is None]
     if failed:
-        told = listed([f"{words(item.settings)} ({item.status})" for item in failed], 2)
-        lines.append(f"{counted(len(failed), 'candidate')} failed: {told}.")
+        text = listed([f"{words(item.settings)} ({item.status})" for item in failed], 2)
+        lines.append(f"{counted(len(failed), 'candidate')} failed: {text}.")
     return lines
 
 
@@ -124,8 +124,8 @@ def _attempt_row(item: TunedTrial, best: float) -> tuple[Cell, ...]:
     speed = item.images_per_second
     rate = None if speed is None else Interval(value=speed, half=item.ci95, n=item.n)
     status = f"{item.status}: {item.message}" if item.message else item.status
-    told = words(item.settings) + (f" ({item.origin})" if item.origin else "")
-    return rate, None if speed is None else speed / best, item.n, item.memory_bytes_per_rank, status, told
+    text = words(item.settings) + (f" ({item.origin})" if item.origin else "")
+    return rate, None if speed is None else speed / best, item.n, item.memory_bytes_per_rank, status, text
 
 
 def _effects(tuning: TunedNode, which: str) -> list[Table]:

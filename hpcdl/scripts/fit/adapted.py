@@ -52,9 +52,9 @@ def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:
     layer.adapt(data)
     mean, variance = (numpy.asarray(one, numpy.float64) for one in (layer.adapt_mean, layer.adapt_variance))
     count = sum(rows.size for rows in _batches(data)) / mean.size
-    told = group.messages.allgather_json([count, mean.tolist(), variance.tolist()])
-    counts = numpy.array([row[0] for row in told])
-    means, variances = (numpy.array([row[place] for row in told]) for place in (1, 2))
+    by_rank = group.messages.allgather_json([count, mean.tolist(), variance.tolist()])
+    counts = numpy.array([row[0] for row in by_rank])
+    means, variances = (numpy.array([row[place] for row in by_rank]) for place in (1, 2))
     if not counts.sum():
         raise UsageError("hpcdl.adapt: no rank has a row of data")
     weights = (counts / counts.sum()).reshape(-1, *[1] * mean.ndim)
@@ -92,8 +92,8 @@ def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]
         kind, shape = forms[0]
         if kind == "text":
             rows = [] if mine is None else [_as_text(one) for one in mine.reshape(-1)]
-            told = [row for part in group.messages.allgather_json(rows) for row in part]
-            yield tf.reshape(tf.constant([row.encode("utf-8", "surrogateescape") for row in told]), [-1, *shape])
+            by_rank = [row for part in group.messages.allgather_json(rows) for row in part]
+            yield tf.reshape(tf.constant([row.encode("utf-8", "surrogateescape") for row in by_rank]), [-1, *shape])
         else:
             yield gather_arrays(group, [numpy.zeros((0, *shape), kind) if mine is None else mine])[0]
 

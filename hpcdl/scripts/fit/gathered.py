@@ -102,9 +102,9 @@ Gathered = GatheredMetric
 
 def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: str) -> Iterator[list[Array]]:
     """Every batch of the ranks together, rank after rank; who has fewer gives none to the last ones."""
-    number = max(_told(group, len(batches)))
+    number = max(_by_rank(group, len(batches)))
     forms = [[[one.dtype.str, list(one.shape[1:])] for one in batches[0]]] if batches else []
-    known = [one for row in _told(group, forms) for one in row]
+    known = [one for row in _by_rank(group, forms) for one in row]
     for index in range(number):
         mine = batches[index] if index < len(batches) else [numpy.zeros((0, *shape), kind) for kind, shape in known[0]]
         if any(one.ndim == 0 for one in mine):
@@ -112,7 +112,7 @@ def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: 
         yield gather_arrays(group, mine)
 
 
-def _told(group: ScriptGroup, mine: Any) -> list[Any]:
+def _by_rank(group: ScriptGroup, mine: Any) -> list[Any]:
     group.agree("hpcdl.Gathered")
     rows: list[Any] = group.messages.allgather_json(mine)
     return rows

@@ -51,9 +51,9 @@ def rates_of(optimizers: Iterable[Any]) -> list[Any]:
     return [None if rate is None else [rate.initial, rate.applied] for rate in rates]
 
 
-def set_rates(optimizers: Iterable[Any], told: Iterable[Any]) -> None:
-    """Put back what `rates_of` has told; factors are the callbacks' own."""
-    for optimizer, one in zip(optimizers, told, strict=False):
+def set_rates(optimizers: Iterable[Any], rates: Iterable[Any]) -> None:
+    """Put back what `rates_of` returned; factors are the callbacks' own."""
+    for optimizer, one in zip(optimizers, rates, strict=False):
         if one is not None:
             rate = rate_of(optimizer)
             factors = {} if rate is None else rate.factors
@@ -88,8 +88,8 @@ class LearningRate(keras.callbacks.Callback):
             )
         here = session()
         here.group.agree("the steps of an epoch, for the learning rate")
-        told = here.communicator.allgather_json(self.params.get("steps"))
-        self._steps = None if None in told else max(told)
+        by_rank = here.communicator.allgather_json(self.params.get("steps"))
+        self._steps = None if None in by_rank else max(by_rank)
         self._fit_begins = True
         if (rate := rate_of(optimizer)) is not None:
             rate.factors.clear()  # those of an earlier fit's callbacks

@@ -59,27 +59,27 @@ class MetricsOverRanks:
         if self._communicator.size == 1:
             return plain(self._model, logs)
         own = _flat(logs)
-        told = self._communicator.allgather_json(
+        by_rank = self._communicator.allgather_json(
             [{name: value.tolist() for name, value in own.items()}, [one.name for one in self._metrics_in(own)]]
         )
-        told = [row for row in told if row[0]]  # a rank without a step has none
+        by_rank = [row for row in by_rank if row[0]]  # a rank without a step has none
         self._sum_up()
         found = plain(self._model, logs)
-        if found is not logs or not told:
+        if found is not logs or not by_rank:
             return found
         # What a train_step of the user's own returns: results of metrics, and beside them what is averaged.
-        results = {name: numpy.mean([row[name] for row, _ in told], axis=0) for name in told[0][0]}
+        results = {name: numpy.mean([row[name] for row, _ in by_rank], axis=0) for name in by_rank[0][0]}
         for metric in self._model.metrics:
-            if all(metric.name in names for _, names in told):
+            if all(metric.name in names for _, names in by_rank):
                 results |= _flat({metric.name: metric.result()})
         return {name: float(value) if value.ndim == 0 else value for name, value in results.items()}
 
     def _metrics_in(self, logs: Mapping[str, Array]) -> list[Any]:
         """The metrics whose results the logs hold: not those that have something else by their name."""
-        said = [(metric, _flat({metric.name: metric.result()})) for metric in self._model.metrics if logs]
+        own_results = [(metric, _flat({metric.name: metric.result()})) for metric in self._model.metrics if logs]
         return [
             metric
-            for metric, results in said
+            for metric, results in own_results
             if all(name in logs and numpy.array_equal(one, logs[name], equal_nan=True) for name, one in results.items())
         ]
 
@@ -128,8 +128,8 @@ def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
 def _may_be_no_sum(metric: Any) -> bool:
     """Whether a metric of the script's own says nothing of its state, which has slots, or which Keras does not know."""
     own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
-    said = hasattr(metric, "over_ranks")
-    return own and not said and (not metric.variables or any(one.shape for one in metric.variables))
+    is_declared = hasattr(metric, "over_ranks")
+    return own and not is_declared and (not metric.variables or any(one.shape for one in metric.variables))
 
 
 def _say_what_may_be_no_sum(metrics: Sequence[Any]) -> bool:

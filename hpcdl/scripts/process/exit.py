@@ -77,10 +77,10 @@ def users_own(error: BaseException) -> BaseException:
     The cause of the new one is `error`, for its traceback.
     """
     found = original(error)
-    said = str(found.args[0]) if isinstance(found, KeyError) and found.args else str(found)
-    if isinstance(found, HpcdlError) or not any(mark in said for mark in _WRAPPED):
+    message = str(found.args[0]) if isinstance(found, KeyError) and found.args else str(found)
+    if isinstance(found, HpcdlError) or not any(mark in message for mark in _WRAPPED):
         return error
-    lines = [line.strip() for line in _BOLD.sub("", said).splitlines() if line.strip()]
+    lines = [line.strip() for line in _BOLD.sub("", message).splitlines() if line.strip()]
     places = [place for line in lines if (match := _PLACE.match(line)) and (place := _place(*match.groups()))]
     places = places or [place for frame in traceback.extract_tb(found.__traceback__) if (place := _place(*frame[:3]))]
     own = InFunction(f"{_text_in(lines, type(found).__name__)}{f' ({places[-1]})' if places else ''}")

@@ -132,8 +132,8 @@ class ScriptGroup:
             ((row, pair) for row, pair in pairs if pair[0] != pair[1]), (0, (texts[0][0], texts[other][0]))
         )
         first, second = (
-            f"{answers[rank][1][row]}: {said}" if 0 < row < len(answers[rank][1]) else said
-            for rank, said in zip((0, other), pair, strict=True)
+            f"{answers[rank][1][row]}: {line}" if 0 < row < len(answers[rank][1]) else line
+            for rank, line in zip((0, other), pair, strict=True)
         )
         raise UsageError(
             f"the ranks are not in the same collective: {f'{texts[0][0]}: ' if row else ''}rank 0 has {first}, "

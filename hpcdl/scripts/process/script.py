@@ -58,7 +58,7 @@ def main() -> None:
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
             execute(script, arguments, resolved.config, run_dir, communicator, watch)
 
-    def told(error: BaseException) -> None:
+    def on_error(error: BaseException) -> None:
         if not folder or speaks_first(folder[0], verdict(error)[0]):
             show(error, script)
             sys.stderr.flush()
@@ -67,7 +67,7 @@ def main() -> None:
     try:
         stall_s = rundir.read_as(ScriptConfig, run_dir)[0].config.safety.stall_timeout
         with caught(lambda _: interrupt(run_dir)):
-            exit_code = supervised(body, stall_s, told)
+            exit_code = supervised(body, stall_s, on_error)
     except HpcdlError as error:  # before there is a rank to report it
         sys.stderr.write(f"hpcdl: {error}\n")
         exit_code = error.exit_code
@@ -87,18 +87,18 @@ def execute(
     """Run `script` as Python itself does, with its own folder first on the path; collective over all ranks."""
     watch.limits = Limits(stall_s=config.safety.stall_timeout, busy_s=config.safety.busy_timeout)
     watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
-    watch.actions.tell = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
+    watch.actions.log = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
     communicator.monitor.role = "script"
     injection = Injection(config.safety.inject, communicator.monitor, run_dir)
     communicator = injection.impaired(communicator)
     for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
         if variable in os.environ:
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
-    way, told = way_in_script(config.checkpoint.background, communicator.size)
-    work = BackgroundWork(way, communicator.monitor, watch.actions.tell)
+    way, remarks = way_in_script(config.checkpoint.background, communicator.size)
+    work = BackgroundWork(way, communicator.monitor, watch.actions.log)
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
-    run.warnings += told
-    run.warnings += injection.told()
+    run.warnings += remarks
+    run.warnings += injection.log_lines()
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None

@@ -152,9 +152,9 @@ def bounds_of(gradients: Sequence[Any]) -> Any:
 
 
 def connected(
-    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], tell: Callable[[str], None]
+    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], log: Callable[[str], None]
 ) -> list[Any]:
-    """`gradients` as dense tensors, with zeros for variables that the loss does not depend on: `tell` hears of those.
+    """`gradients` as dense tensors, with zeros for variables that the loss does not depend on: `log` gets their names.
 
     UsageError where it depends on none of them.
     """
@@ -163,7 +163,7 @@ def connected(
         raise UsageError("the loss depends on none of the model's trainable variables; there is nothing to train")
     if idle:
         more = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
-        tell(f"the loss does not depend on {', '.join(idle[:_TOLD])}{more}: no gradient moves that")
+        log(f"the loss does not depend on {', '.join(idle[:_TOLD])}{more}: no gradient moves that")
     return [
         tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, variable in zip(gradients, variables, strict=True)

@@ -73,7 +73,7 @@ class Center:
             if array is not None:
                 workers.broadcast(array)
 
-    def told(self) -> str:
+    def log_line(self) -> str:
         """What is not as it was, as the end of a sentence; empty where nothing of it was lost."""
         if not self.num_copied:
             return ""

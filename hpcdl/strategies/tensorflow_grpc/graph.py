@@ -57,7 +57,7 @@ class _RateAfterGradients:
 class StepGraph:
     """One worker's graph and session. Weights live on the servers, moving statistics and seeds in the Keras model."""
 
-    def __init__(self, context: Context, model: Any, objective: Any, target: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, context: Context, model: Any, objective: Any, target: str, log: Callable[[str], None]) -> None:
         self._model, self._target = model, target
         self._names = [variable.path for variable in model.trainable_variables]
         self._rank, self._num_workers = context.communicator.rank, context.num_workers
@@ -67,7 +67,7 @@ class StepGraph:
         self._rate = 0.0
         self._graph = tf.Graph()
         with self._graph.as_default():
-            self._build(context, objective, tell)
+            self._build(context, objective, log)
         self.server_bytes = [
             sum(_bytes_of(weight) for weight in self._weights if tf.DeviceSpec.from_string(weight.device).task == task)
             for task in range(context.num_servers)
@@ -116,7 +116,7 @@ class StepGraph:
         self._coordinator.request_stop()
         self._session.close()
 
-    def _build(self, context: Context, objective: Any, tell: Callable[[str], None]) -> None:
+    def _build(self, context: Context, objective: Any, log: Callable[[str], None]) -> None:
         here = f"/job:worker/task:{self._rank}/cpu:0"
         place = v1.train.replica_device_setter(
             worker_device=here,
@@ -148,7 +148,7 @@ class StepGraph:
             )
             loss = objective.loss(self._labels, outputs)
             total = tf.add_n([loss, *extra]) if extra else loss
-            gradients = connected(tf.gradients(total * context.weight, self._weights), self._weights, self._names, tell)
+            gradients = connected(tf.gradients(total * context.weight, self._weights), self._weights, self._names, log)
             with tf.control_dependencies([self.guard.before_exchange(gradients, self._names)]):
                 had_gradients = timestamp()
                 gradients = [tf.identity(gradient) for gradient in gradients]

@@ -19,6 +19,7 @@ from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.disk import remove_file, replacing
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.lock import JOB_VARIABLES
 from hpcdl.core.overlay import STAGED, base_of
 from hpcdl.core.paths import own_program, user_cache_folder
 
@@ -82,7 +83,7 @@ def pack(prefix: Path, folder: Path | None = None) -> Path:
 def node_folder(environment: Mapping[str, str]) -> Path:
     """Where each node unpacks: on its own storage, named by user and job, alike on all nodes."""
     base = environment.get("HPCDL_NODE_STORAGE") or environment.get("TMPDIR") or "/tmp"
-    job = environment.get("SLURM_JOB_ID") or environment.get("PBS_JOBID") or f"pid{os.getpid()}"
+    job = next((environment[name] for name in JOB_VARIABLES if environment.get(name)), "") or f"pid{os.getpid()}"
     restart = environment.get("SLURM_RESTART_COUNT", "0")
     return Path(base) / f"hpcdl-env-{getpass.getuser()}-{job}-{restart}-{os.getpid()}"
 

@@ -19,7 +19,8 @@ from hpcdl.core.files import parse_json
 
 FILE_NAME = ".hpcdl-lock"
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+"""What batch systems put a job's number in."""
 
 
 @contextmanager
@@ -110,7 +111,7 @@ def _take(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 def job_here() -> tuple[str, str]:
     """The batch job that this process is of: the variable that says so, and its number; both empty outside any."""
-    name = next((name for name in _JOB_VARIABLES if name in os.environ), "")
+    name = next((name for name in JOB_VARIABLES if name in os.environ), "")
     return name, os.environ.get(name, "")
 
 

@@ -31,9 +31,9 @@ ALL_STEPS_UP_TO = 10_000
 """Step times are kept one by one up to this many steps, as quantiles beyond."""
 ENVIRONMENT_PREFIXES = (
     "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
-    "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "PBS_JOBID", "OMPI_MCA_", "MPICH_",
-    "MPIR_CVAR_", "UCX_", "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS", "HPCDL_MEMORY_POLICY", "HPCDL_VERSION",
-    "HPCDL_ALLOCATOR", "CUDA_VISIBLE_DEVICES", "CXI_", "FI_", "NCCL_",
+    "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "PBS_JOBID", "LSB_JOBID",
+    "OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "UCX_", "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS",
+    "HPCDL_MEMORY_POLICY", "HPCDL_VERSION", "HPCDL_ALLOCATOR", "CUDA_VISIBLE_DEVICES", "CXI_", "FI_", "NCCL_",
 )  # fmt: skip
 """The only environment variables that a record may hold; none of them carries a secret."""
 

@@ -67,7 +67,7 @@ def test_bash_accepts_every_script_and_runs_nothing_in_it(launcher: str, tmp_pat
     (tmp_path / "job.sh").write_text(script)
     assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
     assert "@" not in script.replace("USR1@60", "")
-    assert command_in(script)[-1].startswith("a b;$(touch") or launcher == "pbs"
+    assert command_in(script)[-1].startswith("a b;$(touch") or launcher in ("pbs", "lsf")
     exported = f"export HPCDL_ADDRESS={shlex.quote(NASTY)}"
     assert exported in script.splitlines()
     assert not Path("/tmp/hpcdl-was-here").exists()
@@ -393,7 +393,7 @@ def test_jobs_that_are_damaged_are_left_out(tmp_path: Path, monkeypatch: pytest.
     (jobs.folder() / "slurm-1.json").write_text("{")
     assert jobs.known_jobs() == [job] and jobs.find_job("12") == job
     with pytest.raises(UnknownNameError):
-        find_system("lsf")
+        find_system("cobalt")
     with pytest.raises((UsageError, HpcdlError), match="job 13"):
         jobs.find_job("13")
 

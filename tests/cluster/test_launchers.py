@@ -48,6 +48,7 @@ HOSTS = {
     "ibrun": ["c401-001", "c401-002", "x"],
     "flux": ["n1", "n2"],
     "pbs": ["n1", "n2"],
+    "lsf": ["n1", "n2"],
     "hostfile": ["n1", "n2"],
     "local": [],
 }
@@ -58,10 +59,10 @@ def in_every_job(tmp_path: Path) -> dict[str, str]:
     """An environment in which every launcher finds its job."""
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c401-[001-002],x", "TACC_SYSTEM": "stampede3"}
-    lists = dict.fromkeys(("PBS_NODEFILE", "HPCDL_HOSTFILE"), str(tmp_path / "nodes"))
+    lists = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "HPCDL_HOSTFILE"), str(tmp_path / "nodes"))
     path = with_programs(tmp_path, "srun", "ibrun", "flux")
     (tmp_path / "flux").write_text("#!/bin/sh\necho 'n[1-2]'\n")
-    return {**path, **job, **lists, "PBS_JOBID": "7", "FLUX_URI": "local:///run/flux/local"}
+    return {**path, **job, **lists, "PBS_JOBID": "7", "FLUX_URI": "local:///run/flux/local", "LSB_JOBID": "7"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

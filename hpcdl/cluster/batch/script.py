@@ -36,6 +36,7 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
             raise UsageError(f"{value!r} has a line break in it; a job script cannot hold that")
     name = request.launcher or batch_launcher(environment)
     system = SYSTEMS.get(load_launcher(name).batch)
+    number = f'"${system.job_variable}"' if system else '"$$"'
     variables = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {LAUNCHER_VARIABLE: name}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
     words = own_program("hpcdl", *request.command)
@@ -47,7 +48,7 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
         "COMMAND": " ".join(shlex.quote(word) for word in words),
         "UNTIL_DONE": "yes" if request.until_done else "no",
         "MAX_REQUEUES": str(request.max_requeues),
-        "LOG": shlex.quote(str(request.folder / "log")) + '-"$PBS_JOBID".txt',
+        "LOG": shlex.quote(str(request.folder / "log")) + f"-{number}.txt",
         "CANCELLED": shlex.quote(str(request.folder / CANCELLED)),
     }
     template = template_of(name)
@@ -102,6 +103,8 @@ def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
         return "pbs"
     if shutil.which("flux", path=path):
         return "flux"
+    if shutil.which("bsub", path=path):
+        return "lsf"
     return find_launcher(environment).name
 
 
@@ -111,14 +114,14 @@ def submit(request: JobRequest) -> tuple[str, str, Path]:
     system = SYSTEMS.get(load_launcher(name).batch)
     if system is None:
         raise UsageError(
-            f"the launcher {name} has no batch system here (neither sbatch nor qsub nor flux on PATH); "
+            f"the launcher {name} has no batch system here (neither sbatch nor qsub nor flux nor bsub on PATH); "
             "run the command directly, or write the script with --dry-run"
         )
     text = render(request)
     make_output_folder(request.folder, "")
     script = request.folder / "job.sh"
     write_output(script, text)
-    answer = call([*system.submit, str(script)])
+    answer = call([*system.submit], stdin=text) if system.reads_stdin else call([*system.submit, str(script)])
     match = system.number.search(answer)
     if not match:
         raise HpcdlError(f"{system.submit[0]} answered {answer.strip()[:200]!r}, in which there is no job id")

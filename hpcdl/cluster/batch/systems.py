@@ -88,16 +88,18 @@ class System:
     """Whether no other user's job can be on the nodes of a running job."""
     cpus_of_node: Callable[[str], int | None]
     """CPUs of the smallest node of a partition, or of the default one; None where it does not say."""
+    reads_stdin: bool = False
+    """Whether a script is handed over on stdin: a file's directives would not be read."""
 
     def state(self, number: str) -> str:
         """The job's state in one word, `unknown` where the system does not know the job."""
         return self.look(number).state
 
 
-def call(line: Sequence[str]) -> str:
+def call(line: Sequence[str], stdin: str = "") -> str:
     """What a command of the batch system prints; HpcdlError with its own last word where it fails."""
     try:
-        answer = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        answer = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HpcdlError(f"`{line[0]}` does not answer ({error}); is the batch system up?") from error
     if answer.returncode:
@@ -269,6 +271,74 @@ def _in_flux(number: str) -> InQueue:
     return InQueue(state=state, reason=reason.strip() if state in WAITING else "")
 
 
+def _lsf_directives(request: JobRequest) -> list[str]:
+    """`bsub` reads them as a shell does. A rank has as many slots as --cpus-per-task: sites count a core as a slot."""
+    if request.until_done:
+        raise UsageError(
+            "--until-done: an LSF job does not requeue itself; submit again with the same --run-dir and --resume"
+        )
+    wanted = request.nodes_wanted
+    for what, instead in _LSF_REFUSED.items():
+        if getattr(wanted, what):
+            raise UsageError(f"--{what}: LSF has no such option; say it in its words with {instead}")
+    if re.search(r"[\"`$\\]", wanted.constraint):
+        raise UsageError(f'--constraint {wanted.constraint!r}: LSF takes a select string without " $ ` and \\ there')
+    for host in filter(None, wanted.exclude.split(",")):
+        if not re.fullmatch(r"[\w.-]+", host):
+            raise UsageError(f"--exclude {wanted.exclude!r}: LSF takes names of hosts, as n1,n2")
+    hours, minutes = divmod(max(-(-int(request.time_s) // 60), 1), 60)
+    slots = request.ranks_per_node * (wanted.cpus_per_task or 1)
+    options = [
+        f"-J {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)}",
+        f"-n {request.nodes * slots}",
+        f'-R "span[ptile={slots}]"',
+        f"-W {hours}:{minutes:02d}",
+        "-o /dev/null",  # the script writes its own log; without this LSF sends it by mail
+        "-rn",
+    ]
+    hosts = [f"hname!='{host}'" for host in wanted.exclude.split(",") if host]
+    chosen = [*([f"({wanted.constraint})"] if wanted.constraint else []), *hosts]
+    options += [f'-R "select[{" && ".join(chosen)}]"'] if chosen else []
+    options += ["-x"] if wanted.exclusive else []
+    options += [f"-q {_quoted(request.partition)}"] if request.partition else []
+    options += [f"-P {_quoted(request.account)}"] if request.account else []
+    handed = [_handed_through(option, _LSF_OWN) for option in wanted.options]
+    return [f"#BSUB {option}" for option in (*options, *handed)]
+
+
+_LSF_REFUSED = {
+    "mem": "--batch-option='-R \"rusage[mem=64GB]\"', of a slot or a host as the site has it",
+    "qos": "--batch-option='-sla NAME'",
+    "gres": "--batch-option='-gpu \"num=4\"'",
+}
+_LSF_OWN = {
+    "-J": "type --name; " + _ARRAY, "-n": "type --nodes and --ranks-per-node", "-W": "type --time",
+    "-q": "type --partition", "-P": "type --account", "-x": "type --exclusive", "-o": _OWN, "-oo": _OWN, "-r": _OWN,
+}  # fmt: skip
+
+
+def _in_lsf(number: str) -> InQueue:
+    """What bjobs says; of a job that waits, the first of the reasons that `bjobs -p` lists below the job's line."""
+    try:
+        status = call(["bjobs", "-noheader", "-o", "stat", number]).strip()
+    except HpcdlError:
+        return InQueue(state="unknown")
+    state = _LSF_STATES.get(status, status.lower() or "unknown")
+    if state not in WAITING:
+        return InQueue(state=state)
+    with contextlib.suppress(HpcdlError):
+        reasons = [line.strip().rstrip(";") for line in call(["bjobs", "-p", number]).splitlines()[2:]]
+        return InQueue(state=state, reason=next(filter(None, reasons), ""))
+    return InQueue(state=state)
+
+
+_LSF_STATES = {
+    "PEND": "pending", "RUN": "running", "DONE": "completed", "EXIT": "failed", "PSUSP": "held",
+    "USUSP": "suspended", "SSUSP": "suspended", "PROV": "configuring", "WAIT": "pending", "UNKWN": "unknown",
+    "ZOMBI": "unknown",
+}  # fmt: skip
+
+
 def _in_slurm(number: str) -> InQueue:
     """What squeue says, or sacct where squeue has forgotten the job; `unknown` where neither knows it."""
     for line in (
@@ -308,6 +378,11 @@ def _pbs_is_exclusive(number: str) -> bool:
     return re.search(r"Resource_List\.place = (\S*:)?excl(host)?\b", call(["qstat", "-f", number])) is not None
 
 
+def _lsf_is_exclusive(number: str) -> bool:
+    """`bjobs -l` names each job that was submitted with `bsub -x`."""
+    return re.search(r"Exclusive Execution", re.sub(r"\n\s*", " ", call(["bjobs", "-l", number]))) is not None
+
+
 def _slurm_cpus(partition: str) -> int | None:
     """Of `sinfo`'s `%c`, which writes `4+` where nodes have 4 and more; the default partition's name ends with `*`."""
     with contextlib.suppress(HpcdlError):
@@ -339,6 +414,11 @@ SYSTEMS: Mapping[str, System] = {
         directives=_flux_directives, look=_in_flux, cancel=lambda number: ["flux", "cancel", number],
         # Flux takes the job's number out of the environment of its script, and does not say whose the nodes are.
         job_variable="FLUX_URI", is_exclusive=lambda _: False, cpus_of_node=lambda _: None,
+    ),
+    "lsf": System(
+        name="lsf", submit=("bsub",), number=re.compile(r"^Job <(\d+)> is submitted", re.MULTILINE),
+        directives=_lsf_directives, look=_in_lsf, cancel=lambda number: ["bkill", number],
+        job_variable="LSB_JOBID", is_exclusive=_lsf_is_exclusive, cpus_of_node=lambda _: None, reads_stdin=True,
     ),
 }  # fmt: skip
 

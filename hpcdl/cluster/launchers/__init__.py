@@ -23,6 +23,7 @@ LAUNCHERS = Registry(
         ),
         "flux": Entry(target="hpcdl.cluster.launchers.flux:LAUNCHER", summary="flux run, inside a job of Flux"),
         "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
+        "lsf": Entry(target="hpcdl.cluster.launchers.lsf:LAUNCHER", summary="mpiexec over the hosts of an LSF job"),
         "hostfile": Entry(
             target="hpcdl.cluster.launchers.hostfile:LAUNCHER", summary="mpiexec over the hosts of $HPCDL_HOSTFILE"
         ),

@@ -20,7 +20,7 @@ PROBE_S = 10.0
 """How long a node may take to answer."""
 _HANDED_ON = re.compile(
     r"(?!_$|(?:OLD)?PWD$|SHLVL$|HOSTNAME$|DISPLAY$|XAUTHORITY$|XDG_RUNTIME_DIR$|XDG_SESSION_"
-    r"|(?:SSH|DBUS|SLURM|PBS|OMPI|PRTE|PMIX|PMI)_)[A-Za-z_][A-Za-z0-9_]*"
+    r"|(?:SSH|DBUS|SLURM|PBS|LSB|LS|OMPI|PRTE|PMIX|PMI)_)[A-Za-z_][A-Za-z0-9_]*"
 )
 """Variables that ranks on other nodes must find in their environment, as MPICH's mpiexec and srun have it: all of the
 user's, but none of this host's, of this session's or of a launcher's own. Open MPI is told each by its name."""
@@ -98,6 +98,8 @@ class MpiexecOverHosts(Launcher, ABC):
     leaves_nodes_out = True
     continues = True
     leaves_others = False
+    remote_shell: Sequence[str] = ("ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+    """Runs a command on a host, which is how mpiexec starts its ranks there."""
 
     @abstractmethod
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
@@ -108,8 +110,8 @@ class MpiexecOverHosts(Launcher, ABC):
         return remaining(self.all_hosts(environment), environment)
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """Those that ssh gets into, which is how mpiexec usually starts its ranks."""
-        return {host for host in left_out if _answers(host, environment)}
+        """Those that `remote_shell` gets into."""
+        return {host for host in left_out if _answers([*self.remote_shell, host, "true"], environment)}
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
@@ -125,9 +127,8 @@ class MpiexecOverHosts(Launcher, ABC):
         return mpiexec_casualty(log)
 
 
-def _answers(host: str, environment: Mapping[str, str]) -> bool:
-    """Whether a command can be run on `host` without a password; PROBE_S bounds the wait."""
-    line = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={PROBE_S / 2:.0f}", host, "true"]
+def _answers(line: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether `line` runs on its host without a password; PROBE_S bounds the wait."""
     try:
         found = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, env=environment)
     except (OSError, subprocess.SubprocessError):

@@ -17,7 +17,7 @@ from hpcdl.report.evidence.measured import Measured, NodePoint, mean_wall
 from hpcdl.report.evidence.template import AccessTemplate, Criterion
 
 MET, NOT_MET, NOT_SHOWN, NOT_MEASURED = "met", "not met", "not shown", "not measured"
-JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID")
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """What a run's environment holds inside a job; a record keeps them."""
 _DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|# flux:) ", re.MULTILINE)
 _SYNTHETIC = "synthetic:"

@@ -1,0 +1,58 @@
+"""Ranks by the mpiexec of the MPI in use, over the hosts of an LSF job. Tried against LSF's documentation only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcdl.cluster.launchers.base import expand_hosts
+from hpcdl.cluster.launchers.hostfile import MpiexecOverHosts, read_hosts
+from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import LaunchPlan
+
+_REMOTE_SHELL = {
+    "HYDRA_LAUNCHER": "ssh",
+    "HYDRA_LAUNCHER_EXEC": "blaunch",
+    "OMPI_MCA_plm": "rsh",
+    "OMPI_MCA_plm_rsh_agent": "blaunch",
+    "PRTE_MCA_plm": "ssh",
+    "PRTE_MCA_plm_ssh_agent": "blaunch",
+}
+"""LSF's own stand-in for ssh: ranks count as the job's, no key is needed, and their environment is the job's."""
+
+
+class Lsf(MpiexecOverHosts):
+    """`$LSB_DJOB_HOSTFILE` holds a line for each slot; `$LSB_MCPU_HOSTS` names each host with its slots."""
+
+    name = "lsf"
+    batch = "lsf"
+    remote_shell = ("blaunch",)
+
+    def present(self, environment: Mapping[str, str]) -> bool:
+        """Inside an LSF job."""
+        return "LSB_JOBID" in environment and bool(_named(environment))
+
+    def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
+        """The job's nodes, each once."""
+        if file := environment.get("LSB_DJOB_HOSTFILE"):
+            return read_hosts(Path(file))
+        if words := environment.get("LSB_MCPU_HOSTS", "").split():
+            return list(dict.fromkeys(host for word in words[::2] for host in expand_hosts(word)))
+        raise UsageError(
+            "the launcher lsf needs LSB_DJOB_HOSTFILE or LSB_MCPU_HOSTS, which LSF sets inside a job; "
+            "use `hpcdl submit`"
+        )
+
+    def line(
+        self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """mpiexec over the hosts, which reaches them by blaunch; nothing that the user has set is changed."""
+        line, own = super().line(plan, command, mpi=mpi, environment=environment)
+        return line, {**{name: value for name, value in _REMOTE_SHELL.items() if name not in environment}, **own}
+
+
+def _named(environment: Mapping[str, str]) -> str:
+    return environment.get("LSB_DJOB_HOSTFILE") or environment.get("LSB_MCPU_HOSTS", "")
+
+
+LAUNCHER = Lsf()

@@ -19,7 +19,7 @@ from hpcdl.report.evidence.template import AccessTemplate, Criterion
 MET, NOT_MET, NOT_SHOWN, NOT_MEASURED = "met", "not met", "not shown", "not measured"
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """What a run's environment holds inside a job; a record keeps them."""
-_DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|# flux:) ", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|#BSUB|# flux:) ", re.MULTILINE)
 _SYNTHETIC = "synthetic:"
 _OF_REAL_NODES = frozenset(
     ("node-counts", "efficiency", "repeats", "reaches-target", "wall-times", "ran-as-jobs", "on-machine")
@@ -161,7 +161,7 @@ def _ran_as_jobs(case: Case, criterion: Criterion) -> _Answer:
     runs = case.measured.runs
     jobs = {run.name: job for run in runs if (job := _job_of(case, run.name))}
     if len(jobs) < len(runs):
-        return NOT_MEASURED, f"{len(jobs)} of {counted(len(runs), 'run')} name a job of Slurm or PBS"
+        return NOT_MEASURED, f"{len(jobs)} of {counted(len(runs), 'run')} name a job of Slurm, PBS or LSF"
     return MET, f"jobs {listed(sorted(set(jobs.values())), 6)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -376,24 +377,36 @@ def test_samples_that_are_not_finite_are_left_out(kind: str, files: Path, tmp_pa
 
 
 PAGE = (ROOT / "docs" / "how-to" / "own-format.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+READERS = ROOT / "share" / "hpcdl" / "examples" / "readers"
 
 
-def of_the_page(folder: Path, word: str) -> Path:
-    """The reader of the how-to page whose code holds `word`, as it stands there."""
-    (text,) = [block for block in BLOCKS if word in block]
-    return reader(folder, text)
+def lines_of_code(path: Path) -> int:
+    """Lines that are neither blank nor a docstring."""
+    text = path.read_text()
+    documented = [
+        own for own in ast.walk(ast.parse(text)) if isinstance(own, (ast.Module, ast.ClassDef, ast.FunctionDef))
+    ]
+    quoted = sum(ast.get_docstring(own) is not None for own in documented)
+    return len([line for line in text.splitlines() if line.strip()]) - quoted
 
 
-def test_readers_of_the_page_have_at_most_fifteen_lines() -> None:
-    assert len(BLOCKS) > 9
-    assert [block for block in BLOCKS if len([line for line in block.splitlines() if line.strip()]) > 15] == []
+@pytest.mark.parametrize("path", sorted(READERS.glob("*.py")), ids=lambda path: path.stem)
+def test_readers_to_start_from_are_short_and_named_on_the_page(path: Path) -> None:
+    assert lines_of_code(path) <= 16
+    (name,) = [own.name for own in ast.parse(path.read_text()).body if isinstance(own, (ast.ClassDef, ast.FunctionDef))]
+    assert f"| `{path.name}:{name}` |" in PAGE
+
+
+def test_the_page_names_no_reader_that_is_gone() -> None:
+    named = re.findall(r"^\| `(\w+\.py):", PAGE, re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in READERS.glob("*.py"))
 
 
 def test_the_reader_of_json_lines(tmp_path: Path) -> None:
     rows = [{"text": f"é {number}", "label": ["good", "bad"][number % 2], "id": number} for number in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifest = make(tmp_path / "rows.jsonl", tmp_path / "out", f"{of_the_page(tmp_path, 'json.loads(line)')}:samples")
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    manifest = make(tmp_path / "rows.jsonl", tmp_path / "out", f"{reader(tmp_path, text)}:samples")
     found = {(bytes(own["text"]).decode(), int(own["label"])) for own in stored(tmp_path / "out", manifest).values()}
     assert found == {(row["text"], 1 - row["id"] % 2) for row in rows} and manifest.class_names == ("bad", "good")
 
@@ -409,7 +422,7 @@ def test_the_reader_of_wav(tmp_path: Path) -> None:
             file.setparams((2, 2, 16000, 0, "NONE", ""))
             file.writeframes(values.tobytes())
         expected.add(((values / 32768).astype(np.float32).tobytes(), 1 - number % 2))
-    manifest = make(tmp_path / "sounds", tmp_path / "out", f"{of_the_page(tmp_path, 'wave.open')}:Sounds", workers=2)
+    manifest = make(tmp_path / "sounds", tmp_path / "out", f"{READERS / 'wav.py'}:Sounds", workers=2)
     found = {(own["x"].tobytes(), int(own["label"])) for own in stored(tmp_path / "out", manifest).values()}
     assert found == expected and manifest.class_names == ("cough", "speech")
 
@@ -429,7 +442,7 @@ def test_the_reader_of_coco(tmp_path: Path) -> None:
         ],
     }
     (source / "annotations.json").write_text(json.dumps(document))
-    manifest = make(source, tmp_path / "out", f"{of_the_page(tmp_path, 'coco[')}:Pictures")
+    manifest = make(source, tmp_path / "out", f"{READERS / 'coco.py'}:Pictures")
     found = {
         int(own["image"][0, 0, 0]): (own["image"].shape, own["labels"].tolist())
         for own in stored(tmp_path / "out", manifest).values()

@@ -1,8 +1,7 @@
-"""docs/how-to/extend.md, done as it stands: a package made of the page's blocks, found by its entry points."""
+"""The package of docs/how-to/extend.md, which `hpcdl examples extension` copies: found by its entry points."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 from tests.conftest import ROOT, CommandLine
 from tests.training_runs import record_of
 
+EXAMPLE = ROOT / "share" / "hpcdl" / "examples" / "extension"
 PAGE = ROOT / "docs" / "how-to" / "extend.md"
 FILES = ("pyproject.toml", "acme/info.py", "acme/mean.py", "acme/source.py", "acme/launcher.py")
-"""In the page's order of blocks of toml and python."""
 LENET = ["--model", "lenet", "--data", "synthetic:mnist@128", "--ranks", "2", "--batch-size", "16", "--steps", "4"]
 SAME = ["--deterministic", "--profile", "none"]
 
@@ -33,10 +32,15 @@ def installed(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which the page's package is there."""
-    blocks = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    target = installed(tmp_path_factory.mktemp("acme"), dict(zip(FILES, blocks, strict=True)))
+    """The environment in which the package is there."""
+    target = installed(tmp_path_factory.mktemp("acme"), {name: (EXAMPLE / name).read_text() for name in FILES})
     return {"PYTHONPATH": str(target)}
+
+
+def test_the_page_names_every_file() -> None:
+    files = [str(path.relative_to(EXAMPLE)) for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
+    assert sorted(files) == sorted([*FILES, "acme/__init__.py"])
+    assert [name for name in FILES if f"`{name}`" not in PAGE.read_text()] == []
 
 
 @pytest.mark.mpi

@@ -1,0 +1,1 @@
+"""A centre's own additions to hpcdl."""

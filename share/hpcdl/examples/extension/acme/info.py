@@ -1,0 +1,12 @@
+"""What goes with the strategy, for the command line; no TensorFlow here."""
+
+from hpcdl.strategies.base.strategy import Features, StrategyInfo
+
+MEAN = StrategyInfo(
+    name="acme-mean",
+    family="all-reduce",
+    summary="One MPI all-reduce per variable.",
+    source="the centre's own",
+    features=Features(equals_single=True, exact_resume=True),
+    target="acme.mean:Mean",
+)

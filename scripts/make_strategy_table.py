@@ -52,7 +52,6 @@ def table() -> str:
 def facts(info: StrategyInfo) -> str:
     """What stands at the top of a strategy's own page."""
     has = [title for field, title in COLUMNS.items() if getattr(info.features, field)]
-    lacks = [title for field, title in COLUMNS.items() if not getattr(info.features, field)]
     servers = " --servers 1" if info.features.servers else ""
     ranks = 1 if info.name == "single" else 4
     return "\n".join([
@@ -62,8 +61,7 @@ def facts(info: StrategyInfo) -> str:
         "",
         f"- Family: {info.family}",
         f"- Source: {info.source}",
-        f"- Has: {', '.join(has) or 'none of the properties below'}",
-        f"- Has not: {', '.join(lacks)}",
+        f"- Has: {', '.join(has) or 'none of the [features](../strategies.md)'}",
         f"- Optimizer: {', '.join(info.features.optimizers) or 'any'}",
     ])  # fmt: skip
 

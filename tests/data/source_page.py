@@ -9,7 +9,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,18 +207,24 @@ def page() -> str:
         lines.append(f"| `{name}` | {FORMS[name]} | {own[0]} | {own[1]} | {own[2]} | {flags} |")
     for name in SOURCES:
         own_lines = [one for one in found if one.format == name]
-        if own_lines:
-            lines += ["", f"## {name}", "", "| kind | flags | | what hpcdl says |", "|---|---|---|---|"]
-        for one in own_lines:
-            flags = f"`{one.flags}`" if one.flags else ""
-            lines.append(f"| {_cell(one.name)} | {_cell(flags)} | {one.outcome} | {_cell(_shortened(one.said))} |")
+        lines += ["", f"## {name}"] if own_lines else []
+        for outcome in counts:
+            rows = _rows([one for one in own_lines if one.outcome == outcome])
+            lines += ["", f"{outcome.capitalize()}:", "", *rows] if rows else []
     lines += ["", "## Met while writing or reading", "", "| what | shown by |", "|---|---|"]
     lines += [f"| {what} | `tests/data/{where}` |" for what, where in BEHAVIOUR.items()]
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _rows(found: Sequence[Tried]) -> list[str]:
+    """One line for what is said, with all kinds that it is said of."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        kinds.setdefault((one.flags, one.said), []).append(one.name)
+    return [
+        f"- **{'; '.join(names)}**{f', `{flags}`' if flags else ''}: {_shortened(said)}"
+        for (flags, said), names in kinds.items()
+    ]
 
 
 def _shortened(text: str) -> str:

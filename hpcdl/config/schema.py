@@ -167,7 +167,7 @@ class ExchangeConfig:
     )
     compress: str = setting(
         "none",
-        "Number format in which gradients travel, of sync-easgd the weights' distances from the center.",
+        "Number format in which gradients travel; of sync-easgd and streaming-diloco the weights' changes.",
         choices=("none", "fp16", "bf16"),
         matters=RESULT | TIME,
     )
@@ -205,19 +205,19 @@ class ElasticConfig:
     )
     period: int = setting(
         1,
-        "Steps from one exchange to the next; default 1, of local-sgd 8, slowmo 12, diloco 50.",
+        "Steps from one exchange to the next; default 1, of local-sgd 8, slowmo 12, (streaming-)diloco 50.",
         at_least=1,
         matters=RESULT | TIME,
     )
     outer_rate: float | None = setting(
         None,
-        "Rate at which an exchange of slowmo (default 1) or diloco (0.7) follows the mean change.",
+        "Rate at which an exchange of slowmo (default 1) or (streaming-)diloco (0.7) follows the mean change.",
         above=0,
         matters=RESULT,
     )
     outer_momentum: float | None = setting(
         None,
-        "Momentum from exchange to exchange, of slowmo (default 0.6) and diloco (0.9).",
+        "Momentum from exchange to exchange, of slowmo (default 0.6) and (streaming-)diloco (0.9).",
         at_least=0,
         at_most=0.9999,
         matters=RESULT,
@@ -227,6 +227,25 @@ class ElasticConfig:
         "Of local-sgd: the first steps, each of which ends with an exchange.",
         at_least=0,
         matters=RESULT | TIME,
+    )
+    fragments: int | None = setting(
+        None,
+        "Of streaming-diloco: groups of layers that are exchanged in turn, all within --period; default at most 4.",
+        at_least=1,
+        matters=RESULT | TIME,
+    )
+    overlap: int | None = setting(
+        None,
+        "Of streaming-diloco: steps that go on beside a fragment's exchange; default 1.",
+        at_least=0,
+        matters=RESULT | TIME,
+    )
+    mixing: float | None = setting(
+        None,
+        "Of streaming-diloco: share of the outer weights where a fragment comes back (1: all); default 0.5.",
+        above=0,
+        at_most=1,
+        matters=RESULT,
     )
     variant: str = setting(
         "3",

@@ -21,7 +21,16 @@ from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.jobs import ITEM_BYTES, RankLayout, StepJob, has_period, has_servers, layers_known, lengths_of
+from hpcdl.predict.jobs import (
+    ITEM_BYTES,
+    RankLayout,
+    StepJob,
+    has_period,
+    has_servers,
+    layers_known,
+    lengths_of,
+    streaming_of,
+)
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.runs.traces import TracedRun
@@ -133,6 +142,8 @@ class Evidence:
         like = self.templates.get(strategy)
         settings = {} if like is None else {key: getattr(like, key) for key in _SETTINGS}
         settings.setdefault("period", STRATEGIES[ALIASES.get(strategy, strategy)].features.default_period)
+        fragments, overlap = streaming_of(strategy, settings)
+        settings = {"fragments": fragments, "overlap": overlap, **settings}
         return StepJob(
             strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
             workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
@@ -141,7 +152,7 @@ class Evidence:
         )  # fmt: skip
 
 
-_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "variant")
+_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "fragments", "overlap", "variant")
 
 
 def gather_evidence(
@@ -347,6 +358,7 @@ def _job_of(
     if run.nodes == 1:
         per_node = run.workers
     settings = run.config
+    fragments, overlap = streaming_of(strategy, settings)
     return StepJob(
         strategy=strategy,
         model=run.model,
@@ -361,6 +373,8 @@ def _job_of(
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
         period=int(settings.get("period", 1)) if has_period(strategy) else 1,
+        fragments=fragments,
+        overlap=overlap,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
     )
 

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.config.schema import BUCKET_BYTES
@@ -26,7 +27,8 @@ class StepJob:
     """One point. `batch` is samples per worker and step, `threads` per worker (0 unknown), `nodes` counts all.
 
     `lengths` are the gradients' elements in creation order; one of them all where the network is not known. `ready`,
-    where a trace has it: shares of all bytes, as they leave, and of computing when these are there.
+    where a trace has it: shares of all bytes, as they leave, and of computing when these are there. The weights of
+    streaming-diloco are exchanged in `fragments`, each beside `overlap` steps.
     """
 
     strategy: str
@@ -42,6 +44,8 @@ class StepJob:
     bucket_bytes: int = BUCKET_BYTES
     placement: str = ""
     period: int = 1
+    fragments: int = 1
+    overlap: int = 0
     variant: str = "3"
     ready: tuple[tuple[float, float], ...] = ()
 
@@ -110,6 +114,22 @@ def has_period(strategy: str) -> bool:
     """Whether its workers may take several steps from one exchange to the next."""
     features = STRATEGIES[ALIASES.get(strategy, strategy)].features
     return features.elastic or bool(features.periodic)
+
+
+def streaming_of(strategy: str, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """How many fragments a strategy's weights are exchanged in, and the steps beside each exchange.
+
+    By a run's settings, as far as they say so. What a model has fewer layers than that is not known here.
+    """
+    method = PERIODIC.get(ALIASES.get(strategy, strategy))
+    if method is None or method.streaming is None:
+        return 1, 0
+    period = int(settings.get("period") or method.period)
+    fragments, overlap = settings.get("fragments"), settings.get("overlap")
+    return (
+        min(method.streaming.fragments, period) if fragments is None else int(fragments),
+        method.streaming.overlap if overlap is None else int(overlap),
+    )
 
 
 def is_synchronous(strategy: str) -> bool:

@@ -28,7 +28,9 @@ MOST_SUBJECTS = 2
 MOST_STRATEGIES = 4
 MOST_SIZES = 4
 """Of a strategy: the smallest, and the largest ones."""
-_TIMELINE_KNOWS = frozenset(("compress", "bucket-size", "placement", "period", "variant", "trace"))
+_TIMELINE_KNOWS = frozenset(
+    ("compress", "bucket-size", "placement", "period", "fragments", "overlap", "variant", "trace")
+)
 """Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed.
 
 Recording a trace costs less than runs differ.

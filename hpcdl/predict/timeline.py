@@ -375,13 +375,22 @@ def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -
 
 
 def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """One all-reduce of all weights every `period` steps, with nothing beside it."""
-    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period))
-    whole = _by_cause(_unit_seconds(job, p) * _whole_messages("auto", job, network))
+    """One all-reduce of all weights every `period` steps, with nothing beside it; or of each fragment, beside steps."""
+    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period / job.fragments))
+    slowest = _mean(compute[:, None] * factors)
+    whole = _by_cause(_unit_seconds(job, p) * _fragment_messages(job, network))
+    one = _sum(whole.values())
+    exposed = one - numpy.minimum(p["overlap"] * one, job.overlap * slowest)
     return {
-        "compute noise": _mean(compute[:, None] * factors) - compute,
-        **_shares(_sum(whole.values()) / job.period, whole),
+        "compute noise": slowest - compute,
+        **_shares(exposed * job.fragments / job.period, whole),
     }
+
+
+@functools.lru_cache(maxsize=4096)
+def _fragment_messages(job: StepJob, network: Network) -> Array:
+    """As `_whole_messages`, of one of the fragments that all weights are exchanged in."""
+    return numpy.array(_amounts(allreduce_messages("auto", job, job.num_bytes // job.fragments, network)))
 
 
 _EASGD_SUMS = {"1": "tree", "2": "auto", "3": "auto"}

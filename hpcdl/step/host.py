@@ -14,7 +14,7 @@ import keras
 import numpy
 
 from hpcdl.checkpoint import state
-from hpcdl.comm.observed import RankMonitor, recorder_of
+from hpcdl.comm.observed import RankMonitor, Traffic, recorder_of
 from hpcdl.config.settings import AUTO
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.wall import WALL
@@ -134,6 +134,7 @@ class HostStep:
         self.most_steps = self._most_steps_of(run_plan.config.run.steps_per_call)
         self._several = build_several(self._step, self.optimizer, self._got_batch, self._continues)
         self._call = _Call()
+        self._counted: Traffic | None = None
         self.outcome.clock.join(group)
 
     def build(self, optimizer: Any) -> Callable[..., Any]:
@@ -173,12 +174,12 @@ class HostStep:
             return
         first = self.position.step
         self._call = _Call(run_began, first + min(most, self.most_steps), time.monotonic() + CALL_S)
-        traffic = self._seen.traffic()
+        before = self._traffic_before()
         rate = self._announce()
         self.worker.before_step(first)
         with naming_samples(lambda: self._sample_ids(self.position.step), self.way_back):
             self._several(batches.iterator, rate)
-        self.outcome.traffic += self._seen.traffic() - traffic
+        self._count_traffic(before)
 
     def run_one(self, batches: Iterator[Any], run_began: float) -> None:
         """Read a batch, compute, exchange, update; and note when each was over."""
@@ -189,7 +190,7 @@ class HostStep:
         images = self._faults.batch(step, images)
         got_batch = WALL.now_s()
         self._seen.doing("computing")
-        traffic = self._seen.traffic()
+        before = self._traffic_before()
         self.worker.before_step(step)
         if self._read_moved_by_forward is not None:
             self._before_step = state.copy_of(self._read_moved_by_forward(), "before", self._before_step)
@@ -205,7 +206,7 @@ class HostStep:
                 self._is_in_step = False
                 stamps = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
                 self._note(loss, numpy.asarray(sums), num_samples(labels), stamps, run_began)
-        self.outcome.traffic += self._seen.traffic() - traffic
+        self._count_traffic(before)
 
     def _run_without_gradient(self, got_batch: float, run_began: float) -> None:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
@@ -279,6 +280,15 @@ class HostStep:
             )
         )
         self.outcome.steps_done += 1
+
+    def _traffic_before(self) -> Traffic:
+        """What had been sent when the step began, or since the last step where messages are still under way then."""
+        now = self._seen.traffic()
+        return self._counted or now if self.worker.exchanges_between_steps else now
+
+    def _count_traffic(self, before: Traffic) -> None:
+        self._counted = self._seen.traffic()
+        self.outcome.traffic += self._counted - before
 
     def after_last(self) -> None:
         """Call what waits for the end of a step."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.schema import ExchangeConfig, ModelConfig, OptimizerConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.schema import (
+    ElasticConfig,
+    ExchangeConfig,
+    ModelConfig,
+    OptimizerConfig,
+    StepBenchConfig,
+    TrainConfig,
+)
 from hpcdl.config.settings import AUTO
 from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate
+from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 
 
 def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers: int) -> None:
@@ -78,6 +86,8 @@ def check_elastic(
     problems = [*_unused(info, config, given, origins)]
     if info.features.optimizers:
         problems += [*_rule_problems(info, config, given, origins)]
+    if info.features.periodic:
+        problems += [*_period_problems(info, config.elastic), *_wire_problems(info, config.exchange.compress)]
     if info.features.elastic:
         problems += [*_rate_problems(info, config, num_workers, peak_rate)]
     if (info.features.elastic or info.features.optimizers) and config.run.ranks == 1:
@@ -86,10 +96,12 @@ def check_elastic(
         raise ConfigError(problems)
 
 
+NONE, HALVES = "none", ("fp16", "bf16")
 _PERIODIC = {
-    "outer-rate": "slowmo or diloco",
-    "outer-momentum": "slowmo or diloco",
+    "outer-rate": "slowmo, diloco or streaming-diloco",
+    "outer-momentum": "slowmo, diloco or streaming-diloco",
     "post-local-start": "local-sgd",
+    **dict.fromkeys(("fragments", "overlap", "mixing"), "streaming-diloco"),
 }
 """Settings of periodic averaging alone, and who has them."""
 
@@ -133,6 +145,35 @@ def _unused(
         yield f"--unpacked: strategy {name!r} changes its center in place; leave it out"
     if name != "sync-easgd" and "variant" in given:
         yield f"--variant: only sync-easgd has variants, not {name!r}; leave it out"
+
+
+def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str]:
+    """Fragments that do not find room in a period, each with the steps beside it."""
+    streaming = PERIODIC[info.name].streaming if info.name in PERIODIC else None
+    if streaming is None:
+        return
+    period, fragments = elastic.period, elastic.fragments or min(streaming.fragments, elastic.period)
+    if fragments > period:
+        yield (
+            f"--fragments {fragments}: a period of {period} steps has room for as many; "
+            f"use --fragments {period} or fewer, or a longer --period"
+        )
+        return
+    if elastic.overlap is not None and elastic.overlap > period // fragments:
+        most = period // fragments
+        yield (
+            f"--overlap {elastic.overlap}: with --period {period} and {fragments} fragments the next one leaves "
+            f"{most} steps later; use --overlap {most} or less, or a longer --period"
+        )
+
+
+def _wire_problems(info: StrategyInfo, compress: str) -> Iterator[str]:
+    """Changes of weights travel in half precision, if at all in fewer bits."""
+    if info.features.compression and compress not in (NONE, *HALVES):
+        yield (
+            f"--compress {compress}: strategy {info.name!r} sends changes of weights in float32 or half precision; "
+            f"use one of {', '.join(HALVES)}, or leave it out"
+        )
 
 
 def _rule_problems(

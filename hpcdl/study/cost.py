@@ -17,7 +17,7 @@ from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, Range
-from hpcdl.predict.jobs import StepJob, has_period, kind_of
+from hpcdl.predict.jobs import StepJob, has_period, kind_of, streaming_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
@@ -176,6 +176,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
     job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
+    fragments, overlap = streaming_of(strategy, vars(elastic))
     return dataclasses.replace(
         job,
         workers_per_node=per_node,
@@ -184,6 +185,8 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
         period=elastic.period if has_period(strategy) else 1,
+        fragments=fragments,
+        overlap=overlap,
         variant=elastic.variant if strategy == "sync-easgd" else job.variant,
     )
 

@@ -164,6 +164,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
     elastic = ElasticConfig(
         period=case["period"], outer_rate=rate, outer_momentum=momentum,
         post_local_start=case.get("post_local_start", 0),
+        **{key: case[key] for key in ("fragments", "overlap", "mixing") if key in case},
     )  # fmt: skip
     info = find_strategy(case["strategy"])
     context = Context(
@@ -179,6 +180,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
     found = group.allgather_json([digest, own])
     worst = numpy.max([errors for _, errors in found], axis=0).tolist()
     return {
+        "digest": digest,
         "alike": len({one for one, _ in found}) == 1,
         **dict(zip(("weights", "statistics", "optimizer", "synchronous"), worst, strict=False)),
     }

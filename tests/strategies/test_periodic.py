@@ -24,11 +24,14 @@ from hpcdl.scripts.exchange import check_scriptable
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import SharedWeights
+from hpcdl.strategies.periodic.streaming import StreamedWeights
 from hpcdl.strategies.table import find_strategy
 from tests.conftest import CommandLine
 from tests.training_runs import PLANTED, SHORT, finish, model_weights, record_of, same_run, start, steps_done, wait_for
 
 RATE = 0.05
+WHOLE = [name for name, method in METHODS.items() if method.streaming is None]
+"""Those whose weights are exchanged all at once."""
 OUTER = {"local-sgd": (None, None), "slowmo": (0.9, 0.5), "diloco": (0.7, 0.9)}
 
 
@@ -90,14 +93,14 @@ def by_the_paper(name: str, workers: int, steps: int, period: int, size: int = 3
     return x
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WHOLE)
 def test_two_workers_leave_the_bits_of_a_plain_program(name: str) -> None:
     for found in shared_by_threads(name, 2, steps=30, period=4):
         assert found.tobytes() == by_the_paper(name, 2, 30, 4, dtype=np.float32).tobytes()
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4, 8])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WHOLE)
 def test_any_number_of_workers_follows_the_paper(name: str, workers: int) -> None:
     ours = shared_by_threads(name, workers, steps=24, period=5)
     assert all(one.tobytes() == ours[0].tobytes() for one in ours)
@@ -153,22 +156,27 @@ RANKS = [
     case("slowmo", 2, "momentum", 4, gamma=0.02),
     case("diloco", 2, "adamw", 4),
     case("diloco", 4, "adamw", 5),
+    {**case("diloco", 4, "adamw", 5), "strategy": "streaming-diloco", "fragments": 1, "overlap": 0, "mixing": 1.0},
 ]
 
 
-@pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("periodic")
+def run_ranks(script: str, cases: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """What a program of four ranks beside this file writes about each of the cases."""
     mpiexec = find_mpiexec()
-    (folder / "cases.json").write_text(json.dumps(RANKS))
-    script = Path(__file__).with_name("periodic_ranks.py")
+    (folder / "cases.json").write_text(json.dumps(cases))
+    path = Path(__file__).with_name(script)
     finished = subprocess.run(
-        [str(mpiexec.path), "-n", "4", sys.executable, str(script), str(folder / "cases.json"), str(folder / "out")],
+        [str(mpiexec.path), "-n", "4", sys.executable, str(path), str(folder / "cases.json"), str(folder / "out")],
         env={**os.environ, **environment_for(mpiexec.flavour), "XDG_CACHE_HOME": str(folder)},
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
     return [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks("periodic_ranks.py", RANKS, tmp_path_factory.mktemp("periodic"))
 
 
 @pytest.mark.mpi
@@ -178,6 +186,64 @@ def test_ranks_train_as_a_plain_keras_program_does(on_ranks: list[dict[str, Any]
     found = on_ranks[number]
     assert found["alike"]
     assert found["weights"] < 1e-4 and found["statistics"] < 1e-4 and found["optimizer"] < 1e-3, found
+
+
+@pytest.mark.mpi
+def test_one_fragment_without_overlap_is_diloco_bit_for_bit(on_ranks: list[dict[str, Any]]) -> None:
+    whole, streamed = on_ranks[-2:]
+    assert whole["digest"] == streamed["digest"]
+
+
+STREAMING = [
+    {"workers": workers, "period": 12, "fragments": 3, "overlap": 2, "mixing": 0.5, "steps": 41, "cuts": [5, 6, 17, 24]}
+    for workers in (2, 4)
+] + [
+    {"workers": 4, "period": 10, "fragments": 4, "overlap": 2, "mixing": 1, "steps": 33},
+    {"workers": 2, "period": 4, "fragments": 1, "overlap": 0, "mixing": 1, "steps": 11},
+    {"workers": 4, "period": 4, "fragments": 1, "overlap": 0, "mixing": 1, "steps": 11},
+    {"workers": 4, "period": 12, "fragments": 3, "overlap": 2, "mixing": 0.5, "steps": 41, "compress": "bf16"},
+    {"workers": 4, "period": 12, "fragments": 3, "overlap": 2, "mixing": 0.5, "steps": 41, "compress": "fp16"},
+]
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    return run_ranks("streaming_ranks.py", STREAMING, tmp_path_factory.mktemp("streaming"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(len(STREAMING)))
+def test_fragments_leave_the_bits_of_the_papers_algorithm(streamed: list[Any], number: int) -> None:
+    """Shared and own weights on every worker; also where a run is resumed, with a fragment under way and without."""
+    wanted = STREAMING[number]
+    assert len(streamed[number]) == wanted["workers"]
+    for found in streamed[number]:
+        assert found["moved"] > 0.5
+        if "compress" in wanted:
+            assert 0 < found["error"] < 0.01 and 0.4 < found["bytes"] < 0.7, found
+            continue
+        assert found["shared"] and found["own"], found
+        assert all(found[f"cut {cut}"] for cut in wanted.get("cuts", []))
+        assert found.get("diloco", True)
+    if "cuts" in wanted:
+        assert [streamed[number][0][f"under way {cut}"] for cut in wanted["cuts"]] == [True, False, True, True]
+    assert ("diloco" in streamed[number][0]) == (wanted["fragments"] == 1)
+
+
+def test_a_model_with_fewer_layers_than_fragments_is_refused() -> None:
+    shared = StreamedWeights(context_of("streaming-diloco", observe(threads.alone()), period=8, fragments=3))
+    shared.variables = [("a/kernel", 3), ("a/bias", 1), ("b/kernel", 1)]
+    with pytest.raises(UsageError, match="--fragments 3: the model has 2 layers with weights; use at most"):
+        shared.start(np.ones(5, np.float32))
+    shared.close()
+
+
+def test_by_itself_there_are_at_most_as_many_fragments_as_layers() -> None:
+    shared = StreamedWeights(context_of("streaming-diloco", observe(threads.alone()), period=50))
+    shared.variables = [("a/kernel", 3), ("a/bias", 1), ("b/kernel", 1)]
+    shared.start(np.ones(5, np.float32))
+    assert shared.details()["fragments"] == 2
+    shared.close()
 
 
 def train_line(strategy: str, data: Path, run_dir: Path, *more: Any) -> list[str]:
@@ -205,7 +271,8 @@ def test_an_exchange_in_every_step_leaves_the_weights_of_ring(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "strategy", [name if name == "diloco" else pytest.param(name, marks=pytest.mark.soak) for name in METHODS]
+    "strategy",
+    [name if "diloco" in name else pytest.param(name, marks=pytest.mark.soak) for name in METHODS],
 )
 def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
@@ -213,6 +280,7 @@ def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
     """Own weights, own optimizer, outer momentum and the place in the period come back; the last step exchanges."""
     more = ["--model", f"{PLANTED}:build", "--period", "13", "--steps", "60"]
     more += ["--optimizer", "adam", "--learning-rate", "0.001"]
+    more += ["--fragments", "2", "--overlap", "4"] if METHODS[strategy].streaming else []
     whole = run_hpcdl(train_line(strategy, shards, tmp_path / "whole", *more))
     assert whole.code == 0, whole.err
     line = train_line(strategy, shards, tmp_path / "cut", *more)
@@ -236,7 +304,7 @@ def plan_of(**settings: Any) -> Any:
 
 @pytest.mark.parametrize(("settings", "words"), [
     ({"strategy": "ring", "outer_rate": 0.7}, ["--outer-rate", "'ring' does not have it", "diloco"]),
-    ({"strategy": "local-sgd", "outer_momentum": 0.5}, ["--outer-momentum", "'local-sgd'", "slowmo or diloco"]),
+    ({"strategy": "local-sgd", "outer_momentum": 0.5}, ["--outer-momentum", "'local-sgd'", "slowmo, diloco or"]),
     ({"strategy": "diloco", "post_local_start": 5}, ["--post-local-start", "'diloco'", "use local-sgd"]),
     ({"strategy": "slowmo", "outer_momentum": 1.0}, ["outer-momentum", "at most 0.9999"]),
     ({"strategy": "diloco", "outer_rate": 0.0}, ["outer-rate", "above 0"]),
@@ -245,6 +313,12 @@ def plan_of(**settings: Any) -> Any:
     ({"strategy": "local-sgd", "groups": 2}, ["--groups 2", "does not sum gradients"]),
     ({"strategy": "diloco", "keep_batch": 16}, ["--keep-batch 16", "take steps of their own"]),
     ({"strategy": "local-sgd", "unpacked": True}, ["--unpacked"]),
+    ({"strategy": "diloco", "fragments": 2}, ["--fragments", "'diloco' does not have it", "use streaming-diloco"]),
+    ({"strategy": "diloco", "mixing": 1.0}, ["--mixing", "use streaming-diloco"]),
+    ({"strategy": "streaming-diloco", "mixing": 1.5}, ["mixing", "at most 1"]),
+    ({"strategy": "streaming-diloco", "period": 3, "fragments": 4}, ["--fragments 4", "period of 3 steps", "use"]),
+    ({"strategy": "streaming-diloco", "period": 9, "overlap": 3}, ["--overlap 3", "4 fragments", "2 or less"]),
+    ({"strategy": "streaming-diloco", "post_local_start": 5}, ["--post-local-start", "use local-sgd"]),
 ])  # fmt: skip
 def test_what_a_method_does_not_have_is_refused(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:

@@ -120,6 +120,8 @@ class Worker:
     """What the user should know about how this worker exchanges here."""
     waited_s: float = 0.0
     """What the last exchange took longer than the quickest one, in strategies whose workers do not step together."""
+    exchanges_between_steps: bool = False
+    """Whether an exchange may go on while no step does: its messages are then those of the next step."""
 
     def start(self, variables: Sequence[Any]) -> None:
         """Agree on the initial state: all of the model's weights and the optimizer's variables."""

@@ -8,6 +8,8 @@ weights themselves is x - D. Changes are summed rather than weights: small numbe
   is BMUF (Chen and Huo 2016): block momentum beta, block learning rate alpha. Its line 2, of buffers: worker.py.
 - `nesterov`: Douillard et al. 2023 (arXiv 2311.08105), algorithm 1, lines 12 and 14, with the outer optimizer of its
   section 2.
+- `mix`: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2, line 13: what a worker goes on with when a fragment's
+  exchange is over. Its line 12 is `nesterov` on the fragment alone.
 """
 
 from __future__ import annotations
@@ -51,6 +53,15 @@ def nesterov(weights: Array, velocity: Array, change: Array, rates: OuterRates) 
     change += rates.momentum * velocity
     change *= rates.outer
     weights -= change
+
+
+def mix(own: Array, outer: Array, share: float) -> None:
+    """x_i <- (1 - s) x_i + s x: a worker's own weights take the `share` s of the outer ones; the paper's 1 - alpha."""
+    if share == 1:  # the outer weights themselves, bit for bit, also where a worker's own are huge
+        own[:] = outer
+        return
+    own *= 1 - share
+    own += share * outer
 
 
 RULES: Mapping[str, Callable[[Array, Array, Array, OuterRates], None]] = {

@@ -1,8 +1,8 @@
 """ONE table of the methods whose workers exchange every H steps: what an exchange does, and its usual settings.
 
 Sources: Stich 2018 (arXiv 1805.09767); Lin, Stich, Patel and Jaggi 2018 (arXiv 1808.07217); Wang, Tantia, Ballas and
-Rabbat 2019 (arXiv 1910.00643); Douillard and others 2023 (arXiv 2311.08105). A new method is a row here and, where its
-equation is new, a function in equations.py. Strings and numbers only.
+Rabbat 2019 (arXiv 1910.00643); Douillard and others 2023 (arXiv 2311.08105) and 2025 (arXiv 2501.18512). A new method
+is a row here and, where its equation is new, a function in equations.py. Strings and numbers only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """Defaults of a method whose weights are exchanged in fragments, each beside some steps."""
+
+    fragments: int
+    """At most so many: no more than the model has layers, or a period has steps."""
+    overlap: int
+    mixing: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +43,8 @@ class PeriodicMethod:
     """Whether SGD's momentum begins anew after an exchange, which has a momentum of its own."""
     post_local: bool = False
     """Whether the first steps may each end with an exchange."""
+    streaming: Streaming | None = None
+    """How fragments of the weights are exchanged in turn, where they are."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -42,6 +54,7 @@ class PeriodicMethod:
             "outer-rate": self.outer_rate is not None,
             "outer-momentum": self.outer_momentum is not None,
             "post-local-start": self.post_local,
+            **dict.fromkeys(("fragments", "overlap", "mixing"), self.streaming is not None),
         }
         return tuple(flag for flag, has in taken.items() if has)
 
@@ -56,6 +69,7 @@ class PeriodicMethod:
             features=Features(
                 deterministic=True,
                 exact_resume=True,
+                compression=self.streaming is not None,
                 accumulation=True,
                 lars=True,
                 several_steps=True,
@@ -98,6 +112,17 @@ METHODS = {
             period=50,
             outer_rate=0.7,
             outer_momentum=0.9,
+        ),
+        PeriodicMethod(
+            name="streaming-diloco",
+            summary="DiLoCo in fragments of layers that are exchanged in turn, each beside the next steps.",
+            source="Douillard et al. 2025 (arXiv 2501.18512), algorithm 2",
+            equations="D <- x - mean of x_i; v <- mu v + D; x <- x - eta (D + mu v); x_i <- (1 - s) x_i + s x",
+            rule="nesterov",
+            period=50,
+            outer_rate=0.7,
+            outer_momentum=0.9,
+            streaming=Streaming(fragments=4, overlap=1, mixing=0.5),
         ),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy
 
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.statistics import Sample
 from hpcdl.strategies.base.finite import all_finite, not_finite
 from hpcdl.strategies.base.strategy import Context
@@ -37,8 +39,8 @@ class SharedWeights:
         self.weights: Array = numpy.zeros(0, numpy.float32)
         self.variables: Sequence[tuple[str, int]] = ()
         self._rule = RULES[method.rule]
-        self._outer_rate = _or(elastic.outer_rate, method.outer_rate)
-        self._momentum = _or(elastic.outer_momentum, method.outer_momentum)
+        self._outer_rate = given_or(elastic.outer_rate, method.outer_rate)
+        self._momentum = given_or(elastic.outer_momentum, method.outer_momentum)
         self._period, self._num_steps = elastic.period, context.num_steps
         self._post_local_start = elastic.post_local_start
         self._velocity: Array = numpy.zeros(0, numpy.float32)
@@ -60,6 +62,9 @@ class SharedWeights:
             self._num_rates = int(count)
         self._restored = {}
 
+    def lay_out(self, statistics: Sequence[tuple[str, int]]) -> None:
+        """Hear which moving statistics follow the weights in what is exchanged: their names and lengths."""
+
     def before_step(self, step: int, learning_rate: float) -> bool:
         """Whether `step`, counted from 0, ends with an exchange: every `period`-th, the first ones, the run's last."""
         self._step = step
@@ -76,14 +81,10 @@ class SharedWeights:
         mine = own[: self.weights.size]
         self._note_distance(mine)
         numpy.subtract(self.weights, mine, out=mine)
-        auto.allreduce(self.group, own, self._workspace)
-        own /= self.group.size
-        self._check_finite(own)
-        inner = self._rate_sum / max(self._num_rates, 1)
-        rates = OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
-        self._rule(self.weights, self._velocity, mine, rates)
-        self._rate_sum, self._num_rates = 0.0, 0
-        self._check_finite(self.weights)
+        self._average(own)
+        self._check_finite(own, self.variables)
+        self._rule(self.weights, self._velocity, mine, self._rates())
+        self._check_finite(self.weights, self.variables)
         mine[:] = self.weights
         return own
 
@@ -107,24 +108,37 @@ class SharedWeights:
         """Give buffers back."""
         self._workspace.close()
 
+    def _average(self, buffer: Array, number: int = 0) -> None:
+        """`buffer` becomes its mean over the workers; a trace shows it as bucket `number`."""
+        began_s = time.monotonic()
+        auto.allreduce(self.group, buffer, self._workspace)
+        buffer /= self.group.size
+        recorder_of(self.group).span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=number)
+
+    def _rates(self) -> OuterRates:
+        """Those of an exchange now; the mean of the learning rates begins anew."""
+        inner = self._rate_sum / max(self._num_rates, 1)
+        self._rate_sum, self._num_rates = 0.0, 0
+        return OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
+
     def _note_distance(self, own: Array) -> None:
         found = distance(own, self.weights)
         if math.isfinite(found):  # JSON has no other numbers
             self._distances.add(found)
             self._last_distance = found
 
-    def _check_finite(self, values: Array) -> None:
-        """NotFiniteError, on every worker: all have the same sums."""
+    def _check_finite(self, values: Array, variables: Sequence[tuple[str, int]]) -> None:
+        """NotFiniteError, on every worker: all have the same sums. `variables`: names and lengths of what is in it."""
         if all_finite(values):
             return
         bad, start = [], 0
-        for name, length in self.variables:
+        for name, length in variables:
             if not all_finite(values[start : start + length]):
                 bad.append(name)
             start += length
         raise not_finite(bad, "the mean over the workers", self._step, self.group.rank)
 
 
-def _or(given: float | None, default: float | None) -> float:
+def given_or(given: float | None, default: float | None) -> float:
     """What was given, else the method's own; 0 where its equation has no such number."""
     return given if given is not None else default or 0.0

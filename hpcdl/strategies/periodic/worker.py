@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
@@ -23,6 +22,7 @@ from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer, unpacked
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights
+from hpcdl.strategies.periodic.streaming import StreamedWeights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -48,7 +48,9 @@ class PeriodicWorker(Worker):
     """Applies its own gradients; now and then its weights become those that all workers share."""
 
     def __init__(self, context: Context) -> None:
-        self._shared = SharedWeights(context)
+        streams = METHODS[context.info.name].streaming is not None
+        self._shared = StreamedWeights(context) if streams else SharedWeights(context)
+        self.exchanges_between_steps = streams
         self._guard = FiniteGuard(self._shared.group.rank)
         self._name = context.info.name
         self._variables: Sequence[Any] = ()
@@ -98,6 +100,7 @@ class PeriodicWorker(Worker):
             exchanging = self._exchanges.read_value()
         averaged = [*variables, *self._statistics(optimizer)]
         self._check_types(averaged)
+        self._shared.lay_out([(item.path, int(numpy.prod(item.shape))) for item in averaged[len(variables) :]])
         ended = self._momenta(optimizer)
         took_s = tf.cond(exchanging, lambda: self._exchange(averaged, ended), lambda: tf.zeros([], tf.float64))
         # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
@@ -162,9 +165,7 @@ class PeriodicWorker(Worker):
     def _averaged(self, own: Array) -> tuple[Array, float]:
         began_s = time.monotonic()
         weights = self._shared.exchange(own)
-        ended_s = time.monotonic()
-        recorder_of(self._shared.group).span(BUCKET, began_s, ended_s, num_bytes=own.nbytes, bucket=0)
-        return weights, numpy.float64(ended_s - began_s)
+        return weights, numpy.float64(time.monotonic() - began_s)
 
 
 def _warnings(context: Context) -> list[str]:

@@ -1,0 +1,220 @@
+"""Streaming DiLoCo: the shared weights in fragments that are exchanged in turn, each beside the steps that follow.
+
+Source: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A fragment is some layers, whole: layer l belongs to
+fragment l mod P, the strided pattern of its section 2.1. In each period of H steps fragment p leaves after step
+(p + 1) H / P, rounded down. Its mean change comes back `overlap` steps later. The run's last step ends with an
+exchange of all fragments.
+
+Two things differ from the printed algorithm. A change is measured from the shared weights, which are alike on all
+workers, where line 7 has the worker's own of H steps ago; without mixing these are the same. And `--mixing` is the
+share of the shared weights, 1 minus the paper's alpha: 1 is DiLoCo.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.collectives import auto
+from hpcdl.comm.observed import BUCKET, recorder_of
+from hpcdl.core.errors import UsageError
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.elastic.replica import Background
+from hpcdl.strategies.elastic.wire import HalfDifferences
+from hpcdl.strategies.periodic.equations import mix
+from hpcdl.strategies.periodic.methods import METHODS
+from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights, given_or
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+HALF_BYTES = 2
+_FLIGHT, _CHANGE = f"{PREFIX}flight", f"{PREFIX}change"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A fragment under way: `change`, its weights' and statistics', is the mean over the workers once it is over.
+
+    `due`: the number of steps after which it is merged.
+    """
+
+    fragment: int
+    due: int
+    change: Array
+
+
+class StreamedWeights(SharedWeights):
+    """The weights that all workers share, of which one fragment after another meets."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        streaming = METHODS[context.info.name].streaming
+        assert streaming is not None
+        elastic = context.elastic
+        self._asked = elastic.fragments
+        self._most = streaming.fragments
+        self._overlap = streaming.overlap if elastic.overlap is None else elastic.overlap
+        self._mixing = given_or(elastic.mixing, streaming.mixing)
+        self._compress = context.exchange.compress
+        self._background = Background()
+        self._flight: Flight | None = None
+        self._kept: tuple[Flight, int] | None = None
+        self._parts: list[list[slice]] = []
+        self._statistics: list[list[slice]] = []
+
+    def start(self, weights: Array) -> None:
+        """As for all shared weights. UsageError where the model has fewer layers than --fragments asks for."""
+        super().start(weights)
+        layers = list(dict.fromkeys(layer_of(name) for name, _ in self.variables))
+        if self._asked is not None and self._asked > len(layers):
+            raise UsageError(
+                f"--fragments {self._asked}: the model has {len(layers)} layers with weights; "
+                f"use at most --fragments {len(layers)}, or leave it out"
+            )
+        count = self._asked or min(self._most, self._period, len(layers))
+        self._fragment_of = {layer: number % count for number, layer in enumerate(layers)}
+        self._parts = self._grouped(self.variables, count, 0)
+        self._statistics = [[] for _ in self._parts]
+        kept, self._kept = self._kept, None
+        self._flight = kept[0] if kept and kept[1] == count else None  # else its layers are no fragment any more
+
+    def lay_out(self, statistics: Sequence[tuple[str, int]]) -> None:
+        """A layer's moving statistics travel with its weights; those of no such layer with the first fragment."""
+        self._statistics = self._grouped(statistics, len(self._parts), self.weights.size)
+
+    def before_step(self, step: int, learning_rate: float) -> bool:
+        """Whether a fragment leaves or comes back after `step`, counted from 0."""
+        super().before_step(step, learning_rate)
+        return self._comes(step + 1) or bool(self._leaving(step + 1))
+
+    def exchange(self, own: Array) -> Array:
+        """A worker's `own` weights and statistics, with the fragments merged that come back now. Collective.
+
+        The memory of `own` is taken.
+        """
+        done = self._step + 1
+        if self._comes(done):
+            self._merge(own)
+        leaving = self._leaving(done)
+        if leaving:
+            self._note_distance(own[: self.weights.size])
+        for fragment in leaving:
+            self._send(fragment, own, done)
+            if self._comes(done):
+                self._merge(own)
+        return own
+
+    def state(self) -> dict[str, Array]:
+        """What a checkpoint keeps: also a mean change that is not merged yet, which is waited for. Collective."""
+        state = super().state()
+        if self._flight is not None:
+            self._background.wait()
+            state |= {
+                _FLIGHT: numpy.array([self._flight.fragment, self._flight.due, len(self._parts)]),
+                _CHANGE: self._flight.change.copy(),
+            }
+        return state
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take it back, at the next `start`."""
+        super().restore(arrays)
+        if _FLIGHT in arrays:
+            fragment, due, count = (int(number) for number in arrays[_FLIGHT])
+            self._kept = Flight(fragment=fragment, due=due, change=arrays[_CHANGE].copy()), count
+
+    def details(self) -> dict[str, Any]:
+        """Also in how many fragments the weights travel."""
+        return {**super().details(), "fragments": len(self._parts)}
+
+    def close(self) -> None:
+        """Wait for what is under way, and give buffers back."""
+        self._background.close()
+        super().close()
+
+    def _leaving(self, done: int) -> Sequence[int]:
+        """The fragments that leave after `done` steps."""
+        count = len(self._parts)
+        if done == self._num_steps:
+            return range(count)
+        place = done % self._period or self._period
+        return [number for number in range(count) if (number + 1) * self._period // count == place]
+
+    def _comes(self, done: int) -> bool:
+        """Whether what is under way is merged after `done` steps."""
+        return self._flight is not None and done in (self._flight.due, self._num_steps)
+
+    def _send(self, fragment: int, own: Array, done: int) -> None:
+        """Algorithm 2, lines 7 and 8."""
+        parts, statistics = self._parts[fragment], self._statistics[fragment]
+        weights, mine = _gathered(self.weights, parts), _gathered(own, parts)
+        change = numpy.concatenate([weights - mine, *(own[part] for part in statistics)])
+        self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
+        if self._compress == "none":
+            self._background.start(lambda: self._average(change, fragment))
+        else:
+            self._background.start(lambda: self._average_in_half(mine, weights, change, fragment))
+
+    def _average_in_half(self, mine: Array, weights: Array, change: Array, fragment: int) -> None:
+        """As `_average`, with the weights' part of `change` in 16 bits an element."""
+        sent = HalfDifferences(self._compress)
+        sent.start(weights.size)
+        began_s = time.monotonic()
+        sent.exchange(mine, weights, lambda buffer, add: auto.allreduce(self.group, buffer, self._workspace, add))
+        recorder_of(self.group).span(
+            BUCKET, began_s, time.monotonic(), num_bytes=HALF_BYTES * weights.size, bucket=fragment
+        )
+        numpy.divide(sent.total, -self.group.size, out=change[: weights.size])
+        if change.size > weights.size:
+            self._average(change[weights.size :], fragment)
+
+    def _merge(self, own: Array) -> None:
+        """Algorithm 2, lines 11 to 13; statistics are mixed as weights are."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        self._background.wait()
+        parts, statistics = self._parts[flight.fragment], self._statistics[flight.fragment]
+        names = [variable for variable in self.variables if self._fragment(variable[0]) == flight.fragment]
+        self._check_finite(flight.change, names)
+        weights = _gathered(self.weights, parts)
+        velocity = _gathered(self._velocity, parts)
+        self._rule(weights, velocity, flight.change[: weights.size], self._rates())
+        self._check_finite(weights, names)
+        _scatter(velocity, self._velocity, parts)
+        _scatter(weights, self.weights, parts)
+        mixed = _gathered(own, [*parts, *statistics])
+        mix(mixed, numpy.concatenate([weights, flight.change[weights.size :]]), self._mixing)
+        _scatter(mixed, own, [*parts, *statistics])
+
+    def _fragment(self, name: str) -> int:
+        return self._fragment_of.get(layer_of(name), 0)
+
+    def _grouped(self, variables: Sequence[tuple[str, int]], count: int, start: int) -> list[list[slice]]:
+        """Where each fragment's `variables` lie in a buffer in which they follow one another from `start` on."""
+        edges = itertools.pairwise(itertools.accumulate((length for _, length in variables), initial=start))
+        parts: list[list[slice]] = [[] for _ in range(count)]
+        for (name, _), edge in zip(variables, edges, strict=True):
+            parts[self._fragment(name)].append(slice(*edge))
+        return parts
+
+
+def layer_of(name: str) -> str:
+    """The layer of a variable by its path (`conv2d/kernel`); the variable itself where it is in none."""
+    return name.rpartition("/")[0] or name
+
+
+def _gathered(buffer: Array, parts: Sequence[slice]) -> Array:
+    return numpy.concatenate([buffer[part] for part in parts])
+
+
+def _scatter(values: Array, buffer: Array, parts: Sequence[slice]) -> None:
+    start = 0
+    for part in parts:
+        stop = start + part.stop - part.start
+        buffer[part] = values[start:stop]
+        start = stop

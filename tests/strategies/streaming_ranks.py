@@ -1,0 +1,165 @@
+"""Ranks of the bitwise test of streaming-diloco: numpy alone, against a plain program of the paper on every rank.
+
+`python streaming_ranks.py CASES.json OUT.jsonl` under mpiexec. Each worker descends towards a target of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from hpcdl.comm.mpi.communicator import world
+from hpcdl.comm.observed import observe
+from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
+from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.periodic.shared import SharedWeights
+from hpcdl.strategies.periodic.streaming import StreamedWeights
+from hpcdl.strategies.table import find_strategy
+
+RATE = numpy.float32(0.05)
+LAYERS = [("a/kernel", 7), ("a/bias", 2), ("b/kernel", 11), ("c/kernel", 5), ("c/bias", 3), ("d/kernel", 9)]
+STATISTICS = [("b/mean", 4), ("d/mean", 2)]
+WEIGHTS = sum(size for _, size in LAYERS)
+SIZE = WEIGHTS + sum(size for _, size in STATISTICS)
+
+
+def target(worker: int) -> numpy.ndarray:
+    """Where a worker's own steps lead."""
+    return numpy.random.default_rng(worker).standard_normal(SIZE).astype(numpy.float32)
+
+
+def own_step(own: numpy.ndarray, worker: int) -> None:
+    """A step of gradient descent, in place."""
+    own -= RATE * (own - target(worker))
+
+
+def mean(values: list[numpy.ndarray]) -> numpy.ndarray:
+    """The mean in the order of recursive doubling: neighbours first."""
+    while len(values) > 1:
+        values = [values[place] + values[place + 1] for place in range(0, len(values), 2)]
+    return values[0]
+
+
+def by_the_paper(case: dict[str, Any]) -> tuple[numpy.ndarray, list[numpy.ndarray]]:
+    """Algorithm 2, one worker after the other: the shared weights and each worker's own at the end, float32."""
+    num, period, count, tau = case["workers"], case["period"], case["fragments"], case["overlap"]
+    share, rate, momentum = case["mixing"], 0.7, 0.9
+    layers = "abcd"
+    fragment = [layers.index(name[0]) % count for name, size in [*LAYERS, *STATISTICS] for _ in range(size)]
+    offsets = [(number + 1) * period // count % period for number in range(count)]
+    x = numpy.ones(SIZE, numpy.float32)
+    v = numpy.zeros(SIZE, numpy.float32)
+    own = [x.copy() for _ in range(num)]
+    under_way: list[tuple[int, int, numpy.ndarray]] = []
+    for t in range(1, case["steps"] + 1):
+        for worker in range(num):
+            own_step(own[worker], worker)
+        last = t == case["steps"]
+        events = [(number, t, None) for number in range(count) if last or t % period == offsets[number]]
+        for number, _, _ in [*[(-1, 0, None)], *events]:
+            if number >= 0:  # lines 7 and 8
+                mine = numpy.array([one == number for one in fragment])
+                weight = numpy.arange(SIZE) < WEIGHTS
+                deltas = [numpy.where(weight, x - one, one)[mine] for one in own]
+                under_way.append((number, t + tau, mean(deltas) / numpy.float32(num)))
+            while under_way and (last or under_way[0][1] <= t):  # lines 11 to 13
+                place, _, delta = under_way.pop(0)
+                mine = numpy.array([one == place for one in fragment])
+                new, (kept, velocity) = delta.copy(), (x[mine], v[mine])
+                weight = numpy.flatnonzero(mine) < WEIGHTS
+                velocity = numpy.float32(momentum) * velocity + delta
+                new[weight] = (kept - numpy.float32(rate) * (delta + numpy.float32(momentum) * velocity))[weight]
+                v[mine], x[mine] = velocity, new
+                for one in own:
+                    one[mine] = new if share == 1 else one[mine] * numpy.float32(1 - share) + numpy.float32(share) * new
+    return x[:WEIGHTS], own
+
+
+def context_of(case: dict[str, Any], group: Any, name: str = "streaming-diloco") -> Context:
+    """What the strategy gets."""
+    streaming = {key: case[key] for key in ("fragments", "overlap", "mixing") if name == "streaming-diloco"}
+    return Context(
+        info=find_strategy(name), communicator=group, num_workers=group.size, num_servers=0,
+        exchange=ExchangeConfig(compress=case.get("compress", "none")), optimizer=OptimizerConfig(),
+        elastic=ElasticConfig(period=case["period"], **streaming), num_steps=case["steps"],
+    )  # fmt: skip
+
+
+def train(case: dict[str, Any], shared: SharedWeights, own: numpy.ndarray, steps: range) -> numpy.ndarray:
+    """A worker's `own` weights after `steps`."""
+    for step in steps:
+        exchanges = shared.before_step(step, float(RATE))
+        own_step(own, shared.group.rank)
+        if exchanges:
+            own = shared.exchange(own.copy())
+    return own
+
+
+def begun(shared: SharedWeights, weights: numpy.ndarray) -> SharedWeights:
+    """`shared` from `weights` on."""
+    shared.variables = LAYERS
+    shared.start(weights)
+    shared.lay_out(STATISTICS)
+    return shared
+
+
+def bytes_of(shared: SharedWeights) -> int:
+    """What this worker has sent of `shared`."""
+    return shared.group.lane.bytes_sent  # type: ignore[attr-defined]
+
+
+def run_case(case: dict[str, Any], group: Any) -> dict[str, Any]:
+    """What this worker found."""
+    ones = numpy.ones(SIZE, numpy.float32)
+    shared = begun(StreamedWeights(context_of(case, group)), ones[:WEIGHTS])
+    own = train(case, shared, ones.copy(), range(case["steps"]))
+    shared.close()
+    x, all_own = by_the_paper(case)
+    found = {
+        "shared": shared.weights.tobytes() == x.tobytes(),
+        "own": own.tobytes() == all_own[group.rank].tobytes(),
+        "moved": float(abs(x - 1).max()),
+        "error": float(abs(shared.weights - x).max()),
+    }
+    if "compress" in case:
+        plain = begun(StreamedWeights(context_of({**case, "compress": "none"}, group)), ones[:WEIGHTS])
+        train(case, plain, ones.copy(), range(case["steps"]))
+        plain.close()
+        found["bytes"] = bytes_of(shared) / bytes_of(plain)
+    if case["overlap"] == 0 and case["fragments"] == 1 and case["mixing"] == 1:
+        diloco = begun(SharedWeights(context_of(case, group, "diloco")), ones[:WEIGHTS])
+        theirs = train(case, diloco, ones.copy(), range(case["steps"]))
+        found["diloco"] = theirs.tobytes() == own.tobytes() and diloco.weights.tobytes() == x.tobytes()
+    for cut in case.get("cuts", []):
+        before = begun(StreamedWeights(context_of(case, group)), ones[:WEIGHTS])
+        half = train(case, before, ones.copy(), range(cut))
+        state = before.state()
+        after = StreamedWeights(context_of(case, group))
+        after.restore(state)
+        resumed = train(case, begun(after, before.weights), half, range(cut, case["steps"]))
+        found[f"cut {cut}"] = resumed.tobytes() == own.tobytes() and after.weights.tobytes() == x.tobytes()
+        found[f"under way {cut}"] = "periodic/flight" in state
+        before.close()
+        after.close()
+    return found
+
+
+def main() -> None:
+    """Run the cases of a file; rank 0 writes what all workers found as a line of another."""
+    everybody = observe(world())
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        takes_part = everybody.rank < case["workers"]
+        group = everybody.split(0 if takes_part else 1)
+        found = run_case(case, group) if takes_part else None
+        everyone = everybody.allgather_json(found)
+        if everybody.rank == 0:
+            with Path(sys.argv[2]).open("a") as file:
+                file.write(json.dumps([one for one in everyone if one is not None]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

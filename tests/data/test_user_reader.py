@@ -9,6 +9,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import wave
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,9 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
+from hpcdl.data.sources import reader as reader_source
 from hpcdl.data.sources.reader_code import user_reader
-from hpcdl.data.write import writing
+from hpcdl.data.write import tasks, writing
 from hpcdl.data.write.plan import WORK_NAME
 from tests.conftest import ROOT, CommandLine
 from tests.data.sharding import contents, request
@@ -95,6 +100,129 @@ def test_readers_are_read_in_parallel_and_every_value_arrives(
     assert content_of(tmp_path / "one", manifest) == sorted(expected) and manifest.class_names == ("even", "odd")
     shown = ask_hpcdl(["inspect", tmp_path / "two", "--verify"])
     assert shown.code == 0 and hashlib.sha256(own.read_bytes()).hexdigest() in shown.out and "sound" in shown.err
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+import numpy as np
+
+class Files:
+    def __init__(self, source):
+        self.source = source
+
+    def items(self):
+        return [(path.name, {"at": number}) for number, path in enumerate(sorted(self.source.glob("*.txt")))]
+
+    def read(self, item):
+        print("reading", item)
+        time.sleep(0.02)
+        with (Path(__file__).parent / "read-by").open("a") as log:
+            log.write(f"{os.getpid()} {item[0]}\\n")
+        count = int((self.source / item[0]).read_text())
+        return {"x": np.full((count % 5 + 1, 3), count, np.float32), "name": item[0], "label": f"class {count % 3}"}
+"""
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Files of one number, from 0 to 59."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for count in range(60):
+        (folder / f"{count:02d}.txt").write_text(str(count))
+    return folder
+
+
+@pytest.fixture
+def processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes are started as soon as the pace is known, however little is left."""
+    monkeypatch.setattr(reader_source, "OTHERS_FROM_S", 0.0)
+    monkeypatch.setattr(tasks, "OTHERS_FROM_S", 0.0)
+
+
+def read_by(folder: Path) -> list[list[str]]:
+    """Process and item of each reading, in order."""
+    return [line.split() for line in (folder / "read-by").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("processes_at_once")
+def test_items_are_read_by_several_processes_to_the_same_bytes(many: Path, tmp_path: Path) -> None:
+    spec = f"{reader(tmp_path, SLOW)}:Files"
+    for workers, listing in ((1, 1), (2, 3), (4, 5)):  # the first items are read by the process that lists
+        make(many, tmp_path / f"of-{workers}", spec, workers=workers, shards=6, input=["x"], target=["label"])
+        read = read_by(tmp_path)
+        listed, again = read[:60], read[60:]
+        assert len({process for process, _ in listed}) == listing
+        assert len({item for _, item in listed}) == 60 == len({item for _, item in again}) == len(again)
+        (tmp_path / "read-by").unlink()
+    one = contents(tmp_path / "of-1")
+    assert len(one) == 7 and one == contents(tmp_path / "of-2") == contents(tmp_path / "of-4")
+    kept = stored(tmp_path / "of-4", read_manifest(tmp_path / "of-4")[0]).values()
+    assert sorted((own["x"].shape, float(own["x"][0, 0]), int(own["label"])) for own in kept) == sorted(
+        ((count % 5 + 1, 3), float(count), count % 3) for count in range(60)
+    )
+
+
+BETWEEN = {
+    "raises": ("raise KeyError('gone')", r"item \('40\.txt', \{'at': 40\}\) failed at .*own\.py:\d+: KeyError"),
+    "is no sample": ("return 3", r"item \('40\.txt', .*: it is an object of type int; a sample is a dict"),
+    "has another type": ("return {'x': np.zeros((1, 3)), 'name': '', 'label': ''}", r"'40.*x is 1x3 float64, and"),
+    "kills its process": ("os.kill(os.getpid(), 9)", r"a process that reads with the reader died \(signal 9\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.usefixtures("processes_at_once")
+def test_what_goes_wrong_in_another_process_names_the_item(name: str, many: Path, tmp_path: Path) -> None:
+    line, reason = BETWEEN[name]
+    own = reader(
+        tmp_path, SLOW.replace("time.sleep(0.02)", f"time.sleep(0.02)\n        if item[0] == '40.txt': {line}")
+    )
+    with pytest.raises(HpcdlError, match=reason) as caught:
+        make(many, tmp_path / "out", f"{own}:Files", workers=2, input=["x"], target=["label"])
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+    assert len({process for process, _ in read_by(tmp_path)}) == 3
+    if name == "raises":
+        manifest = make(
+            many, tmp_path / "out", f"{own}:Files", workers=2, on_error="skip", input=["x"], target=["label"]
+        )
+        assert manifest.splits["all"].num_samples == 59 and "40.txt" in manifest.skipped[0]
+
+
+def killed_after_shards(line: list[Any], target: Path, count: int, home: Path) -> None:
+    """Start `hpcdl`, and kill it with its processes once so many shards are there and not all of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcdl", *map(str, line)], env={**os.environ, "HOME": str(home)}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while len(list(target.glob("shard-*.h5"))) < count:
+            assert process.poll() is None
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (target / "manifest.json").exists()
+
+
+def test_a_killed_reader_of_items_resumes_to_the_same_bytes(many: Path, tmp_path: Path, ask_hpcdl: CommandLine) -> None:
+    spec = f"{reader(tmp_path, SLOW)}:Files"
+    flags = ["--reader", spec, "--shards", "12", "--input", "x", "--target", "label", "--workers"]
+    killed_after_shards(["shard", many, tmp_path / "out", *flags, "2"], tmp_path / "out", 3, tmp_path)
+    # A list that is another, of which every file of the source is as it was:
+    reordered = reader(tmp_path, SLOW.replace("sorted(self", "reversed(list(self").replace(")))]", "))))]"), "other.py")
+    for changed, reason in ((reordered, "another reader"), (None, "items() now gives another list")):
+        if changed is None:
+            (many / "99.txt").write_text("99")
+        refused = ask_hpcdl(["shard", many, tmp_path / "out", *flags[2:], "4", "--resume", "--reader",
+                             f"{changed}:Files" if changed else spec])  # fmt: skip
+        assert refused.code == 2 and reason in refused.err
+    (many / "99.txt").unlink()
+    done = ask_hpcdl(["shard", many, tmp_path / "out", *flags, "4", "--resume", "--json"])
+    assert done.code == 0 and json.loads(done.out)["kept"] >= 2, done.err
+    make(many, tmp_path / "whole", spec, shards=12, workers=1, input=["x"], target=["label"])
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 RETURNED = {

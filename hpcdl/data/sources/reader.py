@@ -1,14 +1,18 @@
 """What a reader of the user's own gives: samples one after the other, or items that any process can read again.
 
 Listing takes every sample once. A generator's samples are kept in the work folder until the shards are written. Of
-items the small values alone are kept: each is read again when its shard is written, and must be what it was.
+items the small values alone are kept: each is read again when its shard is written, and must be what it was. Processes
+beside this one read items where that pays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.reader_code import FORM, UserReader, user_reader
+from hpcdl.data.sources.reader_processes import OTHERS_FROM_S, TELLING_S, Found, ItemsLeft, read_items, serve
 from hpcdl.data.sources.reader_samples import (
     RETURNS,
     SampleStream,
@@ -31,7 +36,16 @@ from hpcdl.data.sources.reader_samples import (
     sample_of,
     streams_of,
 )
-from hpcdl.data.sources.spool import DIRECT, SampleSpool, SpooledItems, digest_of, fitting
+from hpcdl.data.sources.spool import (
+    DIRECT,
+    NotedSample,
+    SampleSpool,
+    SpooledItems,
+    digest_of,
+    fitting,
+    noted,
+    small_values,
+)
 
 _END = object()
 _SPLIT_ORDER = ("train", "val", "test")
@@ -48,6 +62,7 @@ class ReaderSource(FieldSource):
         self._order: list[str] = []
         self._skipped: list[str] = []
         self._items: dict[str, SpooledItems] = {}
+        self._keep: frozenset[str] | None = None
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -63,8 +78,9 @@ class ReaderSource(FieldSource):
             raise SourceError(f"reader {self._spec.reader}: some of its splits have items, others not; make them alike")
         try:
             for name, stream in self._streams.items():
-                for sample, origin, where in self._taken(name, stream):
-                    self._keep(sample, origin, where, again=again == {True})
+                with closing(self._taken(name, stream)) as taken:
+                    for sample, origin, where in taken:
+                        self._add(sample, origin, where, again=again == {True})
         finally:
             for spool in self._spools.values():
                 spool.close()
@@ -149,7 +165,7 @@ class ReaderSource(FieldSource):
         except SourceError as error:
             raise self._unfit(error) from error
 
-    def _taken(self, name: str, stream: SampleStream) -> Iterator[tuple[UserSample, tuple[str, Any], str]]:
+    def _taken(self, name: str, stream: SampleStream) -> Generator[tuple[NotedSample, tuple[str, Any], str]]:
         """The samples of a stream, where they come from, and what a message calls them."""
         if stream.items is None:
             samples = iter(stream.samples)
@@ -159,21 +175,49 @@ class ReaderSource(FieldSource):
                     thing = next(samples, _END)
                 if thing is _END:
                     return
-                yield self._understood(thing, f"sample {number}"), (name, number), f"sample {number}"
+                yield noted(self._understood(thing, f"sample {number}"), None), (name, number), f"sample {number}"
                 number += 1
         with self._reader.running("items()"):
             items = list(stream.items)
-        with progress("reading with the reader", len(items)) as bar:
-            for number, item in enumerate(items):
+        with progress("reading with the reader", len(items)) as bar, closing(self._found(name, items)) as every:
+            for number, (item, found) in enumerate(zip(items, every, strict=True)):
                 bar.update(number)
-                try:
-                    sample = self._understood(self._read(stream, item), _item_name(item))
-                except SourceError as error:
-                    if self._spec.checks:
-                        raise SourceError(f"{error} (--on-error skip leaves such items out)") from error
+                if isinstance(found, NotedSample):
+                    yield found, (name, item), _item_name(item)
+                elif self._spec.checks:
+                    raise SourceError(f"{found} (--on-error skip leaves such items out)") from found
+                else:
                     self._skipped.append(_item_name(item))
-                    continue
-                yield sample, (name, item), _item_name(item)
+
+    def _found(self, name: str, items: Sequence[Any]) -> Generator[Found]:
+        """What is found of each item: here and, where the rest takes long, in processes beside this one."""
+        began = 0.0
+        for number, item in enumerate(items):
+            taken, left = time.monotonic() - began, len(items) - number
+            # The first item also tells of the start of libraries.
+            item_s = taken / (number - 1) if number > 1 and taken > TELLING_S else 0.0
+            if self._keep is not None and self._spec.workers > 1 and item_s * left > OTHERS_FROM_S:
+                own = (self._spec.reader, self._spec.reader_digest, self._spec.location)
+                rest = ItemsLeft(stream=name, items=items[number:], item_s=item_s, keep=self._keep)
+                yield from read_items(own, rest, min(self._spec.workers, left))
+                return
+            try:
+                yield self.noted(name, item, self._keep)
+            except SourceError as error:
+                yield error
+            began = began or time.monotonic()
+
+    def noted(self, name: str, item: Any, keep: Collection[str] | None) -> NotedSample:
+        """What listing needs of an item of the stream `name`; SourceError where it cannot be read.
+
+        `keep` names the values whose bytes are kept; None: the first sample tells which.
+        """
+        if not self._streams:
+            self._run()
+        sample = self._understood(self._read(self._streams[name], item), _item_name(item))
+        if keep is None:
+            keep = self._keep = small_values(sample)
+        return noted(sample, keep)
 
     def _read(self, stream: SampleStream, item: Any) -> Any:
         assert stream.read is not None
@@ -191,7 +235,7 @@ class ReaderSource(FieldSource):
         cause = error.__cause__
         return SourceError(f"reader {self._spec.reader}: {cause}") if isinstance(cause, UnfitSample) else error
 
-    def _keep(self, sample: UserSample, origin: tuple[str, Any], where: str, *, again: bool) -> None:
+    def _add(self, sample: NotedSample, origin: tuple[str, Any], where: str, *, again: bool) -> None:
         split = origin[0] if origin[0] != UNSPLIT else sample.split
         if not self._spools:
             self._roles = sample.roles
@@ -288,3 +332,14 @@ def _with_class_names(facts: SourceFacts, keys: Sequence[str], known: Mapping[st
     return dataclasses.replace(
         facts, fields=fields, class_names=labels[0].class_names if len(labels) == 1 else facts.class_names
     )
+
+
+def main() -> None:
+    """Read items for the process that lists them."""
+    spec, digest, location, parent = sys.argv[1:]
+    source = ReaderSource(SourceSpec(format="reader", location=location, reader=spec, reader_digest=digest))
+    serve(source.noted, int(parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,8 @@ from hpcdl.data.sources.base.splits import SPLIT_WORDS
 
 Value = Array | bytes
 """Numbers, or the UTF-8 bytes of text."""
+Roles = tuple[tuple[str, ...], tuple[str, ...]] | None
+"""The names of inputs and of targets, where the reader says them."""
 _SPLIT = re.compile(r"\w[\w-]{0,63}", re.ASCII)
 """It names a folder."""
 RETURNS = (
@@ -39,7 +41,7 @@ class UserSample:
 
     values: Mapping[str, Value]
     split: str
-    roles: tuple[tuple[str, ...], tuple[str, ...]] | None
+    roles: Roles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +155,7 @@ def _cut(tree: Any, at: int) -> Any:
 
 def sample_of(thing: Any) -> UserSample:
     """A sample as a reader gives it; UnfitSample says what cannot be taken."""
-    roles = None
+    roles: Roles = None
     if isinstance(thing, Mapping):
         found = dict(_named(thing, ""))
     elif isinstance(thing, tuple) and len(thing) == 2:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import xxhash
 
 from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array
-from hpcdl.data.sources.reader_samples import UnfitSample, UserSample, Value, item_of, item_text
+from hpcdl.data.sources.reader_samples import Roles, UnfitSample, UserSample, Value, item_of, item_text
 
 DIRECT = ".direct"
 """How the file of a field is called whose values are not kept, but read again from the source."""
@@ -30,11 +31,59 @@ def digest_of(values: Mapping[str, Value]) -> int:
     return found.intdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class NotedValue:
+    """A value of a sample, as listing needs it: its bytes (`content`) where they are kept, else whether all is finite.
+
+    Text is an array of uint8.
+    """
+
+    text: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    content: bytes | memoryview | None
+    finite: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotedSample:
+    """A sample, as listing needs it: `digest` is the checksum of all its values."""
+
+    values: Mapping[str, NotedValue]
+    split: str
+    roles: Roles
+    digest: int
+
+
+def small_values(sample: UserSample) -> frozenset[str]:
+    """Names of text and single values: they may name classes, which takes those of all samples."""
+    return frozenset(name for name, own in sample.values.items() if isinstance(own, bytes) or math.prod(own.shape) == 1)
+
+
+def noted(sample: UserSample, keep: Collection[str] | None) -> NotedSample:
+    """What listing needs of a sample; `keep` names the values whose bytes are kept, None stands for all."""
+    return NotedSample(
+        values={name: _noted(own, kept=keep is None or name in keep) for name, own in sample.values.items()},
+        split=sample.split,
+        roles=sample.roles,
+        digest=digest_of(sample.values),
+    )
+
+
+def _noted(value: Value, *, kept: bool) -> NotedValue:
+    own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    content = None
+    if kept:
+        content = own.tobytes() if not own.ndim else own.reshape(-1).view(np.uint8).data
+    finite = kept or own.dtype.kind != "f" or bool(np.isfinite(own).all())
+    return NotedValue(text=isinstance(value, bytes), dtype=own.dtype, shape=own.shape, content=content, finite=finite)
+
+
 class SampleSpool:
     """The samples of one split, in the order in which they come."""
 
     def __init__(self, work: Path, *, again: bool) -> None:
-        """`again`: large values are not kept, because the sample's item can be read again."""
+        """`again`: the items are kept, because each sample can be read again."""
         self._work, self._again = work, again
         self._columns: dict[str, _Column] = {}
         self._digests = array("Q")
@@ -47,18 +96,18 @@ class SampleSpool:
         """What the values of a sample are called."""
         return [*self._columns]
 
-    def add(self, sample: UserSample, origin: tuple[str, Any]) -> None:
+    def add(self, sample: NotedSample, origin: tuple[str, Any]) -> None:
         """Take a sample; `origin` is the stream that it comes from, and its item. UnfitSample: unlike those before."""
-        values = dict(sample.values)
+        values = sample.values
         if not self._columns:
-            self._columns = {name: _Column(name, own, self._work, again=self._again) for name, own in values.items()}
+            self._columns = {name: _Column(name, own, self._work) for name, own in values.items()}
         if values.keys() != self._columns.keys():
             odd = sorted(values.keys() ^ self._columns.keys())[0]
             where = "this one" if odd in values else "those before"
             raise UnfitSample(f"only {where} has {odd}; every sample needs the same names")
         for name, own in values.items():
             self._columns[name].add(own)
-        self._digests.append(digest_of(values))
+        self._digests.append(sample.digest)
         if self._again:
             self._items.append(self._items[-1] + self._file.write(item_text(origin).encode()))
 
@@ -103,37 +152,35 @@ class SpooledItems:
 class _Column:
     """One field of all samples."""
 
-    def __init__(self, name: str, first: Value, work: Path, *, again: bool) -> None:
+    def __init__(self, name: str, first: NotedValue, work: Path) -> None:
         self._name = name
-        self._text = isinstance(first, bytes)
-        # Text and single values may name classes, which takes all of them; they are small.
-        self._kept = not again or isinstance(first, bytes) or math.prod(first.shape) == 1
+        self._text = first.text
+        self._kept = first.content is not None
         self._kind: tuple[np.dtype[Any], int, tuple[int, ...]] | None = None
         self._lengths = array("q")
         self._path = _new(work, "" if self._kept else DIRECT)
         self._file = self._path.open("wb")
 
-    def add(self, value: Value) -> None:
+    def add(self, value: NotedValue) -> None:
         """Take the value of a sample."""
-        if isinstance(value, bytes) != self._text:
+        if value.text != self._text:
             raise UnfitSample(f"{self._name} is text in some samples, but not in all of them")
-        own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-        self._lengths.append(len(own) if own.ndim else 1)
-        if own.shape != (0,):  # an empty list fits arrays of every type
-            kind = (own.dtype, own.ndim, own.shape[1:])
+        self._lengths.append(value.shape[0] if value.shape else 1)
+        if value.shape != (0,):  # an empty list fits arrays of every type
+            kind = (value.dtype, len(value.shape), value.shape[1:])
             self._kind = self._kind or kind
             if kind != self._kind:
                 dtype, axes, rest = self._kind
                 before = "x".join(["N"] * bool(axes) + list(map(str, rest))) or "one"
                 raise UnfitSample(
-                    f"{self._name} is {shape_text(own.shape, own.dtype.name)}, and was {before} {dtype.name} in the "
-                    "samples before; only the length of the first axis may vary, and the type stays: "
+                    f"{self._name} is {shape_text(value.shape, value.dtype.name)}, and was {before} {dtype.name} in "
+                    "the samples before; only the length of the first axis may vary, and the type stays: "
                     "use numpy.float32(...) or the like"
                 )
-        if self._kept:
-            self._file.write(own.tobytes() if not own.ndim else own.reshape(-1).view(np.uint8).data)
-        elif own.dtype.kind == "f":
-            self._file.write(bytes([not np.isfinite(own).all()]))
+        if value.content is not None:
+            self._file.write(value.content)
+        elif value.dtype.kind == "f":
+            self._file.write(bytes([not value.finite]))
 
     def close(self) -> None:
         """Close the file."""

@@ -62,8 +62,9 @@ def entered(folder: Path, identity: str, state: str) -> dict[tuple[str, int], Sh
                     f"{folder} was begun with another reader, or before its file changed; "
                     "give the reader as it was then, or another target folder"
                 )
+            listed = ", or items() now gives another list (sort what a folder's listing gives)" if began else ""
             raise UsageError(
-                f"{folder} was begun with other options, another source or another hpcdl; "
+                f"{folder} was begun with other options, another source or another hpcdl{listed}; "
                 "give the same as then, or another target folder"
             )
         if documents and documents[0].get("source") != state:

@@ -51,10 +51,13 @@ _HEADERS = 500
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
 
 
-def make_job(request: ShardRequest, work: Path) -> ShardJob:
-    """List the source into `work` and plan; SourceError and UsageError say what is unusable."""
+def make_job(request: ShardRequest, work: Path, *, alone: bool = True) -> ShardJob:
+    """List the source into `work` and plan; SourceError and UsageError say what is unusable.
+
+    `alone`: no other ranks share the cores.
+    """
     layout = request.config.layout
-    spec = _spec(request, work)
+    spec = _spec(request, work, workers=request.most_processes(alone=alone))
     fractions = parse_split(layout.split) if layout.split else None
     filters(layout.compression)  # raises where its package is missing
     source = open_source(spec)
@@ -177,7 +180,7 @@ def _check_left_out(spec: SourceSpec, names: Iterable[str], source: str) -> None
         )
 
 
-def _spec(request: ShardRequest, work: Path) -> SourceSpec:
+def _spec(request: ShardRequest, work: Path, *, workers: int) -> SourceSpec:
     chosen, layout = request.config.source, request.config.layout
     name = recognise(request.source) if chosen.format == "auto" and not request.reader else chosen.format
     if request.reader:
@@ -218,6 +221,7 @@ def _spec(request: ShardRequest, work: Path) -> SourceSpec:
         work=str(work),
         reader=request.reader,
         reader_digest=user_reader(request.reader).digest if request.reader else "",
+        workers=workers,
     )
 
 

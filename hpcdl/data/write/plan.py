@@ -211,7 +211,7 @@ class ShardJob:
             wanted["facts"]["stamps"],
             wanted["state"],
         )
-        del wanted["spec"]["checks"], wanted["options"]
+        del wanted["spec"]["checks"], wanted["spec"]["workers"], wanted["options"]
         checksum = xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 

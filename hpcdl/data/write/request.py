@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +123,10 @@ class ShardRequest:
     config: ShardConfig
     resume: bool = False
     reader: str = ""
+
+    def most_processes(self, *, alone: bool) -> int:
+        """Most processes that work: by default one per core, or one a rank where ranks share the cores (not alone)."""
+        return self.config.writing.workers or (len(os.sched_getaffinity(0)) if alone else 1)
 
 
 def parse_split(text: str) -> dict[str, float]:

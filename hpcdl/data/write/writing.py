@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -128,14 +127,17 @@ def complete(request: ShardRequest) -> bool:
 
 
 @contextmanager
-def preparing(request: ShardRequest) -> Iterator[tuple[ShardJob, Results]]:
-    """Hold the target's lock; yield the job, listed and planned in its work folder, and the shards already whole."""
+def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[ShardJob, Results]]:
+    """Hold the target's lock; yield the job, listed and planned in its work folder, and the shards already whole.
+
+    `alone`: no other ranks share the cores.
+    """
     target = request.target
     made = make_folders(target)
     with undoing(target, made) as keep, writing(target):
         work = new_work_folder(target)
         try:
-            job = make_job(request, work)
+            job = make_job(request, work, alone=alone)
             done = journal.entered(target, job.identity(), job.state)
             check_space(target, job, len(job.tasks()) - len(done))
         except BaseException:
@@ -232,9 +234,8 @@ def _gives_classes(fields: Sequence[Field]) -> bool:
 
 
 def _most_writers(request: ShardRequest, num_tasks: int, *, alone: bool) -> int:
-    """Most processes that write so many shards: by default one per core, or one a rank where ranks share the cores."""
-    wanted = request.config.writing.workers or (len(os.sched_getaffinity(0)) if alone else 1)
-    return max(1, min(wanted, num_tasks))
+    """Most processes that write so many shards; `alone`: no other ranks share the cores."""
+    return max(1, min(request.most_processes(alone=alone), num_tasks))
 
 
 def _with_writers(job: ShardJob, request: ShardRequest, num_tasks: int, *, alone: bool) -> ShardJob:
@@ -312,7 +313,7 @@ def _begin(
             if complete(request):
                 answer["complete"] = True
             else:
-                job, done = stack.enter_context(preparing(request))
+                job, done = stack.enter_context(preparing(request, alone=False))
                 of_a_rank = -(-(len(job.tasks()) - len(done)) // communicator.size)
                 planned(_with_writers(job, request, of_a_rank, alone=False))
                 answer["done"] = [dataclasses.asdict(result) for result in done.values()]

@@ -85,6 +85,8 @@ class SourceSpec:
     reader: str = ""
     """FILE.py:NAME of the user's own reader, and the SHA-256 of its file: no other content is ever run."""
     reader_digest: str = ""
+    workers: int = 1
+    """Most processes that read items of that reader while they are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)

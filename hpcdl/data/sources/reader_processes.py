@@ -1,0 +1,176 @@
+"""Processes that read a reader's items for the list of samples, while this one puts what they find in order.
+
+Such a process, `python -m hpcdl.data.sources.reader SPEC DIGEST LOCATION PARENT`, runs the user's reader itself. It
+takes a line of JSON for some items. For each of them it answers a line of JSON and, behind it, the bytes that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from hpcdl.core import signals
+from hpcdl.core.errors import HpcdlError, SourceError
+from hpcdl.core.lifeline import end_with_parent
+from hpcdl.core.paths import own_program
+from hpcdl.data.sources.reader_samples import item_of, item_text
+from hpcdl.data.sources.spool import NotedSample, NotedValue
+
+OTHERS_FROM_S = 3.0
+"""Reading that is left when processes are started: Python and the reader's libraries take a second and more."""
+TELLING_S = 0.2
+"""Reading after which it can be told how long an item takes."""
+_CHUNK_S = 0.2
+_MOST_CHUNK = 1024
+_AHEAD = 3
+"""Chunks for each process that are asked for before the first of them is taken."""
+
+Found = NotedSample | SourceError
+ReadItem = Callable[[str, Any, Collection[str]], NotedSample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsLeft:
+    """What is still to be read of a stream: `item_s` is how long an item takes, `keep` the values to be kept."""
+
+    stream: str
+    items: Sequence[Any]
+    item_s: float
+    keep: Collection[str]
+
+
+def read_items(command: Sequence[str], left: ItemsLeft, workers: int) -> Iterator[Found]:
+    """What so many processes find of each item, in the items' order; SourceError in place of one that is not read.
+
+    HpcdlError where a process dies; its own words stand on stderr.
+    """
+    size = min(_MOST_CHUNK, max(1, int(_CHUNK_S / max(left.item_s, 1e-6))))
+    chunks = [left.items[first : first + size] for first in range(0, len(left.items), size)]
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        processes: list[_Process] = []
+        free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        for _ in range(workers):
+            processes.append(_Process(command))
+            stack.callback(processes[-1].kill)
+            free.put(processes[-1])
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+
+        def found_of(chunk: Sequence[Any]) -> list[Found]:
+            process = free.get()
+            try:
+                return process.found(left.stream, chunk, left.keep)
+            finally:
+                free.put(process)
+
+        asked: deque[Future[list[Found]]] = deque()
+        for chunk in chunks:
+            asked.append(pool.submit(found_of, chunk))
+            if len(asked) >= _AHEAD * workers:
+                yield from asked.popleft().result()
+        while asked:
+            yield from asked.popleft().result()
+        for process in processes:
+            process.end()
+
+
+class _Process:
+    """One process that reads."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        # stderr stays the parent's: what a reader prints, and what a dying interpreter says, should be read.
+        self._process = subprocess.Popen(
+            [*own_program("hpcdl.data.sources.reader", *command), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._ended = False
+
+    def found(self, stream: str, items: Sequence[Any], keep: Collection[str]) -> list[Found]:
+        """What it finds of these items."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"stream": stream, "items": [item_text(item) for item in items], "keep": sorted(keep)}
+        try:
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+            return [_received(self._process.stdout) for _ in items]
+        except (BrokenPipeError, EOFError) as error:
+            code = self._process.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise HpcdlError(
+                f"a process that reads with the reader died ({how}); with --workers 1 one process reads alone"
+            ) from error
+
+    def end(self) -> None:
+        """Let it go: its input ends."""
+        assert self._process.stdin is not None
+        self._ended = True
+        with suppress(BrokenPipeError):  # it died before it had taken all that was asked
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it now, unless it was let go."""
+        assert self._process.stdout is not None
+        if not self._ended:
+            self._process.kill()
+        self.end()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def serve(read: ReadItem, parent: int) -> None:
+    """Read items as the parent asks, until it ends or asks no more."""
+    end_with_parent(parent)
+    signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a reader prints, be it from C, must not come between the answers
+    for line in sys.stdin:
+        asked = json.loads(line)
+        for text in asked["items"]:
+            try:
+                _answer(answers, read(asked["stream"], item_of(text), asked["keep"]))
+            except SourceError as error:
+                answers.write(json.dumps({"error": str(error)}).encode() + b"\n")
+        answers.flush()
+
+
+def _answer(answers: IO[bytes], sample: NotedSample) -> None:
+    values = [
+        [name, own.text, own.dtype.str, own.shape, own.finite, None if own.content is None else len(own.content)]
+        for name, own in sample.values.items()
+    ]
+    head = {"split": sample.split, "roles": sample.roles, "digest": sample.digest, "values": values}
+    answers.write(json.dumps(head).encode() + b"\n")
+    for own in sample.values.values():
+        if own.content is not None:
+            answers.write(own.content)
+
+
+def _received(answers: IO[bytes]) -> Found:
+    line = answers.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    head = json.loads(line)
+    if "error" in head:
+        return SourceError(head["error"])
+    values = {}
+    for name, text, dtype, shape, finite, size in head["values"]:
+        content = None if size is None else answers.read(size)
+        if content is not None and len(content) < size:
+            raise EOFError
+        values[name] = NotedValue(text=text, dtype=np.dtype(dtype), shape=tuple(shape), content=content, finite=finite)
+    roles = head["roles"] and (tuple(head["roles"][0]), tuple(head["roles"][1]))
+    return NotedSample(values=values, split=head["split"], roles=roles, digest=head["digest"])

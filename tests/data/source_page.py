@@ -108,7 +108,10 @@ BEHAVIOUR = {
         "test_faults.py::test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed"
     ),
     "`--resume` after the source changed: refused": (
-        "test_asked.py::test_a_source_that_changed_is_not_mixed_by_resume"
+        "test_resume.py::test_a_source_that_changed_is_not_mixed_by_resume"
+    ),
+    "`--resume` from a copy of the source: whole shards are compared with it, and kept": (
+        "test_resume.py::test_a_copy_of_the_source_is_compared_and_resumed"
     ),
     "a class folder that cannot be listed: refused with its path": (
         "test_asked.py::test_an_error_while_listing_is_an_error"

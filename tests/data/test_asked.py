@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -380,45 +379,6 @@ def test_flags_that_a_source_does_not_know_are_refused_by_name(tmp_path: Path) -
         make(source, tmp_path / "out", target_kind="regression")
     with pytest.raises(UsageError, match="has no folder nonsense"):
         make(source, tmp_path / "out", input="nonsense=x", target="foo=y")
-
-
-@pytest.mark.parametrize("kind", ["files", "array"])
-def test_a_source_that_changed_is_not_mixed_by_resume(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hpcdl.data.write import shards
-
-    def save(value: int) -> Path:
-        if kind == "array":
-            (tmp_path / "s").mkdir(exist_ok=True)
-            np.save(tmp_path / "s" / "images.npy", np.full((40, 4, 4, 3), value, np.uint8))
-            np.save(tmp_path / "s" / "labels.npy", np.arange(40) % 2)
-            return tmp_path / "s"
-        for number in range(40):
-            path = tmp_path / "s" / "ab"[number % 2] / f"{number}.bmp"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(path)
-        return tmp_path / "s"
-
-    source, calls = save(1), []
-    begin = shards.ShardWriter.begin
-
-    def stopped(self: Any, *args: Any) -> Any:
-        calls.append(args)
-        if len(calls) > 2:
-            raise KeyboardInterrupt
-        return begin(self, *args)
-
-    monkeypatch.setattr(shards.ShardWriter, "begin", stopped)
-    with pytest.raises(HpcdlError, match="--resume"):
-        make(source, tmp_path / "out", shards=8)
-    monkeypatch.setattr(shards.ShardWriter, "begin", begin)
-    assert list((tmp_path / "out").glob("shard-*.h5"))
-    shutil.copytree(tmp_path / "out", tmp_path / "same")
-    make(source, tmp_path / "same", shards=8, resume=True)  # nothing has changed
-    save(2)
-    with pytest.raises(UsageError, match=r"begun from this source before its files changed .*half old, half new"):
-        make(source, tmp_path / "out", shards=8, resume=True)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])

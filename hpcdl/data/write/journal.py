@@ -1,6 +1,7 @@
 """The manifest under way: each shard is entered once it is whole, one line of JSON, fsynced.
 
-Every rank has a file of its own, `manifest.partial.RANK`. A line that a crash cut short counts as absent.
+Every rank has a file of its own, `manifest.partial.RANK`. A line that a crash cut short counts as absent. A line with
+`source` alone says in which state the source was when the shards behind it were made, or compared with it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.disk import cut, open_to_append, remove_file, sync_folder
@@ -31,6 +33,8 @@ class PartialManifest:
         if whole == 0:
             self._append({"identity": identity, "source": state})
             sync_folder(folder)
+        elif [own["source"] for own in _documents(path) if "source" in own][-1:] != [state]:
+            self._append({"source": state})
 
     def enter(self, result: ShardResult) -> None:
         """Enter a finished shard."""
@@ -47,39 +51,55 @@ class PartialManifest:
         os.fsync(self._descriptor)
 
 
-def entered(folder: Path, identity: str, state: str) -> dict[tuple[str, int], ShardResult]:
+@dataclass(frozen=True, kw_only=True)
+class Entered:
+    """Whole shards: `done` come from the source as it is; those `before` from its files in another state."""
+
+    done: dict[tuple[str, int], ShardResult]
+    before: dict[tuple[str, int], ShardResult]
+
+
+def entered(folder: Path, identity: str, state: str) -> Entered:
     """The shards that all partial manifests of `folder` hold and that are there in full size.
 
-    UsageError where they belong to another job: another source or other options, or the same source before a change.
+    UsageError where they belong to another job: another source or other options.
     """
-    found = {}
+    found = Entered(done={}, before={})
     for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
         documents = list(_documents(path))
-        if documents and documents[0].get("identity") != identity:
-            began = str(documents[0].get("identity")).partition("-")[2]
-            if began != identity.partition("-")[2]:
-                raise UsageError(
-                    f"{folder} was begun with another reader, or before its file changed; "
-                    "give the reader as it was then, or another target folder"
-                )
-            listed = ", or items() now gives another list (sort what a folder's listing gives)" if began else ""
-            raise UsageError(
-                f"{folder} was begun with other options, another source or another hpcdl{listed}; "
-                "give the same as then, or another target folder"
-            )
-        if documents and documents[0].get("source") != state:
-            raise UsageError(
-                f"{folder} was begun from this source before its files changed (size, time or inode): its shards would "
-                "be half old, half new. Remove that folder, or name another one, and shard anew"
-            )
-        for document in documents[1:]:
+        if documents:
+            _check_identity(folder, str(documents[0].get("identity")), identity)
+        kept = found.before
+        for document in documents:
+            if "source" in document:
+                kept = found.done if document["source"] == state else found.before
+                continue
             try:
                 result = from_json(ShardResult, document)
             except (TypeError, ValueError) as error:
                 raise CorruptError(f"{path} is damaged ({error}); remove it, and the command writes again") from error
             if result.entry is None or _is_whole(folder / result.entry.file, result.entry.num_bytes):
-                found[result.split, result.number] = result
+                kept[result.split, result.number] = result
+    for task in found.done:
+        found.before.pop(task, None)
     return found
+
+
+def _check_identity(folder: Path, begun: str, identity: str) -> None:
+    """UsageError unless the job that has `begun` is this one."""
+    if begun == identity:
+        return
+    reader = begun.partition("-")[2]
+    if reader != identity.partition("-")[2]:
+        raise UsageError(
+            f"{folder} was begun with another reader, or before its file changed; "
+            "give the reader as it was then, or another target folder"
+        )
+    listed = ", or items() now gives another list (sort what a folder's listing gives)" if reader else ""
+    raise UsageError(
+        f"{folder} was begun with other options, another source or another hpcdl{listed}; "
+        "give the same as then, or another target folder"
+    )
 
 
 def remove(folder: Path) -> None:

@@ -142,7 +142,7 @@ class OutputsPlan:
         What killed ranks have left under temporary names goes. The caller holds the folder, and knows that it is of
         this plan's identity.
         """
-        entered = journal.entered(folder, self.identity, "")
+        entered = journal.entered(folder, self.identity, "").done
         if (folder / MANIFEST_NAME).is_file():
             entered = self._listed(folder)
         for split in self.num_samples:

@@ -27,7 +27,7 @@ from hpcdl.data.write.request import LayoutConfig
 
 WORK_NAME = ".hpcdl-work"
 REPAIRED = "again"
-"""In the work folder: shards that are written again, before they replace the damaged ones."""
+"""In the work folder: shards that are written again, to replace damaged ones or to be held against whole ones."""
 FILE_NAME = "job.json"
 SHARD_BYTES = 256 * 1024**2
 SHARD_BYTES_LEAST = 64 * 1024**2
@@ -200,7 +200,7 @@ class ShardJob:
     version: str = field(default=__version__)
 
     def identity(self) -> str:
-        """A checksum of everything that the shards' bytes follow from."""
+        """A checksum of everything that the shards' bytes follow from, wherever the source and the target lie."""
         wanted = dataclasses.asdict(
             dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location="", reader=""))
         )
@@ -212,7 +212,14 @@ class ShardJob:
             wanted["state"],
         )
         del wanted["spec"]["checks"], wanted["spec"]["workers"], wanted["options"]
-        checksum = xxhash.xxh3_64_hexdigest(json.dumps(wanted, sort_keys=True).encode())
+        text = json.dumps(wanted, sort_keys=True)
+        location = Path(self.spec.location)
+        for folder, name in (
+            (self.spec.work, "work"),
+            (str(location.parent if location.is_file() else location), "source"),
+        ):
+            text = text.replace(f"{json.dumps(folder)[1:-1]}/", f"{name}:")
+        checksum = xxhash.xxh3_64_hexdigest(text.encode())
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 
     def attributes(self, split: str, number: int) -> Mapping[str, str | int]:

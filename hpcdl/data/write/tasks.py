@@ -1,7 +1,7 @@
 """Writes many shards, here and in processes beside this one, and hands over each one as it is finished.
 
-Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT`, says `ready`, takes `SPLIT NUMBER` lines and answers
-in JSON lines. It dies with the process that started it, and ends when its input does.
+Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT CODE [again]`, says `ready`, takes `SPLIT NUMBER` lines
+and answers in JSON lines. It dies with the process that started it, and ends when its input does.
 
 Python takes a second or so to start, and a core while it does. So this process begins to write at once. The others are
 started when the rest would keep it busy for longer than that is worth, take shards once they are ready, and are let go
@@ -34,11 +34,25 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.records import from_json
 from hpcdl.data.sources.base.index import Index
 from hpcdl.data.sources.base.source import SourceChanged, UnreadableSample, open_source
-from hpcdl.data.write.plan import WORK_NAME, read_job
+from hpcdl.data.write.plan import REPAIRED, WORK_NAME, read_job
 from hpcdl.data.write.shards import ShardResult, ShardWriter
 
 Task = tuple[str, int]
 Told = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where shards are written: the `target` folder; `again`: below its work folder, to be held against those there.
+
+    `code` is the SHA-256 of the reader that the user has named: the job's own word for it is not taken.
+    """
+
+    target: Path
+    code: str = ""
+    again: bool = False
+
+
 OTHERS_FROM_S = 3.0
 """Writing that is left when others are started: their start takes up to a second, and a core meanwhile."""
 _TELLING_S = 0.2
@@ -46,21 +60,20 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 
 
 def write_all(
-    target: Path, tasks: Sequence[Task], num_samples: int, workers: int, told: Told, code: str = ""
+    place: Place, tasks: Sequence[Task], num_samples: int, workers: int, told: Told
 ) -> Generator[ShardResult]:
-    """Write the shards `tasks` of the job in `target`, `num_samples` in all, with up to so many processes.
+    """Write the shards `tasks` of the job in the place's target, `num_samples` in all, with up to so many processes.
 
-    `told` hears of samples when done. `code` is the SHA-256 of the reader that the user has named: the job's own word
-    for it is not taken. Whoever does not take all of it must close it, or the writing goes on.
+    `told` hears of samples when done. Whoever does not take all of it must close it, or the writing goes on.
     """
     if workers > 1 and len(tasks) > 1:
-        yield from _with_others(target, tasks, num_samples, min(workers, len(tasks)) - 1, told, code)
+        yield from _with_others(place, tasks, num_samples, min(workers, len(tasks)) - 1, told)
     elif tasks:
-        yield from _here(target, tasks, told, code)
+        yield from _here(place, tasks, told)
 
 
-def _here(target: Path, tasks: Iterable[Task], told: Told, code: str) -> Iterator[ShardResult]:
-    writer = open_writer(target, code)
+def _here(place: Place, tasks: Iterable[Task], told: Told) -> Iterator[ShardResult]:
+    writer = open_writer(place)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
             before: tuple[ShardResult, Future[None]] | None = None
@@ -86,7 +99,7 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
 
 
 def _with_others(
-    target: Path, tasks: Sequence[Task], num_samples: int, others: int, told: Told, code: str
+    place: Place, tasks: Sequence[Task], num_samples: int, others: int, told: Told
 ) -> Iterator[ShardResult]:
     """Write in a thread of this process and, where it pays, in `others` more."""
     waiting = deque(tasks)
@@ -94,7 +107,7 @@ def _with_others(
     processes: list[_Process] = []
     with ExitStack() as stack:
         ready = stack.enter_context(selectors.DefaultSelector())
-        own = _OwnPart(target, waiting, code)
+        own = _OwnPart(place, waiting)
         stack.callback(own.stop)
         ready.register(own.output, selectors.EVENT_READ, own)
         while not own.over or any(process.task for process in processes):
@@ -110,7 +123,7 @@ def _with_others(
                         ready.unregister(key.fileobj)
                         break
             while waiting and len(processes) < others and pace.seconds_left() > OTHERS_FROM_S:
-                processes.append(_Process(target, code))
+                processes.append(_Process(place))
                 stack.callback(processes[-1].kill)
                 ready.register(processes[-1].output, selectors.EVENT_READ, processes[-1])
 
@@ -168,8 +181,8 @@ class _Stopped(Exception):
 class _OwnPart:
     """The shards that this process writes, in a thread: the main one hears of the others, and of Ctrl-C."""
 
-    def __init__(self, target: Path, waiting: deque[Task], code: str) -> None:
-        self._target, self._waiting, self._code = target, waiting, code
+    def __init__(self, place: Place, waiting: deque[Task]) -> None:
+        self._place, self._waiting = place, waiting
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.output, self._wake = os.pipe()
         os.set_blocking(self._wake, False)  # a byte too many wakes nobody, and must not keep the thread
@@ -198,7 +211,7 @@ class _OwnPart:
 
     def _write(self) -> None:
         try:
-            for result in _here(self._target, self._taken(), self._told, self._code):
+            for result in _here(self._place, self._taken(), self._told):
                 self._say({"result": result})
         except _Stopped:
             return
@@ -225,8 +238,9 @@ class _OwnPart:
 class _Process:
     """One writing process and the shard it is at."""
 
-    def __init__(self, target: Path, code: str) -> None:
-        command = own_program("hpcdl.data.write.tasks", str(target), str(os.getpid()), code)
+    def __init__(self, place: Place) -> None:
+        words = (str(place.target), str(os.getpid()), place.code, *["again"] * place.again)
+        command = own_program("hpcdl.data.write.tasks", *words)
         # stderr stays the parent's: what a dying interpreter says should be read.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -270,13 +284,12 @@ class _Process:
 
 def main() -> None:
     """A writing process: write shards until the input ends."""
-    parent = int(sys.argv[2])
-    end_with_parent(parent)
+    target, parent, code, *again = sys.argv[1:]
+    end_with_parent(int(parent))
     signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
-    target = Path(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's reader prints, be it from C, must not come between the answers
-    writer = open_writer(target, sys.argv[3])
+    writer = open_writer(Place(target=Path(target), code=code, again=bool(again)))
 
     def say(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")
@@ -295,13 +308,13 @@ def main() -> None:
             say({"done": dataclasses.asdict(result)})
 
 
-def open_writer(target: Path, code: str = "") -> ShardWriter:
-    """The writer of the job that is kept in the target's work folder; `code` is the SHA-256 of its reader."""
-    work = target / WORK_NAME
+def open_writer(place: Place) -> ShardWriter:
+    """The writer of the job that is kept in the target's work folder."""
+    work = place.target / WORK_NAME
     job = read_job(work)
-    if job.spec.reader_digest != code:
+    if job.spec.reader_digest != place.code:
         raise CorruptError(f"the job in {work} names another reader than the command line; run the same command again")
-    return ShardWriter(target, job, open_source(job.spec), Index(work))
+    return ShardWriter(work / REPAIRED if place.again else place.target, job, open_source(job.spec), Index(work))
 
 
 if __name__ == "__main__":

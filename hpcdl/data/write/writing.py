@@ -10,13 +10,14 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.disk import private_folder
-from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.disk import make_folder, private_folder, remove_file
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.lock import writing
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records import from_json
 from hpcdl.core.units import format_rate
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import (
     FIELDS_SCHEMA,
@@ -32,7 +33,7 @@ from hpcdl.data.sources.reader_code import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.moments import scaled
-from hpcdl.data.write.plan import WORK_NAME, ShardJob, read_job
+from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, read_job, shard_file
 from hpcdl.data.write.request import ShardRequest
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.data.write.target import (
@@ -47,7 +48,7 @@ from hpcdl.data.write.target import (
     remove_work_folder,
     undoing,
 )
-from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, write_all
+from hpcdl.data.write.tasks import OTHERS_FROM_S, Place, Task, write_all
 
 Results = dict[tuple[str, int], ShardResult]
 
@@ -138,8 +139,11 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
         work = new_work_folder(target)
         try:
             job = make_job(request, work, alone=alone)
-            done = journal.entered(target, job.identity(), job.state)
+            entered = journal.entered(target, job.identity(), job.state)
+            done = {**entered.done, **entered.before}
             check_space(target, job, len(job.tasks()) - len(done))
+            if entered.before:
+                job = _compared(request, job, entered.before, alone=alone)
         except BaseException:
             remove_work_folder(target)
             raise
@@ -154,21 +158,71 @@ def write_part(
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
     entries = journal.PartialManifest(request.target, rank, job.identity(), job.state)
     workers = _most_writers(request, len(tasks), alone=alone)
-    results = {}
+    results: Results = {}
     try:
-        code = user_reader(request.reader).digest if request.reader else ""
-        with closing(write_all(request.target, tasks, left(job, tasks), workers, told, code)) as written:
+        with (
+            _full_disk_told(job, request, lambda: len(tasks) - len(results)),
+            closing(write_all(_place(request), tasks, left(job, tasks), workers, told)) as written,
+        ):
             for result in written:
                 entries.enter(result)
                 results[result.split, result.number] = result
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            missing = missing_bytes(job, len(tasks) - len(results))
-            raise no_space(request.target, missing, at_most=job.compression is not None) from error
-        raise
     finally:
         entries.close()
     return results
+
+
+def _place(request: ShardRequest, *, again: bool = False) -> Place:
+    code = user_reader(request.reader).digest if request.reader else ""
+    return Place(target=request.target, code=code, again=again)
+
+
+@contextmanager
+def _full_disk_told(job: ShardJob, request: ShardRequest, num_left: Callable[[], int]) -> Iterator[None]:
+    """In place of a full disk's OSError: how much so many shards need."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        missing = missing_bytes(job, num_left())
+        raise no_space(request.target, missing, at_most=job.compression is not None) from error
+
+
+def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: bool) -> ShardJob:
+    """Hold the shards `before` against the source, whose files are others than then; the job, whose plan tells of it.
+
+    Each shard is made again below the work folder: a copy of the source gives the same bytes. UsageError where one
+    comes out otherwise. What fits is entered as made from the source as it is now.
+    """
+    tasks, work = list(before), request.target / WORK_NAME
+    for split in {split for split, _ in tasks}:
+        make_folder((work / REPAIRED / shard_file(split, 0, UNSPLIT)).parent)
+    entries, total = journal.PartialManifest(request.target, 0, job.identity(), job.state), left(job, tasks)
+    workers = _most_writers(request, len(tasks), alone=alone)
+    try:
+        with (
+            progress("comparing whole shards with the source", total) as shown,
+            _full_disk_told(job, request, lambda: 1),
+            closing(write_all(_place(request, again=True), tasks, total, workers, counter(shown, 0, time.monotonic())))
+            as written,
+        ):  # fmt: skip
+            for result in written:
+                was = before[result.split, result.number]
+                if result.entry != was.entry or list(result.skipped) != list(was.skipped):
+                    name = shard_file(result.split, result.number, UNSPLIT)
+                    raise UsageError(
+                        f"{request.target} was begun from this source before its files changed ({name} comes out "
+                        "otherwise now): its shards would be half old, half new. Remove that folder, or name another "
+                        "one, and shard anew"
+                    )
+                if result.entry is not None:
+                    remove_file(work / REPAIRED / result.entry.file)
+                entries.enter(result)
+    finally:
+        entries.close()
+    told = f"the source's files are others than before (time, inode), and hold the same: {len(tasks)} shards compared"
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, reasons=[*job.plan.reasons, told]))
 
 
 def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:

@@ -1,0 +1,110 @@
+"""--resume of a source whose files are others than before: a copy of it is compared and taken, a change is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.data.write import shards, tasks
+from hpcdl.data.write.plan import WORK_NAME
+from tests.data.sharding import contents, make, report
+
+
+def forty(folder: Path, kind: str, value: int, *, only: int | None = None) -> Path:
+    """40 samples, each of pixels `value` and more; or, in a source that is there, sample `only` alone anew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = np.arange(40, dtype=np.uint8)[:, None, None, None] + np.full((40, 4, 4, 3), value, np.uint8)
+    if kind == "array":
+        if only is not None:
+            pictures = np.load(folder / "images.npy")
+            pictures[only] = value
+        np.save(folder / "images.npy", pictures)
+        np.save(folder / "labels.npy", np.arange(40) % 2)
+        return folder
+    for number in range(40) if only is None else [only]:
+        path = folder / "ab"[number % 2] / f"{number}.bmp"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pictures[number]).save(path)
+    return folder
+
+
+def stopped_after(count: int, source: Path, target: Path, **options: Any) -> None:
+    """Shard, and stop as Ctrl-C does once so many shards more are whole."""
+    calls, begin = [], shards.ShardWriter.begin
+
+    def stopped(self: Any, *args: Any) -> Any:
+        calls.extend([args] * (self._target == target))
+        if len(calls) > count:
+            raise KeyboardInterrupt
+        return begin(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards.ShardWriter, "begin", stopped)
+        with pytest.raises(HpcdlError, match="--resume"):
+            make(source, target, shards=8, **options)
+
+
+MIXED = r"before its files changed \(shard-0000\d\.h5 comes out otherwise now\): .*half old, half new"
+
+
+@pytest.mark.parametrize("kind", ["files", "array"])
+def test_a_source_that_changed_is_not_mixed_by_resume(kind: str, tmp_path: Path) -> None:
+    source, target = forty(tmp_path / "s", kind, 1), tmp_path / "out"
+    stopped_after(3, source, target)
+    assert list(target.glob("shard-*.h5"))
+    shutil.copytree(target, tmp_path / "same")
+    make(source, tmp_path / "same", shards=8, resume=True)  # nothing has changed
+    forty(source, kind, 2)
+    for workers in (1, 2):
+        with pytest.raises(UsageError, match=MIXED):
+            make(source, target, shards=8, resume=True, workers=workers)
+    assert not (target / "manifest.json").exists() and not (target / WORK_NAME).exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["files", "array"])
+def test_a_copy_of_the_source_is_compared_and_resumed(
+    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "OTHERS_FROM_S", 0.0)
+    source, target = forty(tmp_path / "s", kind, 1), tmp_path / "out"
+    stopped_after(2, source, target)
+    copy = tmp_path / "elsewhere" / "s"
+    shutil.copytree(source, copy)
+    stopped_after(2, copy, target, resume=True)
+    whole = tmp_path / "whole"
+    make(source, whole, shards=8)
+    shutil.rmtree(source)
+    found = report(copy, target, shards=8, resume=True, workers=workers)
+    assert found.kept >= 3 and contents(target) == contents(whole)
+
+
+@pytest.mark.parametrize("kind", ["files", "array"])
+def test_shards_of_a_copy_are_compared_with_the_first_source(kind: str, tmp_path: Path) -> None:
+    """Sizes, times and inodes are those that the first shards came from: what came from the copy is no longer so."""
+    source, target = forty(tmp_path / "s", kind, 1), tmp_path / "out"
+    stopped_after(2, source, target)
+    before = {path: path.stat() for path in source.rglob("*") if path.is_file()}
+    copy = tmp_path / "elsewhere" / "s"
+    shutil.copytree(source, copy)
+    stopped_after(3, copy, target, resume=True)
+    of_copy = {int(own) for path in sorted(target.glob("shard-*.h5"))[3:5] for own in first_pixels(path)}
+    changed = forty(source, kind, 200, only=min(of_copy) - 1)
+    for path, state in before.items():
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+        assert (path.stat().st_ino, path.stat().st_size) == (state.st_ino, state.st_size)
+    with pytest.raises(UsageError, match=MIXED):
+        make(changed, target, shards=8, resume=True)
+
+
+def first_pixels(path: Path) -> list[int]:
+    with h5py.File(path) as file:
+        return file["images"][:, 0, 0, 0].tolist()

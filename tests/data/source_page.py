@@ -19,6 +19,7 @@ from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base.flags import _TAKEN
 from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.write.writing import dry_run
+from tests.data.doubtful import DOUBTFUL
 from tests.data.published import ASKED as QUESTION
 from tests.data.published import PUBLISHED, REFUSED, RIGHT, Save
 from tests.data.sharding import request
@@ -119,6 +120,7 @@ BEHAVIOUR = {
     "one stat and one open a file": "test_operations.py::test_a_file_costs_one_stat_and_one_open_when_it_is_sharded",
 }
 """Cases that no listing shows, and the test that does."""
+CASES = {kind: {**PUBLISHED.get(kind, {}), **DOUBTFUL.get(kind, {})} for kind in [*PUBLISHED, *DOUBTFUL]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ def tried() -> list[Tried]:
 
 
 def _all() -> Iterator[Tried]:
-    for kind, cases in PUBLISHED.items():
+    for kind, cases in CASES.items():
         for name, (save, options, outcome, _) in cases.items():
             yield look(kind, name, save, options, outcome)
     for name, (save, options, _) in UNDERSTOOD.items():

@@ -10,15 +10,14 @@ import pytest
 
 from hpcdl.data.sources import SOURCES
 from tests.data import source_page
-from tests.data.published import PUBLISHED
-from tests.data.source_page import BEHAVIOUR, FORMS, PAGE, look, page
+from tests.data.source_page import BEHAVIOUR, CASES, FORMS, PAGE, look, page
 
-CASES = [(kind, name) for kind, found in PUBLISHED.items() for name in found]
+NAMES = [(kind, name) for kind, found in CASES.items() for name in found]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_published_kinds_are_read_asked_about_or_refused(kind: str, name: str) -> None:
-    save, options, outcome, words = PUBLISHED[kind][name]
+    save, options, outcome, words = CASES[kind][name]
     found = look(kind, name, save, options, outcome)
     assert found.outcome == outcome and re.search(words, found.said), f"{found.outcome}: {found.said}"
 

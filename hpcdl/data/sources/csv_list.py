@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
@@ -24,7 +25,7 @@ from hpcdl.data.sources.base.flat import is_id, numbered, plausible
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.pictures import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS, some
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
 
 LONGEST_LINE = 1 << 20
@@ -64,6 +65,8 @@ class CsvSource:
         self._picture = PictureField(spec)
         self._quantities: Array | None = None
         self._index: Index | None = None
+        self.named: set[str] = set()
+        """Splits that the table names."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -77,6 +80,8 @@ class CsvSource:
         if not labels:
             raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
         told = self._told(columns)
+        left = sorted(split for split in self.named if leaves_out_split(split, self._spec.leave_out))
+        told += [f"left out: the split {split}" for split in left]
         if self._are_quantities(labels, columns):
             self._list(index, columns, [0] * len(labels))
             values = np.array([float(label) for label in labels], np.float32)
@@ -99,6 +104,7 @@ class CsvSource:
                 decodes=True,
                 told=[*told, f"labels are quantities from {values.min():g} to {values.max():g}"],
             )
+        told += self._told_of_repeats(columns)
         names, numbers, lines = _classes(labels)
         self._list(index, columns, [numbers[label] for label in labels])
         return SourceFacts(class_names=names, samples_are="files", told=[*told, *lines])
@@ -137,7 +143,9 @@ class CsvSource:
                 stat = os.stat(path)  # noqa: PTH116
             except (OSError, ValueError) as error:  # ValueError: a zero byte
                 why = error.strerror if isinstance(error, OSError) else error
-                raise SourceError(f"{self._table}: cannot read {shown(name)}: {why}") from error
+                raise SourceError(
+                    f"{self._table}: cannot read {shown(name)}: {why}{self._found_below(name)}"
+                ) from error
             if self._spec.checks and not is_called_image(name) and checked < MOST_ODD:
                 check_magic(os.fsdecode(path), name)
                 checked += 1
@@ -146,6 +154,14 @@ class CsvSource:
             if count % _BATCH == _BATCH - 1:
                 _add(index, batch)
         _add(index, batch)
+
+    def _found_below(self, name: str) -> str:
+        """Where a file lies that is not beside the table, if a folder there holds it."""
+        below = (own for own in self._table.parent.iterdir() if own.is_dir() and "\0" not in name)
+        there = next((own for own in below if (own / name).exists()), None)
+        return (
+            f"; it lies in {there.name}: write {there.name}/ before the names, or move the table there" if there else ""
+        )
 
     def _are_quantities(self, labels: Sequence[str], columns: _Columns) -> bool:
         """Whether labels are measured numbers; SourceError where they may be, and it was not said."""
@@ -181,6 +197,30 @@ class CsvSource:
             return []
         found = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
         return found + ([f"columns not used: {some(left)}"] if left else [])
+
+    def _told_of_repeats(self, columns: _Columns) -> list[str]:
+        """Lines about files that are listed more than once; SourceError where their labels differ."""
+        keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
+        often, counts = np.unique(keys, return_counts=True)
+        repeated = set(often[counts > 1].tolist())
+        if not repeated:
+            return []
+        seen: dict[str, tuple[str, str]] = {}
+        over_splits: dict[str, None] = {}
+        for (name, label, split), key in zip(self._lines(columns), keys.tolist(), strict=True):
+            if key not in repeated:
+                continue
+            other, before = seen.setdefault(name, (label, split))
+            if other != label and self._spec.target_kind != "class":
+                raise SourceError(
+                    f"{self._table}: {shown(name)} is listed as {shown(other)} and as {shown(label)}: several labels "
+                    "of one picture need an array of 0 and 1 for each (--reader FILE.py:NAME); correct the list, or "
+                    "give --target-kind class for a sample of each line"
+                )
+            if before != split:
+                over_splits[name] = None
+        told = [f"{len(seen)} files are listed more than once, such as {shown(next(iter(seen)))}"] if seen else []
+        return told + ([f"files in more than one split: {some(over_splits)}"] if over_splits else [])
 
     def _columns(self) -> _Columns:
         lines = [fields for _, fields in itertools.islice(self._rows(), 2)]
@@ -237,7 +277,10 @@ class CsvSource:
     def _lines(self, columns: _Columns) -> Iterator[tuple[str, str, str]]:
         rows = self._rows()
         for number, fields in itertools.islice(rows, 1, None) if columns.names else rows:
-            yield self._line(number, fields, columns)
+            split = self._split_of(number, fields, columns)
+            self.named.add(split)
+            if not leaves_out_split(split, self._spec.leave_out):
+                yield self._line(number, fields, columns, split)
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
         number = 0
@@ -250,13 +293,7 @@ class CsvSource:
             except (csv.Error, ValueError) as error:
                 raise SourceError(f"{self._table} line {number + 1}: {error}") from error
 
-    def _line(self, number: int, fields: list[str], columns: _Columns) -> tuple[str, str, str]:
-        least = max(columns.file, columns.label, columns.split or 0) + 1
-        right = len(fields) == columns.count if columns.names else least <= len(fields) <= 3
-        right = right or (not columns.names and len(fields) in (2, 3))
-        if not right or not fields[columns.file].strip() or not fields[columns.label].strip():
-            wanted = f"{columns.count} as in the head" if columns.names else "write file,label or file,label,split"
-            raise SourceError(f"{self._table} line {number}: {len(fields)} fields; {wanted}")
+    def _split_of(self, number: int, fields: list[str], columns: _Columns) -> str:
         split = UNSPLIT
         if columns.split is not None and columns.split < len(fields):
             split = fields[columns.split].strip().lower()
@@ -264,7 +301,20 @@ class CsvSource:
             raise SourceError(
                 f"{self._table} line {number}: a split cannot be called {shown(split)}; write train, val or test"
             )
-        return fields[columns.file].strip(), fields[columns.label].strip(), SPLIT_WORDS.get(split, split)
+        return SPLIT_WORDS.get(split, split)
+
+    def _line(self, number: int, fields: list[str], columns: _Columns, split: str) -> tuple[str, str, str]:
+        least = max(columns.file, columns.label, columns.split or 0) + 1
+        right = len(fields) == columns.count if columns.names else least <= len(fields) <= 3
+        right = right or (not columns.names and len(fields) in (2, 3))
+        for at, what in ((columns.file, "file"), (columns.label, "label")):
+            if right and not fields[at].strip():
+                without = f", or give --leave-out {split} for a split without labels" if split != UNSPLIT else ""
+                raise SourceError(f"{self._table} line {number}: the {what} is empty; write one{without}")
+        if not right:
+            wanted = f"{columns.count} as in the head" if columns.names else "write file,label or file,label,split"
+            raise SourceError(f"{self._table} line {number}: {len(fields)} fields; {wanted}")
+        return fields[columns.file].strip(), fields[columns.label].strip(), split
 
 
 def _classes(labels: Sequence[str]) -> tuple[Sequence[str], dict[str, int], list[str]]:

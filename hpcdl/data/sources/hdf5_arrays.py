@@ -30,7 +30,7 @@ from hpcdl.data.sources.base.flat import (
 from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names
+from hpcdl.data.sources.base.splits import by_names, some
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
@@ -87,6 +87,8 @@ class Hdf5Source(FieldSource):
             sample_shape, first = channels_last(shape[1:], self._axes, where)
             self._note_links(path, image_name)
             self._note_links(path, label_name)
+            if unused := [name for name in file.shapes() if name not in (image_name, label_name)]:
+                told[f"arrays not used: {some(unused)}"] = None
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))

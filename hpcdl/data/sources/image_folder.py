@@ -10,7 +10,7 @@ from typing import Any
 from hpcdl.core.errors import SourceError
 from hpcdl.core.files import open_regular
 from hpcdl.core.units import format_bytes
-from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, class_folders
+from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, ask_of_list, class_folders
 from hpcdl.data.sources.base.foreign import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.pairs import PicturePairs
@@ -65,6 +65,7 @@ class ImageFolderSource:
             self._add_class(index, number, numbers[folder.name], folder, walk)
         if not sum(index.counts.values()):
             raise SourceError(f"{self._root} holds no files in its class folders; there is nothing to shard")
+        ask_of_list(str(self._root), out.files, names, "give that file as SOURCE")
         told = out.lines()
         files = [_portable(folder.path) for folder in chosen]
         return SourceFacts(class_names=names, samples_are="files", files=files, told=told)

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from hpcdl.data.sources.base.foreign import is_image_head
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, UnreadableSample
-from hpcdl.data.sources.base.splits import SPLIT_WORDS
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
 
 _ENDINGS = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -113,16 +113,24 @@ class ParquetSource(ColumnSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read what is asked for, column by column."""
-        tables = {
-            split: _Table(self, paths) for split, paths in files_by_split(self._location, _ENDINGS, self._spec).items()
-        }
+        files = files_by_split(self._location, _ENDINGS, self._spec)
+        left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
+        self.named.update(left)
+        facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
+        return dataclasses.replace(facts, told=[*facts.told, *(f"left out: the split {own}" for own in left)])
+
+    def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
+        tables = {split: _Table(self, paths) for split, paths in files.items()}
         if not tables:
             raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
         first = next(iter(tables.values()))
         for split, table in tables.items():
             if table.names != first.names:
                 odd = sorted({*table.names} ^ {*first.names}) or table.names
-                raise SourceError(f"{self._location}: the files of {split} have other columns ({shown(odd[0])})")
+                raise SourceError(
+                    f"{self._location}: the files of {split} have other columns ({shown(odd[0])}); make them alike, or "
+                    f"give --leave-out with a split, such as test"
+                )
         if list(tables) == [UNSPLIT] and "split" in first.names:
             tables = self._by_column(first)
         image = self._image_column(first)

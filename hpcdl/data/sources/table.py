@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,12 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import PlacedArray
+from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 
 _ENDINGS = (".csv", ".tsv")
@@ -26,6 +27,12 @@ _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _VALUES = 1 << 18
 """So many are held at once, 60 bytes each or more."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_LONG = re.compile(r"[+-]?[0-9]{19,}")
+"""Digits of a number that neither int64 nor float64 holds: a code."""
+_NOTATION = re.compile(
+    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
+)
+"""Numbers that are not written as float() takes them: decimal commas, marks of thousands, percent, hexadecimal."""
 
 
 class TableSource(ColumnSource):
@@ -74,15 +81,46 @@ class TableSource(ColumnSource):
         """The columns, and int64, float64 or text of each."""
         kinds: dict[str, str] = {}
         present: dict[str, bool] = {}
+        odd: dict[str, _Odd] = {}
         names: list[str] = []
         for names, rows in self._rows():
             for name, column in zip(names, zip(*rows, strict=True), strict=True):
                 values = [value.strip() for value in column]
                 kinds[name] = _kind(values, kinds.get(name, "int64"))
+                odd.setdefault(name, _Odd()).look(values, kinds[name])
                 present[name] = present.get(name, False) or any(value.lower() not in _MISSING for value in values)
         if not kinds:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
+        self._ask_of_odd(names, kinds, odd)
         return names, {name: kind if present[name] else "text" for name, kind in kinds.items()}
+
+    def _ask_of_odd(self, names: Sequence[str], kinds: Mapping[str, str], odd: Mapping[str, _Odd]) -> None:
+        """SourceError for columns that are used, and whose values are numbers otherwise written, or codes."""
+        spec = self._spec
+        inputs, targets = ([own.rpartition("=")[0] or own for own in wishes] for wishes in (spec.inputs, spec.targets))
+        words = [own.rpartition("=")[0] for own in spec.categories]
+        for name in names:
+            if (
+                name in words
+                or left_out(name, spec.leave_out)
+                or (name not in targets and inputs and name not in inputs)
+            ):
+                continue
+            target = name in targets or (not targets and name.lower() in TARGET_NAMES)
+            written, code = odd[name].written, odd[name].code
+            if kinds[name] == "text" and written and not (target and spec.target_kind == "class"):
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds numbers written as {shown(written)}; write them "
+                    "with a point alone, without marks of thousands or units (pandas.read_csv has decimal= and "
+                    f"thousands=), or give --leave-out {name}"
+                )
+            numbers = kinds[name] != "text" or odd[name].numbers
+            if numbers and code and not target and name not in inputs:
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds {shown(code)}: a number, or a code? Give "
+                    f"--categories {name}=codes or {name}=one-hot, or --leave-out {name}, or for numbers name the "
+                    "inputs, each with --input COLUMN=NAME"
+                )
 
     def _splits(self) -> dict[str, str]:
         """The split by the word for it in the column `split`, in the order in which they come."""
@@ -172,11 +210,16 @@ class TableSource(ColumnSource):
                 f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line, or "
                 "give --head none, which calls them c1, c2, ..."
             )
-        twice = next((name for name in names if names.count(name) > 1 or not name), None)
+        if "" in names:
+            raise SourceError(
+                f"{self._location} line 1: column {names.index('') + 1} has no name (pandas writes the numbers of rows "
+                "so, unless index=False is given); name it, and leave it out by --leave-out if it is no feature"
+            )
+        twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SourceError(
-                f"{self._location} line 1: the column {shown(twice)} is named twice, or not at all; is this line a "
-                "sample? Then give --head none"
+                f"{self._location} line 1: the column {shown(twice)} is named twice; is this line a sample? Then give "
+                "--head none"
             )
         return names
 
@@ -197,6 +240,40 @@ class TableSource(ColumnSource):
                 raise SourceError(f"{self._location} line {number + 1}: {error}") from error
 
 
+@dataclass
+class _Odd:
+    """What is odd about a column's values, by an example of each."""
+
+    written: str = ""
+    """Of a column all of whose values are numbers, this one is not written as float() takes it."""
+    code: str = ""
+    """A whole number with zeros before it, or of more digits than numbers keep."""
+    numbers: bool = True
+
+    def look(self, values: Sequence[str], kind: str) -> None:
+        """Take more values of the column, which is of this kind so far."""
+        if not self.code and kind != "text":
+            self.code = next((own for own in values if own[:1] == "0" and len(own) > 1 and own.isdigit()), "")
+        if kind != "text" or not self.numbers:
+            return
+        for own in values:
+            if _NOTATION.fullmatch(own):
+                self.written = self.written or own
+            elif _LONG.fullmatch(own):
+                self.code = self.code or own
+            elif not _is_number(own):
+                self.numbers, self.written = False, ""
+                return
+
+
+def _is_number(value: str) -> bool:
+    try:
+        _converted([value], "float64")
+    except ValueError:
+        return False
+    return True
+
+
 def _is_sample(head: list[str]) -> bool:
     """Whether a first line holds a sample: numbers alone that do not rise, as column numbers and wavelengths do."""
     try:
@@ -210,8 +287,8 @@ def _kind(values: list[str], before: str) -> str:
     """int64, float64 or text, for these values and those `before`."""
     if before == "int64" and all(map(_WHOLE.fullmatch, values)):
         return before
-    if before == "text":
-        return before
+    if before == "text" or any(len(value) > 18 and _LONG.fullmatch(value) for value in values):
+        return "text"
     try:
         _converted(values, "float64")
     except ValueError:

@@ -5,6 +5,7 @@ A record is: length (uint64), masked CRC of the length (uint32), data, masked CR
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import io
@@ -28,7 +29,7 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
 from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names
+from hpcdl.data.sources.base.splits import by_names, leaves_out_split
 from hpcdl.data.sources.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
 
 _HEAD = struct.Struct("<QI")
@@ -69,7 +70,16 @@ class TFRecordSource(FieldSource):
                 f"{self._location} holds no TFRecord files; their names contain .tfrecord, or -00000-of-00001"
             )
         split_of = {UNSPLIT: paths} if self._location.is_file() else by_names(paths, self._spec)
+        left = [split for split in split_of if leaves_out_split(split, self._spec.leave_out)]
+        self.named.update(left)
+        split_of = {split: own for split, own in split_of.items() if split not in left}
+        facts = self._listed(split_of, index)
+        return dataclasses.replace(facts, told=[*facts.told, *(f"left out: the split {own}" for own in left)])
+
+    def _listed(self, split_of: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
         paths = [path for own in split_of.values() for path in own]
+        if not paths:
+            raise SourceError(f"{self._location}: --leave-out leaves no file; give fewer names")
         if not self._holds_images(paths):
             return self._list_fields(split_of, index)
         splits = [split for split, own in split_of.items() for _ in own]

@@ -14,11 +14,11 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.folders import pictures_and_masks
+from hpcdl.data.sources.base.folders import ask_of_list, pictures_and_masks
 from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS, is_image_head
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, split_called
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
 
 _HEAD_BYTES = 12
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
@@ -50,7 +50,8 @@ class ZipSource(FieldSource):
             raise SourceError(f"{self._location} cannot be unpacked: {' '.join(str(error).split())[:200]}") from error
 
     def _listed(self, archive: zipfile.ZipFile, index: IndexWriter) -> SourceFacts:
-        pictures, others = [], 0
+        pictures: list[tuple[zipfile.ZipInfo, tuple[str, ...]]] = []
+        others: list[str] = []
         for member in archive.infolist():
             parts = PurePosixPath(member.filename).parts
             self.named.update(parts)
@@ -59,10 +60,14 @@ class ZipSource(FieldSource):
             if member.filename.lower().endswith(IMAGE_ENDINGS):
                 pictures.append((member, parts))
             else:
-                others += 1
+                others.append(member.filename)
+        found = self._by_folders([own for _, own in pictures])
+        remedy = "unpack the archive and give that file as SOURCE"
+        ask_of_list(str(self._location), others, {label for _, label in found}, remedy)
+        self._check_names(pictures)
         listed = EncodedFiles(index, self._spec)
         members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
-        for (member, _), (split, label) in zip(pictures, self._by_folders([own for _, own in pictures]), strict=True):
+        for (member, _), (split, label) in zip(pictures, found, strict=True):
             members.setdefault(split, []).append((member, label))
         for number, (split, own) in enumerate(members.items()):
             path = self._work / f"images.{number}"
@@ -75,8 +80,19 @@ class ZipSource(FieldSource):
             listed.add_file(split, path, places)
         facts = listed.facts()
         if others:
-            return dataclasses.replace(facts, told=[*facts.told, f"left out: {others} members that are not pictures"])
+            return dataclasses.replace(facts, told=[*facts.told, f"left out, no pictures: {some(others)}"])
         return facts
+
+    def _check_names(self, pictures: Sequence[tuple[zipfile.ZipInfo, tuple[str, ...]]]) -> None:
+        """SourceError for two pictures of one name: unpacked, one of them would be gone."""
+        seen: set[str] = set()
+        for member, _ in pictures:
+            if member.filename in seen:
+                raise SourceError(
+                    f"{self._location}: two pictures are called {shown(member.filename)}, of which unpacking keeps the "
+                    "last: unpack the archive, and shard the folder"
+                )
+            seen.add(member.filename)
 
     def _content(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         if member.file_size > MOST_SAMPLE_BYTES:

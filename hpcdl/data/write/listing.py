@@ -20,7 +20,7 @@ from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, read_manifest
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.flags import check_flags
+from hpcdl.data.sources.base.flags import check_flags, knows
 from hpcdl.data.sources.base.foreign import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds
 from hpcdl.data.sources.base.index import Index, IndexWriter
@@ -39,6 +39,7 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.reader_code import user_reader
+from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, told_of_counts
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -51,10 +52,10 @@ _HEADERS = 500
 """So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
 
 
-def make_job(request: ShardRequest, work: Path, *, alone: bool = True) -> ShardJob:
+def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: bool = True) -> ShardJob:
     """List the source into `work` and plan; SourceError and UsageError say what is unusable.
 
-    `alone`: no other ranks share the cores.
+    `alone`: no other ranks share the cores. `asks`: about names of classes, which a finished data set has settled.
     """
     layout = request.config.layout
     spec = _spec(request, work, workers=request.most_processes(alone=alone))
@@ -72,15 +73,22 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True) -> ShardJ
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
     _check_kind(request.config, facts)
+    if asks and not spec.target_kind and knows("target_kind", spec.format):
+        for names in [facts.class_names, *(item.class_names for item in facts.fields if item.kind == "class")]:
+            ask_of_names(names, request.source)
     index = Index(work)
     try:
-        class_counts, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
+        by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
+        if len(facts.class_names) > 1 and spec.format != "synthetic":
+            if asks and not spec.target_kind:
+                ask_of_unlabelled(facts.class_names, by_split, request.source)
+            facts = dataclasses.replace(facts, told=[*facts.told, *told_of_counts(facts.class_names, by_split)])
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
-            counts = divide(work, index, UNSPLIT, class_counts, fractions, mixed(layout.seed, 10))
+            counts = divide(work, index, UNSPLIT, by_split[UNSPLIT], fractions, mixed(layout.seed, 10))
     finally:
         index.close()
     encoded = layout.encoding == "encoded"
@@ -275,9 +283,9 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
         raise UsageError("--encoding encoded packs JPEG and PNG files; this source holds pixels, use --encoding raw")
 
 
-def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[Any, int, int]:
-    """Samples by class over all splits, encoded bytes in all, and of the largest; SourceError for odd labels."""
-    class_counts, total, largest = np.zeros(num_classes, np.int64), 0, 0
+def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[dict[str, Counts], int, int]:
+    """Samples by split and class, encoded bytes in all, and of the largest sample; SourceError for odd labels."""
+    by_split, total, largest = {split: np.zeros(num_classes, np.int64) for split in counts}, 0, 0
     for split in counts:
         position = 0
         for rows in index.chunks(split):
@@ -288,11 +296,11 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
                     f"{source}: sample {position + at} has the label {rows['label'][at]}, "
                     f"out of range 0 to {num_classes - 1}; correct the source"
                 )
-            class_counts += np.bincount(rows["label"], minlength=num_classes)
+            by_split[split] += np.bincount(rows["label"], minlength=num_classes)
             total += int(rows["size"].sum())
             largest = max(largest, int(rows["size"].max(initial=0)))
             position += len(rows)
-    return class_counts, total, largest
+    return by_split, total, largest
 
 
 def _shape(

@@ -49,7 +49,7 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str)
         Layer(origin="manifest", values={"categories-of": str(folder)} if recipe.options.get("categories") else {}),
     ]
     request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config, reader=reader)
-    job = make_job(request, work)
+    job = make_job(request, work, asks=False)
     if job.fingerprint != recipe.fingerprint:
         raise UsageError(f"{source} is not what {folder} was made from: names, sizes or labels of its samples differ")
     plan = dataclasses.replace(

@@ -12,7 +12,7 @@ _NAMES = ("split_names", "leave_out")
 _WORDS = ("categories", "categories_of")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "synthetic": ("samples",),
-    "csv": ("image_field", "label_field", "target_kind", "nan"),
+    "csv": ("image_field", "label_field", "target_kind", "nan", "leave_out"),
     "table": (*_FIELDS, *_WORDS, "leave_out", "head"),
     "cifar10": (),
     "cifar100": (),
@@ -60,6 +60,11 @@ def check_flags(name: str, chosen: Any) -> None:
     if named and (chosen.image_field or (chosen.label_field and name != "text")):
         flag = "image_field" if chosen.image_field else "label_field"
         raise UsageError(f"{_typed(flag)} beside --input or --target: name everything with --input and --target")
+
+
+def knows(flag: str, name: str) -> bool:
+    """Whether the format `name` takes this flag."""
+    return name not in _TAKEN or flag in _TAKEN[name]
 
 
 def _typed(flag: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
@@ -19,6 +19,8 @@ _MASKS = re.compile(
     r"|segmentationobject|trimaps?)|gts?|groundtruths?|targets?|depths?|mattes?|edges?|contours?"
 )
 _LOOKED_INTO = 64
+_LISTS = (".csv", ".tsv", ".json", ".xml", ".txt", ".mat")
+"""Files in which the labels of pictures are listed."""
 FoundFile = tuple[str, "os.DirEntry[str]"]
 """The name of a file below its class folder, and its entry there, which knows a link's state without asking twice."""
 
@@ -52,6 +54,16 @@ class LeftOut:
         if self.num_files:
             found.append(f"left out: {self.num_files} files, such as {some(self.files[:3])}")
         return found
+
+
+def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], remedy: str) -> None:
+    """SourceError where all pictures are of one class, and a list beside them (of `others`) may say otherwise."""
+    found = next((name for name in others if name.lower().endswith(_LISTS)), None)
+    if found is not None and len(classes) == 1:
+        raise SourceError(
+            f"{where}: all pictures lie in one folder, {shown(min(classes))}, and {shown(found)} may list their "
+            f"labels: {remedy}, or give --leave-out {PurePosixPath(found).name} for one class"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

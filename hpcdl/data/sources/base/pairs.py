@@ -25,6 +25,7 @@ _KEPT = "images.pairs"
 """In the work folder: the target file of each pair, with its size and time."""
 _OF_TARGETS = re.compile(r"[ _.-]*(?:masks?|gt|seg|segmentation|labels?|labelids|annotations?|target|truth)$", re.I)
 _OF_INPUTS = re.compile(r"[ _.-]*(?:images?|img|sat|rgb|input|scan)$", re.I)
+_LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif")
 _Pair = tuple[Path, Path]
 
 
@@ -71,7 +72,7 @@ class PicturePairs:
             dtype=fields[0].dtype,
             fields=fields,
             decodes=True,
-            told=[f"pairs of files in {inputs} and {targets}, by their names", *out.lines()],
+            told=[f"pairs of files in {inputs} and {targets}, by their names", *_told_of(targets, inner), *out.lines()],
         )
 
     def read_fields(self, content: Any, row: Any, facts: SourceFacts) -> Sequence[Array]:
@@ -163,6 +164,13 @@ class PicturePairs:
                     raise SourceError(f"{found[stem]} and {path} fit the same partner; leave one of them out")
                 found[stem] = path
         return dict(sorted(found.items()))
+
+
+def _told_of(targets: str, pairs: Sequence[_Pair]) -> list[str]:
+    """That JPEG, which changes values, is no format of masks."""
+    if any(second.suffix.lower() in _LOSSY for _, second in pairs):
+        return [f"{targets} holds JPEG files, whose values are smeared: fit for pictures, not for masks with classes"]
+    return []
 
 
 def _content(path: Path) -> tuple[str, bytes]:

@@ -209,6 +209,18 @@ class ElasticConfig:
         at_least=1,
         matters=RESULT | TIME,
     )
+    period_within: int | None = setting(
+        None,
+        "Of local-sgd, slowmo and diloco: steps from one mean over a node's workers to the next, beside --period.",
+        at_least=1,
+        matters=RESULT | TIME,
+    )
+    period_between: int | None = setting(
+        None,
+        "Another name for --period beside --period-within: steps from one exchange of all workers to the next.",
+        at_least=1,
+        matters=RESULT | TIME,
+    )
     outer_rate: float | None = setting(
         None,
         "Rate at which an exchange of slowmo (default 1) or (streaming-)diloco (0.7) follows the mean change.",

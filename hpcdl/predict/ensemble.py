@@ -73,7 +73,8 @@ def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
     if seen.alone and job.servers == 0:
         return True
     servers = seen.servers == job.servers or seen.servers * job.workers == job.servers * seen.workers
-    keys = ("strategy", "compressed", "placement", "period", "fragments", "overlap", "variant", "bucket_bytes")
+    keys = ("strategy", "compressed", "placement", "period", "variant", "bucket_bytes")
+    keys += ("period_within", "fragments", "overlap")
     return servers and all(getattr(seen, key) == getattr(job, key) for key in keys)
 
 

@@ -152,7 +152,7 @@ class Evidence:
         )  # fmt: skip
 
 
-_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "fragments", "overlap", "variant")
+_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "period_within", "fragments", "overlap", "variant")
 
 
 def gather_evidence(
@@ -373,6 +373,7 @@ def _job_of(
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
         period=int(settings.get("period", 1)) if has_period(strategy) else 1,
+        period_within=int(settings.get("period-within") or 0),
         fragments=fragments,
         overlap=overlap,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",

@@ -28,7 +28,8 @@ class StepJob:
 
     `lengths` are the gradients' elements in creation order; one of them all where the network is not known. `ready`,
     where a trace has it: shares of all bytes, as they leave, and of computing when these are there. The weights of
-    streaming-diloco are exchanged in `fragments`, each beside `overlap` steps.
+    streaming-diloco are exchanged in `fragments`, each beside `overlap` steps. `period_within` (0: none) is that of the
+    workers of one node.
     """
 
     strategy: str
@@ -44,6 +45,7 @@ class StepJob:
     bucket_bytes: int = BUCKET_BYTES
     placement: str = ""
     period: int = 1
+    period_within: int = 0
     fragments: int = 1
     overlap: int = 0
     variant: str = "3"

@@ -29,7 +29,18 @@ MOST_STRATEGIES = 4
 MOST_SIZES = 4
 """Of a strategy: the smallest, and the largest ones."""
 _TIMELINE_KNOWS = frozenset(
-    ("compress", "bucket-size", "placement", "period", "fragments", "overlap", "variant", "trace")
+    (
+        "compress",
+        "bucket-size",
+        "placement",
+        "period",
+        "period-within",
+        "period-between",
+        "fragments",
+        "overlap",
+        "variant",
+        "trace",
+    )
 )
 """Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed.
 

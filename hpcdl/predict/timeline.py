@@ -7,6 +7,7 @@ steps stand for the distribution of what workers take, at evenly spaced probabil
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -376,15 +377,19 @@ def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -
 
 def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
     """One all-reduce of all weights every `period` steps, with nothing beside it; or of each fragment, beside steps."""
-    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period / job.fragments))
+    alone = job.period_within or job.period / job.fragments  # steps that nobody is waited for
+    factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(alone))
     slowest = _mean(compute[:, None] * factors)
     whole = _by_cause(_unit_seconds(job, p) * _fragment_messages(job, network))
     one = _sum(whole.values())
     exposed = one - numpy.minimum(p["overlap"] * one, job.overlap * slowest)
-    return {
-        "compute noise": slowest - compute,
-        **_shares(exposed * job.fragments / job.period, whole),
-    }
+    losses = {"compute noise": slowest - compute, **_shares(exposed * job.fragments / job.period, whole)}
+    if not job.period_within:
+        return losses
+    node = dataclasses.replace(job, nodes=1, workers=min(job.workers, job.workers_per_node))
+    inside = _by_cause(_unit_seconds(node, p) * _whole_messages("auto", node, network))
+    share = 1 / job.period_within - 1 / job.period
+    return losses | {name: losses[name] + share * seconds for name, seconds in inside.items()}
 
 
 @functools.lru_cache(maxsize=4096)

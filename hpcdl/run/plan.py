@@ -236,9 +236,12 @@ def with_own_period(resolved: ResolvedConfig[Config]) -> ResolvedConfig[Config]:
     """
     name = flatten(resolved.config)["strategy"]
     period = find_strategy(name).features.default_period if name in (*STRATEGIES, *ALIASES) else 1
+    origin = f"strategy {name}"
+    if between := flatten(resolved.config)["period-between"]:
+        period, origin = between, f"--period-between, from {resolved.origins['period-between']}"
     if period == 1 or resolved.origins["period"] != "default":
         return resolved
-    origins = {**resolved.origins, "period": f"strategy {name}"}
+    origins = {**resolved.origins, "period": origin}
     return ResolvedConfig(config=replace(resolved.config, period=period), origins=origins)
 
 
@@ -344,6 +347,8 @@ def rule_in_force(run_plan: RunPlan) -> str:
         most = run_plan.worker_batch
         each = f"{run_plan.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
     meeting = f", an exchange every {values['period']} steps" if run_plan.info.features.periodic else ""
+    if values["period-within"]:
+        meeting += f", inside a node every {values['period-within']}"
     return (
         f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step{meeting}; {rule}, "
         f"{run_plan.schedule.describe()}; "

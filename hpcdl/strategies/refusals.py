@@ -87,7 +87,11 @@ def check_elastic(
     if info.features.optimizers:
         problems += [*_rule_problems(info, config, given, origins)]
     if info.features.periodic:
-        problems += [*_period_problems(info, config.elastic), *_wire_problems(info, config.exchange.compress)]
+        problems += [
+            *_node_problems(config.elastic),
+            *_period_problems(info, config.elastic),
+            *_wire_problems(info, config.exchange.compress),
+        ]
     if info.features.elastic:
         problems += [*_rate_problems(info, config, num_workers, peak_rate)]
     if (info.features.elastic or info.features.optimizers) and config.run.ranks == 1:
@@ -101,6 +105,7 @@ _PERIODIC = {
     "outer-rate": "slowmo, diloco or streaming-diloco",
     "outer-momentum": "slowmo, diloco or streaming-diloco",
     "post-local-start": "local-sgd",
+    **dict.fromkeys(("period-within", "period-between"), "local-sgd, slowmo or diloco"),
     **dict.fromkeys(("fragments", "overlap", "mixing"), "streaming-diloco"),
 }
 """Settings of periodic averaging alone, and who has them."""
@@ -145,6 +150,22 @@ def _unused(
         yield f"--unpacked: strategy {name!r} changes its center in place; leave it out"
     if name != "sync-easgd" and "variant" in given:
         yield f"--variant: only sync-easgd has variants, not {name!r}; leave it out"
+
+
+def _node_problems(elastic: ElasticConfig) -> Iterator[str]:
+    """Two periods of which one does not divide the other, or one without the other."""
+    within, between, period = elastic.period_within, elastic.period_between, elastic.period
+    if between is not None and between != period:
+        yield f"--period {period} and --period-between {between} are the same setting; leave --period out"
+    elif between is not None and within is None:
+        yield f"--period-between {between}: goes with --period-within; use --period {between} without it"
+    elif within is not None and (within >= period or period % within):
+        divisors = [str(steps) for steps in range(1, period) if period % steps == 0]
+        remedy = f"use one of {', '.join(divisors)}, or" if divisors else "use"
+        yield (
+            f"--period-within {within}: all workers exchange every {period} steps, which must be a larger multiple; "
+            f"{remedy} another --period-between"
+        )
 
 
 def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str]:

@@ -185,6 +185,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
         period=elastic.period if has_period(strategy) else 1,
+        period_within=elastic.period_within or 0,
         fragments=fragments,
         overlap=overlap,
         variant=elastic.variant if strategy == "sync-easgd" else job.variant,

@@ -92,6 +92,14 @@ def plain(case: dict[str, Any]) -> tuple[list[numpy.ndarray], list[numpy.ndarray
             trainable = model.trainable_variables
             optimizers[worker].apply(tape.gradient(loss, trainable), trainable)
         done = step + 1
+        whole = done % case["period"] == 0 or done == case["steps"]
+        if not whole and "period_within" in case and done % case["period_within"] == 0:
+            for node in range(0, case["workers"], 2):
+                pair = zip(*(models[node + one].weights for one in range(2)), strict=True)
+                for both in pair:
+                    mean = numpy.mean([numpy.float64(variable) for variable in both], axis=0)
+                    for variable in both:
+                        variable.assign(mean)
         if done % case["period"] and done > case.get("post_local_start", 0) and done != case["steps"]:
             continue
         own = [split(model) for model in models]
@@ -160,11 +168,13 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
     group = everybody.split(0 if takes_part else 1)
     if not takes_part:
         return {}
+    if "period_within" in case:
+        group.host = f"node{group.rank // 2}"  # type: ignore[misc]
     rate, momentum = case.get("outer", (None, None))
     elastic = ElasticConfig(
         period=case["period"], outer_rate=rate, outer_momentum=momentum,
         post_local_start=case.get("post_local_start", 0),
-        **{key: case[key] for key in ("fragments", "overlap", "mixing") if key in case},
+        **{key: case[key] for key in ("period_within", "fragments", "overlap", "mixing") if key in case},
     )  # fmt: skip
     info = find_strategy(case["strategy"])
     context = Context(

@@ -107,6 +107,62 @@ def test_any_number_of_workers_follows_the_paper(name: str, workers: int) -> Non
     np.testing.assert_allclose(ours[0], by_the_paper(name, workers, 24, 5), rtol=2e-5, atol=2e-6)
 
 
+NODES = ["a", "a", "b", "b"]
+
+
+def by_node(name: str, steps: int, within: int, between: int, size: int = 33) -> tuple[Any, list[Any]]:
+    """Shared and own weights: the method among four workers on two nodes, with means inside each node in between."""
+    x, v = np.ones(size), np.zeros(size)
+    own = [x.copy() for _ in NODES]
+    for step in range(1, steps + 1):
+        own = [one - RATE * (one - targets(worker, size)) for worker, one in enumerate(own)]
+        if step % between == 0:
+            change = x - np.mean(own, axis=0)
+            rate, momentum = OUTER[name]
+            if name == "local-sgd":
+                x = x - change
+            elif name == "slowmo":
+                v = momentum * v + change / RATE
+                x = x - rate * RATE * v
+            else:
+                v = momentum * v + change
+                x = x - rate * (change + momentum * v)
+            own = [x.copy() for _ in NODES]
+        elif step % within == 0:
+            means = {node: np.mean([one for one, at in zip(own, NODES, strict=True) if at == node], axis=0)
+                     for node in NODES}  # fmt: skip
+            own = [means[node] for node in NODES]
+    return x, own
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_workers_of_a_node_take_their_mean_in_between(name: str) -> None:
+    rate, momentum = OUTER[name]
+
+    def rank(inner: Any) -> tuple[np.ndarray, np.ndarray, int]:
+        group = observe(inner)
+        elastic = {"period": 6, "period_within": 2, "outer_rate": rate, "outer_momentum": momentum}
+        shared = SharedWeights(context_of(name, group, 0, **elastic))
+        shared.start(np.ones(33, np.float32))
+        own = shared.weights.copy()
+        for step in range(16):
+            exchanges = shared.before_step(step, RATE)
+            own -= np.float32(RATE) * (own - targets(group.rank, 33))
+            if exchanges:
+                own = shared.exchange(own).copy()
+        return shared.weights, own, shared.num_nodes
+
+    x, own = by_node(name, 16, 2, 6)
+    found = threads.run(4, rank, NODES)
+    for worker, (shared, mine, num_nodes) in enumerate(found):
+        np.testing.assert_allclose(shared, x, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(mine, own[worker], rtol=2e-5, atol=2e-6)
+        assert num_nodes == 2
+    # After step 16 the two workers of a node are alike, and the nodes are not.
+    assert found[0][1].tobytes() == found[1][1].tobytes() != found[2][1].tobytes()
+    assert abs(own[0] - own[2]).max() > 0.01
+
+
 def test_slow_momentum_with_a_constant_rate_is_bmuf() -> None:
     """Chen and Huo 2016: D_t = eta D_(t-1) + zeta G_t; W_t = W_(t-1) + D_t, G_t the mean's way from W_(t-1)."""
     block_rate, block_momentum = OUTER["slowmo"]
@@ -155,6 +211,7 @@ RANKS = [
     case("local-sgd", 4, "sgd", 3, post_local_start=2),
     case("slowmo", 2, "momentum", 4, gamma=0.02),
     case("diloco", 2, "adamw", 4),
+    case("slowmo", 4, "momentum", 6, gamma=0.02, period_within=2),
     case("diloco", 4, "adamw", 5),
     {**case("diloco", 4, "adamw", 5), "strategy": "streaming-diloco", "fragments": 1, "overlap": 0, "mixing": 1.0},
 ]
@@ -313,6 +370,12 @@ def plan_of(**settings: Any) -> Any:
     ({"strategy": "local-sgd", "groups": 2}, ["--groups 2", "does not sum gradients"]),
     ({"strategy": "diloco", "keep_batch": 16}, ["--keep-batch 16", "take steps of their own"]),
     ({"strategy": "local-sgd", "unpacked": True}, ["--unpacked"]),
+    ({"strategy": "streaming-diloco", "period_within": 2}, ["--period-within", "use local-sgd, slowmo or diloco"]),
+    ({"strategy": "ring", "period_between": 2}, ["--period-between", "use local-sgd, slowmo or diloco"]),
+    ({"strategy": "local-sgd", "period_within": 3}, ["--period-within 3", "every 8 steps", "use one of 1, 2, 4, or"]),
+    ({"strategy": "local-sgd", "period_within": 8}, ["--period-within 8", "a larger multiple"]),
+    ({"strategy": "diloco", "period_between": 20}, ["--period-between 20: goes with --period-within", "--period 20"]),
+    ({"strategy": "diloco", "period": 5, "period_within": 2, "period_between": 20}, ["the same", "leave --period out"]),
     ({"strategy": "diloco", "fragments": 2}, ["--fragments", "'diloco' does not have it", "use streaming-diloco"]),
     ({"strategy": "diloco", "mixing": 1.0}, ["--mixing", "use streaming-diloco"]),
     ({"strategy": "streaming-diloco", "mixing": 1.5}, ["mixing", "at most 1"]),
@@ -338,6 +401,12 @@ def test_each_has_a_period_of_its_own_unless_another_is_given(name: str) -> None
         "model": "lenet", "data": "synthetic:28x28x1:10", "strategy": name
     })]))  # fmt: skip
     assert with_own_period(once) is once and once.origins["period"] == f"strategy {name}"
+
+
+def test_the_period_between_nodes_is_the_period() -> None:
+    found = plan_of(strategy="local-sgd", period_within=5, period_between=20)
+    assert found.config.elastic.period == 20
+    assert "an exchange every 20 steps, inside a node every 5;" in rule_in_force(found)
 
 
 def test_a_period_beyond_a_tenth_of_an_epoch_is_warned_of(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:

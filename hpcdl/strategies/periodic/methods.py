@@ -54,6 +54,7 @@ class PeriodicMethod:
             "outer-rate": self.outer_rate is not None,
             "outer-momentum": self.outer_momentum is not None,
             "post-local-start": self.post_local,
+            **dict.fromkeys(("period-within", "period-between"), self.streaming is None),
             **dict.fromkeys(("fragments", "overlap", "mixing"), self.streaming is not None),
         }
         return tuple(flag for flag, has in taken.items() if has)

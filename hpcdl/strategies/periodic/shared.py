@@ -12,6 +12,7 @@ import numpy
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import BUCKET, recorder_of
+from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
 from hpcdl.strategies.base.finite import all_finite, not_finite
 from hpcdl.strategies.base.strategy import Context
@@ -43,12 +44,21 @@ class SharedWeights:
         self._momentum = given_or(elastic.outer_momentum, method.outer_momentum)
         self._period, self._num_steps = elastic.period, context.num_steps
         self._post_local_start = elastic.post_local_start
+        self._within = elastic.period_within
+        self.node, self.num_nodes = self.group, 1
+        if self._within is not None:
+            host = context.communicator.host
+            hosts = self.group.allgather_json(host)
+            self.node = self.group.split(hosts.index(host), self.group.rank)
+            self.num_nodes = len(set(hosts))
+        self.all_meet = False
+        """Whether the exchange of the step that was announced last is one of all workers, not of a node's alone."""
         self._velocity: Array = numpy.zeros(0, numpy.float32)
         self._step = 0
         self._rate_sum, self._num_rates = 0.0, 0
         self._restored: dict[str, Array] = {}
         # The same algorithm in every run, by size and ranks alone: measured choices could differ between two runs.
-        self._workspace = Workspace(measure=False)
+        self._workspace, self._node_workspace = Workspace(measure=False), Workspace(measure=False)
         self._distances = Sample(1)
         self._last_distance = 0.0
 
@@ -66,22 +76,33 @@ class SharedWeights:
         """Hear which moving statistics follow the weights in what is exchanged: their names and lengths."""
 
     def before_step(self, step: int, learning_rate: float) -> bool:
-        """Whether `step`, counted from 0, ends with an exchange: every `period`-th, the first ones, the run's last."""
+        """Whether `step`, counted from 0, ends with an exchange: every `period`-th, the first ones, the run's last.
+
+        And, where workers of a node have a period of their own, every `period_within`-th.
+        """
         self._step = step
         self._rate_sum += learning_rate
         self._num_rates += 1
         done = step + 1
-        return done % self._period == 0 or done <= self._post_local_start or done == self._num_steps
+        self.all_meet = done % self._period == 0 or done <= self._post_local_start or done == self._num_steps
+        return self.all_meet or (self._within is not None and done % self._within == 0)
 
     def exchange(self, own: Array) -> Array:
         """The new shared weights for a worker's `own`, whose memory they take. Collective.
 
-        What follows the weights in `own` (moving statistics) becomes its mean over the workers.
+        What follows the weights in `own` (moving statistics) becomes its mean over the workers. Between two exchanges
+        of all workers `own` becomes its mean over those of the node, and the shared weights stay.
         """
         mine = own[: self.weights.size]
+        if not self.all_meet:
+            numpy.subtract(self.weights, mine, out=mine)
+            self._average(own, self.node, self._node_workspace)
+            self._check_finite(own, self.variables)
+            numpy.subtract(self.weights, mine, out=mine)
+            return own
         self._note_distance(mine)
         numpy.subtract(self.weights, mine, out=mine)
-        self._average(own)
+        self._average(own, self.group, self._workspace)
         self._check_finite(own, self.variables)
         self._rule(self.weights, self._velocity, mine, self._rates())
         self._check_finite(self.weights, self.variables)
@@ -107,13 +128,14 @@ class SharedWeights:
     def close(self) -> None:
         """Give buffers back."""
         self._workspace.close()
+        self._node_workspace.close()
 
-    def _average(self, buffer: Array, number: int = 0) -> None:
-        """`buffer` becomes its mean over the workers; a trace shows it as bucket `number`."""
+    def _average(self, buffer: Array, group: Communicator, workspace: Workspace, number: int = 0) -> None:
+        """`buffer` becomes its mean over the workers of `group`; a trace shows it as bucket `number`."""
         began_s = time.monotonic()
-        auto.allreduce(self.group, buffer, self._workspace)
-        buffer /= self.group.size
-        recorder_of(self.group).span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=number)
+        auto.allreduce(group, buffer, workspace)
+        buffer /= group.size
+        recorder_of(group).span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=number)
 
     def _rates(self) -> OuterRates:
         """Those of an exchange now; the mean of the learning rates begins anew."""

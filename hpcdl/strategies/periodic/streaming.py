@@ -156,7 +156,7 @@ class StreamedWeights(SharedWeights):
         change = numpy.concatenate([weights - mine, *(own[part] for part in statistics)])
         self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
         if self._compress == "none":
-            self._background.start(lambda: self._average(change, fragment))
+            self._background.start(lambda: self._average(change, self.group, self._workspace, fragment))
         else:
             self._background.start(lambda: self._average_in_half(mine, weights, change, fragment))
 
@@ -171,7 +171,7 @@ class StreamedWeights(SharedWeights):
         )
         numpy.divide(sent.total, -self.group.size, out=change[: weights.size])
         if change.size > weights.size:
-            self._average(change[weights.size :], fragment)
+            self._average(change[weights.size :], self.group, self._workspace, fragment)
 
     def _merge(self, own: Array) -> None:
         """Algorithm 2, lines 11 to 13; statistics are mixed as weights are."""

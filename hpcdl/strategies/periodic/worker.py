@@ -56,7 +56,7 @@ class PeriodicWorker(Worker):
         self._variables: Sequence[Any] = ()
         self._trainable: list[Any] = []
         self._restored: list[Array] = []
-        self.warnings = _warnings(context)
+        self.warnings = [*_warnings(context), *_warnings_of_nodes(context, self._shared)]
         with tf.device("CPU"):  # it says which branch the graph takes
             self._exchanges = tf.Variable(False, trainable=False)
         self._exchanging = False
@@ -156,16 +156,18 @@ class PeriodicWorker(Worker):
 
         Returns the seconds that it took, float64.
         """
-        weights, took_s = call_python(self._averaged, [one_buffer(averaged)], [tf.float32, tf.float64])
+        types = [tf.float32, tf.float64, tf.bool]
+        weights, took_s, all_met = call_python(self._averaged, [one_buffer(averaged)], types)
         assign_pieces(averaged, weights)
         for variable in ended:
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+            # A mean over one node's workers is no exchange of the method's: its momentum goes on.
+            variable.assign(tf.where(tf.ensure_shape(all_met, []), tf.zeros_like(variable), variable))
         return tf.ensure_shape(took_s, [])
 
-    def _averaged(self, own: Array) -> tuple[Array, float]:
+    def _averaged(self, own: Array) -> tuple[Array, Any, Any]:
         began_s = time.monotonic()
         weights = self._shared.exchange(own)
-        return weights, numpy.float64(time.monotonic() - began_s)
+        return weights, numpy.float64(time.monotonic() - began_s), numpy.bool_(self._shared.all_meet)
 
 
 def _warnings(context: Context) -> list[str]:
@@ -177,3 +179,15 @@ def _warnings(context: Context) -> list[str]:
         f"--period {period} is more than a tenth of an epoch ({epoch} steps): workers drift apart, and an epoch's "
         "evaluation shows weights of the last exchange; compare its accuracy with a shorter --period"
     ]
+
+
+def _warnings_of_nodes(context: Context, shared: SharedWeights) -> list[str]:
+    """Where exchanges inside a node save nothing, or are none."""
+    within, num_workers, num_nodes = context.elastic.period_within, context.num_workers, shared.num_nodes
+    if within is None:
+        return []
+    if num_nodes == 1:
+        return [f"--period-within {within}: all {num_workers} workers are on one node, so all of them take each mean"]
+    if num_nodes == num_workers:
+        return [f"--period-within {within}: every node has one worker, so nothing is exchanged inside a node"]
+    return []

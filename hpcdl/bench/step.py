@@ -89,7 +89,7 @@ def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
     config = resolved.config
     info, num_workers, _ = check_strategy(config)
     check_averaging(info, resolved, num_workers, config.optimizer.learning_rate)
-    if info.features.periodic and config.elastic.period > 1:
+    if info.features.periodic and config.elastic.period != 1:
         raise UsageError(
             f"--period {config.elastic.period}: bench step measures one step of {info.name}, with its exchange and "
             "without; leave it out, and divide the exchange by the period"

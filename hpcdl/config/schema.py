@@ -203,9 +203,10 @@ class ElasticConfig:
     moving_rate: float | None = setting(
         None, "Constant moving rate alpha in place of --elasticity; default 0.9 / workers.", at_least=0, matters=RESULT
     )
-    period: int = setting(
+    period: int | str = setting(
         1,
-        "Steps from one exchange to the next; default 1, of local-sgd 8, slowmo 12, (streaming-)diloco 50.",
+        "Steps from one exchange to the next, or auto; default 1, local-sgd 8, slowmo 12, (streaming-)diloco 50.",
+        kind="count",
         at_least=1,
         matters=RESULT | TIME,
     )
@@ -272,6 +273,11 @@ class ElasticConfig:
         at_least=1,
         matters=RESULT | TIME,
     )
+
+    @property
+    def period_steps(self) -> int:
+        """Steps from one exchange to the next; 0 where the run finds them by itself."""
+        return 0 if self.period == AUTO else int(self.period)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,6 +162,7 @@ class RunRecord:
     background: Mapping[str, float] = field(default_factory=dict)
     bucket_bytes: int | None = None
     bucket_seconds: Mapping[str, float] = field(default_factory=dict)
+    period: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
     bytes_sent_per_step: float | None = None

@@ -372,11 +372,19 @@ def _job_of(
         compressed=settings.get("compress", "none") != "none",
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
-        period=int(settings.get("period", 1)) if has_period(strategy) else 1,
+        period=_period_of(strategy, run) if has_period(strategy) else 1,
         period_within=int(settings.get("period-within") or 0),
         fragments=fragments,
         overlap=overlap,
         variant=settings.get("variant", "3") if strategy == "sync-easgd" else "3",
+    )
+
+
+def _period_of(strategy: str, run: Run) -> int:
+    """Steps from one exchange to the next; the strategy's default where nothing says what a run has found."""
+    asked = run.config.get("period", 1)
+    return run.period or (
+        STRATEGIES[ALIASES.get(strategy, strategy)].features.default_period if asked == AUTO else int(asked)
     )
 
 

@@ -126,7 +126,7 @@ def streaming_of(strategy: str, settings: Mapping[str, Any]) -> tuple[int, int]:
     method = PERIODIC.get(ALIASES.get(strategy, strategy))
     if method is None or method.streaming is None:
         return 1, 0
-    period = int(settings.get("period") or method.period)
+    period = int(settings.get("period") or method.period)  # no run of such a method finds it by itself
     fragments, overlap = settings.get("fragments"), settings.get("overlap")
     return (
         min(method.streaming.fragments, period) if fragments is None else int(fragments),

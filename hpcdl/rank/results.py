@@ -158,6 +158,7 @@ def finished_record(
         checkpoint_interval=outcome.checkpoint_interval,
         bucket_bytes=outcome.bucket_bytes,
         bucket_seconds=outcome.bucket_seconds,
+        period=workers[0].details.get("period", {}).get("steps"),
         background=summed([rank.background for rank in workers]),
         warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_clocks(ranks)],
     )

@@ -67,7 +67,7 @@ def _against_apart(config: TrainConfig) -> Iterator[str]:
         yield "--backup-workers lets workers be several steps apart"
     if config.elastic.variant == "1":
         yield "--variant 1 keeps the center on rank 0 alone, 2 and 3 on every rank"
-    if config.elastic.period > 1 and find_strategy(config.exchange.strategy).features.synchronous:
+    if config.elastic.period != 1 and find_strategy(config.exchange.strategy).features.synchronous:
         yield f"--period {config.elastic.period} has workers take several steps by themselves"
     if config.elastic.groups > 1:
         yield f"--groups {config.elastic.groups} takes whole chips"

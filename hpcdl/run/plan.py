@@ -11,6 +11,7 @@ from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
 from hpcdl.config.load import Config, ResolvedConfig, flatten, replace, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
+from hpcdl.config.settings import AUTO
 from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.files import open_regular
@@ -346,7 +347,10 @@ def rule_in_force(run_plan: RunPlan) -> str:
         fewest = run_plan.samples_of(0)
         most = run_plan.worker_batch
         each = f"{run_plan.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
-    meeting = f", an exchange every {values['period']} steps" if run_plan.info.features.periodic else ""
+    every = "an exchange at a period to be measured"
+    if values["period"] != AUTO:
+        every = f"an exchange every {values['period']} steps"
+    meeting = f", {every}" if run_plan.info.features.periodic else ""
     if values["period-within"]:
         meeting += f", inside a node every {values['period-within']}"
     return (

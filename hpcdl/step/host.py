@@ -253,6 +253,8 @@ class HostStep:
             self.sound_step = self.steps_done()
         self.best_loss = min(self.best_loss, loss)
         self.worker.after_step(self.position.step)
+        if text := self.worker.news():
+            self.journal.write("message", text=text)
         self.position.add(loss, sums, samples)
         self.position.seconds = time.monotonic() - run_began
         images_per_second = round(self._run_plan.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)

@@ -137,6 +137,8 @@ def _unused(
     name = info.name
     if not info.features.servers and origins["servers"] in ("flag", "--set"):  # a file may serve several strategies
         yield f"--servers: strategy {name!r} has no servers; leave it out, or use one that has, such as ps"
+    if config.elastic.period == AUTO and not info.features.periodic:
+        yield f"--period {AUTO}: strategy {name!r} does not have it; give the steps, or use local-sgd, slowmo or diloco"
     if not info.features.elastic:
         for key in ("elasticity", "moving-rate", "period"):
             if key in given and key not in info.features.periodic:
@@ -154,7 +156,11 @@ def _unused(
 
 def _node_problems(elastic: ElasticConfig) -> Iterator[str]:
     """Two periods of which one does not divide the other, or one without the other."""
-    within, between, period = elastic.period_within, elastic.period_between, elastic.period
+    within, between, period = elastic.period_within, elastic.period_between, elastic.period_steps
+    if not period:
+        if between is not None:
+            yield f"--period {AUTO} and --period-between {between} are the same setting; leave one of them out"
+        return
     if between is not None and between != period:
         yield f"--period {period} and --period-between {between} are the same setting; leave --period out"
     elif between is not None and within is None:
@@ -173,7 +179,11 @@ def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str
     streaming = PERIODIC[info.name].streaming if info.name in PERIODIC else None
     if streaming is None:
         return
-    period, fragments = elastic.period, elastic.fragments or min(streaming.fragments, elastic.period)
+    period = elastic.period_steps
+    if not period:
+        yield f"--period {AUTO}: strategy {info.name!r} exchanges beside its steps; give the steps, or use diloco"
+        return
+    fragments = elastic.fragments or min(streaming.fragments, period)
     if fragments > period:
         yield (
             f"--fragments {fragments}: a period of {period} steps has room for as many; "

@@ -176,6 +176,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
     job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
+    default = run_plan.info.features.default_period  # what a run would find by itself only the run knows
     fragments, overlap = streaming_of(strategy, vars(elastic))
     return dataclasses.replace(
         job,
@@ -184,7 +185,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
         compressed=exchange.compress != "none",
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
-        period=elastic.period if has_period(strategy) else 1,
+        period=(elastic.period_steps or default) if has_period(strategy) else 1,
         period_within=elastic.period_within or 0,
         fragments=fragments,
         overlap=overlap,

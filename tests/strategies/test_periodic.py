@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from hpcdl.core.errors import NotFiniteError, UsageError
 from hpcdl.run.plan import prepare, rule_in_force, with_own_period
 from hpcdl.scripts.exchange import check_scriptable
 from hpcdl.strategies.base.strategy import Context
+from hpcdl.strategies.periodic.choose import PeriodChoosing, period_for
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import SharedWeights
 from hpcdl.strategies.periodic.streaming import StreamedWeights
@@ -376,6 +378,9 @@ def plan_of(**settings: Any) -> Any:
     ({"strategy": "local-sgd", "period_within": 8}, ["--period-within 8", "a larger multiple"]),
     ({"strategy": "diloco", "period_between": 20}, ["--period-between 20: goes with --period-within", "--period 20"]),
     ({"strategy": "diloco", "period": 5, "period_within": 2, "period_between": 20}, ["the same", "leave --period out"]),
+    ({"strategy": "ring", "period": "auto"}, ["--period auto", "use local-sgd, slowmo or diloco"]),
+    ({"strategy": "streaming-diloco", "period": "auto"}, ["--period auto", "beside its steps", "use diloco"]),
+    ({"strategy": "diloco", "period": "auto", "period_within": 2, "period_between": 20}, ["the same setting"]),
     ({"strategy": "diloco", "fragments": 2}, ["--fragments", "'diloco' does not have it", "use streaming-diloco"]),
     ({"strategy": "diloco", "mixing": 1.0}, ["--mixing", "use streaming-diloco"]),
     ({"strategy": "streaming-diloco", "mixing": 1.5}, ["mixing", "at most 1"]),
@@ -407,6 +412,46 @@ def test_the_period_between_nodes_is_the_period() -> None:
     found = plan_of(strategy="local-sgd", period_within=5, period_between=20)
     assert found.config.elastic.period == 20
     assert "an exchange every 20 steps, inside a node every 5;" in rule_in_force(found)
+
+
+@pytest.mark.parametrize(("step_s", "exchange_s", "epoch", "multiple", "steps"), [
+    (0.1, 0.1, 0, 1, 9),
+    (0.1, 0.02, 1000, 1, 2),
+    (0.1, 0.001, 1000, 1, 1),
+    (0.1, 10.0, 1000, 1, 100),
+    (0.1, 10.0, 7, 1, 1),
+    (0.1, 0.1, 1000, 4, 12),
+])  # fmt: skip
+def test_the_period_found_has_exchanges_take_a_tenth(
+    step_s: float, exchange_s: float, epoch: int, multiple: int, steps: int
+) -> None:
+    assert period_for(step_s, exchange_s, epoch, multiple) == steps
+
+
+def test_a_run_chooses_its_period_and_keeps_it(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    line = train_line("local-sgd", shards, tmp_path / "run", "--period", "auto", "--steps", 40)
+    line += ["--model", f"{PLANTED}:build"]
+    process = start(run_hpcdl, line, {"STEP_S": "0.05"})
+    wait_for(lambda: steps_done(tmp_path / "run") >= 16)
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert process.returncode == 75
+    assert run_hpcdl([*line, "--resume"]).code == 0
+    record = record_of(tmp_path / "run")
+    period = record["period"]
+    chosen = [found["details"]["period"] for found in record["rank_records"]]
+    assert chosen[0] == chosen[1] and chosen[0]["steps"] == period >= 1
+    journal = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert journal.count(f"--period auto: {period} steps; a step takes") == 1
+
+
+def test_a_deterministic_run_measures_no_period() -> None:
+    context = dataclasses.replace(context_of("slowmo", threads.alone(), 0, 200, period="auto"), deterministic=True)
+    choosing = PeriodChoosing(context)
+    choosing.began(all_meet=False)
+    assert choosing.timed_enough()
+    assert "not measured, because of --deterministic" in choosing.choose(SharedWeights(context))
+    assert choosing.period == METHODS["slowmo"].period
 
 
 def test_a_period_beyond_a_tenth_of_an_epoch_is_warned_of(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ class Run:
     gradient_elements: tuple[int, ...] = ()
     evaluated_on: str = ""
     bucket_bytes: int | None = None
+    period: int | None = None
     server_loads: tuple[ServerLoad, ...] = ()
     staleness_mean: float | None = None
     staleness_max: float | None = None

@@ -154,6 +154,10 @@ class Worker:
     follows: bool = False
     """Whether the step that was just announced goes on without this worker's gradient."""
 
+    def news(self) -> str:
+        """What the user should hear after this step; once, and empty nearly always."""
+        return ""
+
     def wish(self, wishes: Array) -> None:
         """What this worker wishes of all (supervision/control.py), where `agreed` carries it."""
 

@@ -175,7 +175,7 @@ class ElasticReplica(CenterReplica):
     def _exchange(self) -> None:
         self.check_finite(self.weights, "the value")
         self._rate = self.alpha(self.learning_rate)
-        self._ask(self.weights, self._spare, self._rate, self.elastic.period)
+        self._ask(self.weights, self._spare, self._rate, self.elastic.period_steps)
         self._buffer, self._spare = self._spare, self._buffer
 
     def _move_elastically(self, gradient: Array) -> None:

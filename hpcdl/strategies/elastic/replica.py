@@ -115,7 +115,7 @@ class Replica:
 
     def exchanges_at(self, step: int) -> bool:
         """Whether `step` is one of every `period`."""
-        return step % self.elastic.period == 0
+        return step % self.elastic.period_steps == 0
 
     def measure_distance(self, center: Array) -> None:
         """Note how far this worker is from `center`, now and then."""

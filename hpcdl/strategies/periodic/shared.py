@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy
 
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.observed import BUCKET, recorder_of
+from hpcdl.comm.observed import BUCKET, for_control, recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
 from hpcdl.strategies.base.finite import all_finite, not_finite
@@ -23,6 +24,7 @@ from hpcdl.strategies.periodic.methods import METHODS
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
+EXCHANGES_TIMED = 5
 PREFIX = "periodic/"
 """How the names of what a checkpoint keeps of a worker begin."""
 
@@ -42,7 +44,7 @@ class SharedWeights:
         self._rule = RULES[method.rule]
         self._outer_rate = given_or(elastic.outer_rate, method.outer_rate)
         self._momentum = given_or(elastic.outer_momentum, method.outer_momentum)
-        self._period, self._num_steps = elastic.period, context.num_steps
+        self.period, self._num_steps = elastic.period_steps, context.num_steps
         self._post_local_start = elastic.post_local_start
         self._within = elastic.period_within
         self.node, self.num_nodes = self.group, 1
@@ -84,7 +86,9 @@ class SharedWeights:
         self._rate_sum += learning_rate
         self._num_rates += 1
         done = step + 1
-        self.all_meet = done % self._period == 0 or done <= self._post_local_start or done == self._num_steps
+        self.all_meet = (
+            (self.period > 0 and done % self.period == 0) or done <= self._post_local_start or done == self._num_steps
+        )
         return self.all_meet or (self._within is not None and done % self._within == 0)
 
     def exchange(self, own: Array) -> Array:
@@ -108,6 +112,18 @@ class SharedWeights:
         self._check_finite(self.weights, self.variables)
         mine[:] = self.weights
         return own
+
+    def exchange_seconds(self) -> float:
+        """What an exchange takes where nobody is late: the median of some of zeros. Collective."""
+        group, seconds = for_control(self.group), list[float]()
+        buffer = numpy.zeros_like(self.weights)
+        for _ in range(EXCHANGES_TIMED):
+            group.barrier()
+            began_s = time.perf_counter()
+            auto.allreduce(group, buffer, self._workspace)
+            self._rule(buffer.copy(), buffer.copy(), buffer, OuterRates(outer=1.0, momentum=0.0, inner=1.0))
+            seconds.append(time.perf_counter() - began_s)
+        return statistics.median(seconds)
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps beside the weights: the outer momentum, and the rates since the last exchange."""

@@ -77,7 +77,7 @@ class StreamedWeights(SharedWeights):
                 f"--fragments {self._asked}: the model has {len(layers)} layers with weights; "
                 f"use at most --fragments {len(layers)}, or leave it out"
             )
-        count = self._asked or min(self._most, self._period, len(layers))
+        count = self._asked or min(self._most, self.period, len(layers))
         self._fragment_of = {layer: number % count for number, layer in enumerate(layers)}
         self._parts = self._grouped(self.variables, count, 0)
         self._statistics = [[] for _ in self._parts]
@@ -142,8 +142,8 @@ class StreamedWeights(SharedWeights):
         count = len(self._parts)
         if done == self._num_steps:
             return range(count)
-        place = done % self._period or self._period
-        return [number for number in range(count) if (number + 1) * self._period // count == place]
+        place = done % self.period or self.period
+        return [number for number in range(count) if (number + 1) * self.period // count == place]
 
     def _comes(self, done: int) -> bool:
         """Whether what is under way is merged after `done` steps."""

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
+from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer, unpacked
+from hpcdl.strategies.periodic.choose import LONGEST_SHARE, PeriodChoosing
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights
 from hpcdl.strategies.periodic.streaming import StreamedWeights
@@ -27,8 +29,6 @@ from hpcdl.strategies.periodic.streaming import StreamedWeights
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
-LONGEST_SHARE = 10
-"""A period beyond one in so many of an epoch is warned of."""
 _OWN = f"{PREFIX}own/"
 
 
@@ -60,6 +60,8 @@ class PeriodicWorker(Worker):
         with tf.device("CPU"):  # it says which branch the graph takes
             self._exchanges = tf.Variable(False, trainable=False)
         self._exchanging = False
+        self._choosing = PeriodChoosing(context) if context.elastic.period == AUTO else None
+        self._news = ""
 
     def start(self, variables: Sequence[Any]) -> None:
         """Rank 0's weights become everybody's, and the shared ones; a resumed worker then takes its own back."""
@@ -79,9 +81,22 @@ class PeriodicWorker(Worker):
         """Tell the graph whether this step ends with an exchange; errors name the step."""
         self._guard.step = step
         exchanging = self._shared.before_step(step, self.learning_rate)
+        if self._choosing is not None:
+            self._choosing.began(all_meet=exchanging and self._shared.all_meet)
         if exchanging != self._exchanging:
             self._exchanges.assign(exchanging)
             self._exchanging = exchanging
+
+    def after_step(self, step: int) -> None:
+        """Choose the period where it is left to the run, once enough steps are timed. Collective then."""
+        if self._choosing is not None and self._choosing.timed_enough():
+            self._news = self._choosing.choose(self._shared)
+            self._shared.period = self._choosing.period
+
+    def news(self) -> str:
+        """The period that was chosen, and why."""
+        text, self._news = self._news, ""
+        return text
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
         """They stay here."""
@@ -115,7 +130,8 @@ class PeriodicWorker(Worker):
     def state(self) -> dict[str, Array]:
         """This worker's own weights and optimizer state, the outer momentum, and the rates of the steps so far."""
         own = {f"{_OWN}{index}": numpy.array(variable) for index, variable in enumerate(self._variables)}
-        return {**own, **self._shared.state()}
+        chosen = {} if self._choosing is None else self._choosing.state()
+        return {**own, **self._shared.state(), **chosen}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take them back; of a checkpoint of another strategy there is nothing to take."""
@@ -123,10 +139,14 @@ class PeriodicWorker(Worker):
         if count:
             self._restored = [arrays[f"{_OWN}{index}"] for index in range(count)]
             self._shared.restore(arrays)
+            if self._choosing is not None:
+                self._choosing.restore(arrays)
+                self._shared.period = self._choosing.period
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""
-        return self._shared.details()
+        chosen = {} if self._choosing is None else self._choosing.details()
+        return {**self._shared.details(), **chosen}
 
     def finish(self, *, early: bool = False) -> None:
         """Give buffers back."""
@@ -172,7 +192,7 @@ class PeriodicWorker(Worker):
 
 def _warnings(context: Context) -> list[str]:
     """A period so long that workers drift apart, and that evaluation shows old weights."""
-    period, epoch = context.elastic.period, context.steps_per_epoch
+    period, epoch = context.elastic.period_steps, context.steps_per_epoch
     if not epoch or period * LONGEST_SHARE <= epoch:
         return []
     return [

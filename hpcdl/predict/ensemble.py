@@ -73,9 +73,9 @@ def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
     if seen.alone and job.servers == 0:
         return True
     servers = seen.servers == job.servers or seen.servers * job.workers == job.servers * seen.workers
-    keys = ("strategy", "compressed", "placement", "period", "variant", "bucket_bytes")
-    keys += ("period_within", "fragments", "overlap")
-    return servers and all(getattr(seen, key) == getattr(job, key) for key in keys)
+    exchange = ("strategy", "compressed", "placement", "variant", "bucket_bytes")
+    periods = ("period", "period_within", "fragments", "overlap")
+    return servers and all(getattr(seen, key) == getattr(job, key) for key in (*exchange, *periods))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

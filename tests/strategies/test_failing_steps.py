@@ -49,12 +49,16 @@ NAN = {name: case(name, "nan") for name in AVERAGING} | {
 ALONE = {f"{name} alone": case(name, "nan") for name in OVER_MPI if STRATEGIES[name].features.optimizers} | {
     "sync-easgd alone": case("sync-easgd", "nan", elastic={"period": 2}),
     "diloco alone": case("diloco", "nan", elastic={"period": 3}),
+    "streaming-diloco alone": case("streaming-diloco", "nan", elastic={"period": 3, "fragments": 1}),
 }
-"""The others go on without worker 1: those of sync-easgd and diloco as long as they exchange nothing."""
+"""The others go on without worker 1: those of sync-easgd and both diloco as long as they exchange nothing."""
 DROPPED = {"ps backup dropped": case("ps", "nan", exchange={"backup_workers": 1}, late=1)}
 SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
+IN_STEP = {"streaming-diloco": {"overlap": 0}}
+"""Settings with which an exchange begins and ends in the same step."""
 ERRORS = {
-    f"{name} fails": case(name, ("RankError", "CorruptError")[number % 2]) for number, name in enumerate(OVER_MPI)
+    f"{name} fails": case(name, ("RankError", "CorruptError")[number % 2], elastic=IN_STEP.get(name, {}))
+    for number, name in enumerate(OVER_MPI)
 } | {f"sync-easgd {variant}": case("sync-easgd", "RankError", elastic={"variant": variant}) for variant in "12"}
 CASES = NAN | ALONE | DROPPED | SKIPPING | ERRORS
 SOAKED = {

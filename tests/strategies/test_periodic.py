@@ -428,6 +428,7 @@ def test_the_period_found_has_exchanges_take_a_tenth(
     assert period_for(step_s, exchange_s, epoch, multiple) == steps
 
 
+@pytest.mark.mpi
 def test_a_run_chooses_its_period_and_keeps_it(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     line = train_line("local-sgd", shards, tmp_path / "run", "--period", "auto", "--steps", 40)
     line += ["--model", f"{PLANTED}:build"]

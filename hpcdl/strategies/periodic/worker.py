@@ -142,6 +142,7 @@ class PeriodicWorker(Worker):
             if self._choosing is not None:
                 self._choosing.restore(arrays)
                 self._shared.period = self._choosing.period
+                self._news = f"--period auto: {self._choosing.period} steps, as before" if self._choosing.period else ""
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""

@@ -22,6 +22,7 @@ COLUMNS = {
     "servers": "`--servers`",
     "backup_workers": "`--backup-workers`",
     "compression": "`--compress`",
+    "error_feedback": "error feedback",
     "accumulation": "`--accumulate`",
     "lars": "LARS",
     "several_steps": "`--steps-per-call`",

@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from hpcdl.config.compression import FORMS, PLAIN
 from hpcdl.config.tracing import STEPS, is_trace_spec
 from hpcdl.core.errors import UsageError
 
@@ -173,6 +174,7 @@ def _profiles() -> list[str]:
 
 
 _OFFERED: dict[str, Callable[[], list[str]]] = {
+    "compress": lambda: [*PLAIN, *FORMS],
     "strategy": _strategies,
     "model": _models,
     "machine": _machines,

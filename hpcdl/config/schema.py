@@ -167,8 +167,8 @@ class ExchangeConfig:
     )
     compress: str = setting(
         "none",
-        "Number format in which gradients travel; of sync-easgd and streaming-diloco the weights' changes.",
-        choices=("none", "fp16", "bf16"),
+        "How gradients (of sync-easgd, streaming-diloco weights' changes) travel; int8, topk, powersgd keep the rest.",
+        kind="compression",
         matters=RESULT | TIME,
     )
     accumulate: int = setting(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hpcdl.config.compression import parse_compression
 from hpcdl.config.tracing import parse_trace
 from hpcdl.core.errors import shown
 from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -61,8 +62,8 @@ def setting(
     """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
 
     Kinds beside types: `bytes`, `amount` (bytes, or AUTO), `seconds`, `interval` (seconds, or AUTO), `count` (a whole
-    number, or AUTO), `size`, `trace`, and the lists `counts` (whole numbers from 1 on), `names`, and `words`
-    (each as it is, commas included).
+    number, or AUTO), `size`, `trace`, `compression`, and the lists `counts` (whole numbers from 1 on), `names`, and
+    `words` (each as it is, commas included).
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -286,4 +287,5 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "names": lambda value: tuple(_text(item) for item in _items(value)),
     "words": lambda value: tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value])),
     "trace": lambda value: parse_trace(value if isinstance(value, bool) else _text(value)).text,
+    "compression": lambda value: parse_compression(_text(value)).text,
 }

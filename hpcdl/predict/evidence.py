@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcdl.config.compression import NONE
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
@@ -27,6 +28,7 @@ from hpcdl.predict.jobs import (
     StepJob,
     has_period,
     has_servers,
+    is_modelled,
     layers_known,
     lengths_of,
     streaming_of,
@@ -155,6 +157,20 @@ class Evidence:
 _SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "period_within", "fragments", "overlap", "variant")
 
 
+def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
+    """Those of `runs` whose messages a forecast can count, and what is said of the others; UsageError for no run."""
+    forms = {run.name: run.config.get("compress", NONE) for run in runs}
+    odd = {form for form in forms.values() if not is_modelled(form)}
+    kept = [run for run in runs if forms[run.name] not in odd]
+    if odd and not kept:
+        raise UsageError(
+            f"all runs have --compress {', '.join(sorted(odd))}, of which no forecast is made: what compressing costs "
+            "is not modelled; give runs with none, fp16 or bf16"
+        )
+    told = f"{len(runs) - len(kept)} runs with --compress {', '.join(sorted(odd))} are left out: no forecast models it"
+    return kept, (told,) if odd else ()
+
+
 def gather_evidence(
     runs: Sequence[Run],
     network: Network | None,
@@ -169,6 +185,7 @@ def gather_evidence(
     model file of a run tells them, if one of `run_dirs` has it. UsageError says what is
     missing where it is too little.
     """
+    runs, aside = _modelled(runs)
     usable = [run for run in runs if run.usable and run.global_batch > 0]
     if not usable:
         reasons = Counter("of no step" if is_measured(run.status) else run.status for run in runs)
@@ -182,6 +199,7 @@ def gather_evidence(
     found = [
         _of_model([run for run in usable if run.model == model], accuracy, traced, stated, run_dirs) for model in models
     ]
+    found = [dataclasses.replace(item, remarks=(*aside, *item.remarks)) for item in found]
     if trained is not None:
         found = [dataclasses.replace(item, trained=trained) for item in found]
     for item in found:

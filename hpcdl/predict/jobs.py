@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.collectives.table import COLLECTIVES
+from hpcdl.config.compression import PLAIN
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.files import read_json
@@ -85,6 +86,11 @@ class RankLayout:
     def workers(self, num_nodes: int, num_servers: int) -> int:
         """Workers on so many nodes; below 1 where servers leave no room."""
         return num_nodes * self.workers_per_node - (0 if self.shared else num_servers)
+
+
+def is_modelled(compress: str) -> bool:
+    """Whether a forecast knows what gradients of this form cost; a word that it does not know is none of them."""
+    return compress in PLAIN
 
 
 def kind_of(strategy: str) -> str:

@@ -28,6 +28,7 @@ from hpcdl.run.schedules import Schedule, build_schedule
 from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import (
     check_allowed,
+    check_compression,
     check_elastic,
     check_exchange,
     check_model,
@@ -222,6 +223,7 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
     num_servers = config.exchange.servers if info.features.servers else 0
     num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
     check_exchange(info, config.exchange, num_workers=num_workers)
+    check_compression(config.exchange.compress, config.model.precision)
     check_optimizer(info, config.optimizer, config.model.precision)
     check_model(info, config.model, config.run.trace if isinstance(config, TrainConfig) else OFF)
     rules = site_rules()

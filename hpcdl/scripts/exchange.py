@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.comm.observed import for_exchange, recorder_of
+from hpcdl.config.compression import parse_compression
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
@@ -76,6 +77,7 @@ class ExchangeSettings:
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
+        _check_compress(self.compress)
         chosen = {"compress": self.compress, "op": self.op, "average_over": self.average_over}
         for (name, value), kind in zip(chosen.items(), Choices, strict=True):
             if value not in get_args(kind):
@@ -124,6 +126,19 @@ class ExchangeSettings:
 
 
 _PLAIN = ExchangeSettings()
+
+
+def _check_compress(compress: str) -> None:
+    """UsageError for a form whose rest would be lost: hpcdl.State keeps none of it, and a rank that joins has none."""
+    try:
+        keeps_rest = parse_compression(compress).keeps_rest
+    except ValueError:
+        return  # no choice at all, which is said with the others
+    if keeps_rest:
+        raise UsageError(
+            f"compress={compress!r}: hpcdl.State does not keep what it leaves over of gradients; use 'fp16' or 'bf16' "
+            "here, or `hpcdl train --compress`"
+        )
 
 
 def check_scriptable(strategy: str) -> StrategyInfo:

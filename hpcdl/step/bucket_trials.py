@@ -1,8 +1,8 @@
 """`--bucket-size auto`: before the first step some are taken on trial, with buckets of several sizes in turn.
 
 They are the run's own steps, on its first batch, at a learning rate of zero; what they have moved all the same (random
-states, moving statistics) is put back, so that no number depends on them but through the order of sums. What was
-measured is kept for runs of the same steps on as many ranks of such nodes.
+states, moving statistics, what compression leaves over) is put back, so that no number depends on them but through the
+order of sums. What was measured is kept for runs of the same steps on as many ranks of such nodes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     )
     optimizer.learning_rate = 0.0
     variables, begun_with = step.model.variables, worker.bucket_bytes
-    before = state.copy_of(state.reader(variables)(), "trial")
+    before, kept = state.copy_of(state.reader(variables)(), "trial"), worker.state()
     seen = observe(group).monitor
     recorder, seen.recorder = seen.recorder, NOTHING  # what is traced begins with the first step
     try:
@@ -131,6 +131,7 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     finally:
         seen.recorder, worker.bucket_bytes = recorder, begun_with
         state.assign(variables, before, "trial")
+        worker.restore(kept)
         del optimizer
         gc.collect()  # graphs and optimizers refer to themselves, and would keep their memory
 

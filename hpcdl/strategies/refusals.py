@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from hpcdl.config.compression import parse_compression
 from hpcdl.config.schema import (
     ElasticConfig,
     ExchangeConfig,
@@ -26,6 +27,8 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
     if exchange.placement is not None and exchange.placement not in features.placements:
         remedy = f"use one of {', '.join(features.placements)}" if features.placements else "leave it out"
         raise UsageError(f"--placement {exchange.placement}: strategy {info.name!r} does not have it; {remedy}")
+    if features.compression:
+        _check_rest(info, exchange.compress)
     refused = {
         f"--compress {exchange.compress}": exchange.compress != "none" and not features.compression,
         f"--accumulate {exchange.accumulate}": exchange.accumulate > 1 and not features.accumulation,
@@ -37,6 +40,24 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
         raise UsageError(
             f"--backup-workers {exchange.backup_workers}: with {num_workers} workers at most {num_workers - 1} "
             "can be left behind; use fewer, or more --ranks"
+        )
+
+
+def _check_rest(info: StrategyInfo, compress: str) -> None:
+    """UsageError for a form that leaves something over, where nobody keeps it."""
+    if parse_compression(compress).keeps_rest and not info.features.error_feedback:
+        raise UsageError(
+            f"--compress {compress}: strategy {info.name!r} sends changes of weights, as fp16 or bf16; "
+            "use one of these, or an all-reduce such as ring"
+        )
+
+
+def check_compression(compress: str, precision: str) -> None:
+    """UsageError where what compression leaves over would be of another size than the next step's gradients."""
+    if precision == "mixed_float16" and parse_compression(compress).keeps_rest:
+        raise UsageError(
+            f"--compress {compress}: --precision mixed_float16 scales the loss by a factor that changes, which what is "
+            "left over would not follow; use mixed_bfloat16, or --compress fp16"
         )
 
 
@@ -90,7 +111,6 @@ def check_elastic(
         problems += [
             *_node_problems(config.elastic),
             *_period_problems(info, config.elastic),
-            *_wire_problems(info, config.exchange.compress),
         ]
     if info.features.elastic:
         problems += [*_rate_problems(info, config, num_workers, peak_rate)]
@@ -100,7 +120,6 @@ def check_elastic(
         raise ConfigError(problems)
 
 
-NONE, HALVES = "none", ("fp16", "bf16")
 _PERIODIC = {
     "outer-rate": "slowmo, diloco or streaming-diloco",
     "outer-momentum": "slowmo, diloco or streaming-diloco",
@@ -195,15 +214,6 @@ def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str
         yield (
             f"--overlap {elastic.overlap}: with --period {period} and {fragments} fragments the next one leaves "
             f"{most} steps later; use --overlap {most} or less, or a longer --period"
-        )
-
-
-def _wire_problems(info: StrategyInfo, compress: str) -> Iterator[str]:
-    """Changes of weights travel in half precision, if at all in fewer bits."""
-    if info.features.compression and compress not in (NONE, *HALVES):
-        yield (
-            f"--compress {compress}: strategy {info.name!r} sends changes of weights in float32 or half precision; "
-            f"use one of {', '.join(HALVES)}, or leave it out"
         )
 
 

@@ -22,6 +22,7 @@ _SYNCHRONOUS = Features(
     equals_single=True,
     deterministic=True,
     compression=True,
+    error_feedback=True,
     accumulation=True,
     lars=True,
     exact_resume=True,

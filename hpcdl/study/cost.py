@@ -17,7 +17,7 @@ from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, Range
-from hpcdl.predict.jobs import StepJob, has_period, kind_of, streaming_of
+from hpcdl.predict.jobs import StepJob, has_period, is_modelled, kind_of, streaming_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
@@ -174,6 +174,11 @@ def _strategy(point: StudyPoint) -> str:
 def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> StepJob:
     """The step that a run of `point` makes again and again, with the settings of this study."""
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
+    if not is_modelled(exchange.compress):
+        raise UsageError(
+            f"--compress {exchange.compress}: no cost can be predicted, what compressing costs is not modelled; "
+            "leave it out for the estimate"
+        )
     job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
     default = run_plan.info.features.default_period  # what a run would find by itself only the run knows

@@ -104,7 +104,7 @@ def test_every_setting_has_a_sentence_and_a_key_of_its_own() -> None:
             "bucket-size": st.integers(1, 2**40) | st.just("auto"),
             "time-limit": st.floats(0.5, 1e6),
             "deterministic": st.booleans(),
-            "compress": st.sampled_from(["none", "fp16", "bf16"]),
+            "compress": st.sampled_from(["none", "fp16", "bf16", "int8", "topk:0.5%", "powersgd:4"]),
             "run-dir": st.text("abc/ $(x);'\"é", min_size=1, max_size=12),
         },
     )

@@ -174,7 +174,7 @@ def test_scripts_of_the_shell_count_no_time_of_day() -> None:
     assert len(shell) > 10
     reads = re.compile(r"\bdate \+%s|\$\{?SECONDS\b|EPOCH(SECONDS|REALTIME)|printf .%\(%s")
     found = [line for path in shell for line in path.read_text().splitlines() if reads.search(line)]
-    assert {*found} == {"export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))"} and len(found) == 4
+    assert {*found} == {"export HPCDL_STOP_AT=$(($(date +%s) + @SECONDS@))"} and len(found) == 5
 
 
 def test_a_shifted_clock_is_ahead() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.core.errors import UsageError
 from hpcdl.predict import calibration
+from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, outlooks
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.settings import told_apart
@@ -89,6 +91,16 @@ def test_runs_that_differ_in_what_the_timeline_does_not_know_are_not_mixed(runs:
                                   config={**run.config, "precision": "mixed_bfloat16"}) for run in runs]  # fmt: skip
     found = outlooks(told_apart([*runs, *halves]))
     assert [item.subject.partition(", ")[2] for item in found] == ["precision float32", "precision mixed_bfloat16"]
+
+
+def test_runs_whose_compression_is_not_modelled_are_left_out_and_said(runs: list[Run]) -> None:
+    odd = [dataclasses.replace(run, name=f"{run.name}-odd", images_per_second=9.0,
+                               config={**run.config, "compress": "topk:1%"}) for run in runs]  # fmt: skip
+    (mixed,), (plain,) = gather_evidence([*runs, *odd], None), gather_evidence(runs, None)
+    assert mixed.remarks[0] == f"{len(odd)} runs with --compress topk:1% are left out: no forecast models it"
+    assert dataclasses.replace(mixed, remarks=mixed.remarks[1:]) == plain
+    with pytest.raises(UsageError, match="all runs have --compress topk:1%, of which no forecast is made"):
+        gather_evidence(odd, None)
 
 
 def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) -> None:

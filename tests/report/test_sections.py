@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records import HistoryPoint, RankRecord
-from hpcdl.launch.traced import told
+from hpcdl.launch.traced import summary_of
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose
 from hpcdl.report.compose.summary import accuracy_line, summary
@@ -213,7 +213,7 @@ def test_without_references_there_is_no_such_section(tmp_path: Path) -> None:
 def traced() -> TracedRun:
     """A run in which one rank's processor is shared with others."""
     merged, steps = planted("processor contention", 1)
-    return told("ring-4", findings(merged, steps))
+    return summary_of("ring-4", findings(merged, steps))
 
 
 def test_traced_runs_show_the_inside_of_their_steps() -> None:
@@ -234,7 +234,7 @@ def test_traced_runs_show_the_inside_of_their_steps() -> None:
 def test_traced_runs_show_what_their_hosts_carried_over_time() -> None:
     mebi = 2.0**20
     merged, steps = synchronous(*CALM_S, rates=[{NETWORK: 50 * mebi * (rank == 1)} for rank in range(RANKS)])
-    run = told("ring-4", findings(merged, steps, link_bytes_per_second=100 * mebi))
+    run = summary_of("ring-4", findings(merged, steps, link_bytes_per_second=100 * mebi))
     found = compose(analyse(Gathered(runs=(make_run(4),)), traced=[run]))
     (shown,) = (item for part in found.sections for item in part.items if getattr(item, "name", "") == "trace-network")
     assert isinstance(shown, Figure) and "50 MiB/s, by host1 in ring-4" in shown.alt

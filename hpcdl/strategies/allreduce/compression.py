@@ -1,4 +1,4 @@
-"""What gradients travel as: float32, or half precision with float32 weights and sums rounded once per addition.
+"""What gradients travel as: float32, half precision summed in float32 and rounded once per addition, or less.
 
 Only tensors of two or more dimensions are worth it. Biases and scales are a thousandth of the bytes, but begin at zero:
 a rounding error in their gradients is an error of the same relative size in their values.
@@ -6,13 +6,18 @@ a rounding error in their gradients is an error of the same relative size in the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hpcdl.comm.sums import add_bfloat16
+from hpcdl.config.compression import Compression, parse_compression
+from hpcdl.strategies.allreduce.int8 import Int8
+from hpcdl.strategies.allreduce.powersgd import PowerSgd
+from hpcdl.strategies.allreduce.rest import Feedback, ReducedForm
+from hpcdl.strategies.allreduce.topk import TopK
 from hpcdl.strategies.base.float16 import add_float16
 
 if TYPE_CHECKING:
@@ -32,6 +37,12 @@ class Wire:
     scaled: bool = False
     exponent: int | None = None
     """Of formats with 16 bits: where the exponent's are, all of which NaN and infinity have set."""
+    feedback: Feedback | None = None
+    """What takes the place of the all-reduce where less than all values travels."""
+
+    def carries(self, shape: Sequence[int]) -> bool:
+        """Whether it is for gradients of this shape; others travel as they are."""
+        return len(shape) > 1 if self.feedback is None else self.feedback.form.takes(shape)
 
 
 WIRES = {
@@ -50,6 +61,32 @@ WIRES = {
         exponent=0x7F80,
     ),
 }
+
+FORMS: Mapping[str, Callable[[Compression], ReducedForm]] = {
+    "int8": lambda asked: Int8(),
+    "topk": lambda asked: TopK(asked.percent),
+    "powersgd": lambda asked: PowerSgd(asked.rank),
+}
+
+
+def wire_of(compress: str, *, repeatable: bool = False) -> Wire:
+    """What `--compress` asks for. `repeatable`: a step may break off and be repeated."""
+    asked = parse_compression(compress)
+    if not asked.keeps_rest:
+        return WIRES[asked.kind]
+    feedback = Feedback(FORMS[asked.kind](asked), repeatable=repeatable)
+    return Wire(encode=lambda flat: flat, decode=lambda sent, dtype: sent, add=None, feedback=feedback)
+
+
+def warnings_of(compress: str, num_ranks: int) -> list[str]:
+    """A share of values so large that they cost more than all of them: each goes to every rank, with its place."""
+    asked = parse_compression(compress)
+    if asked.kind != "topk" or num_ranks == 1 or asked.percent * num_ranks < 100:
+        return []
+    return [
+        f"--compress {asked.text} on {num_ranks} ranks sends as many bytes as none, or more; "
+        f"use a share well below {100 / num_ranks:.3g}%, or int8"
+    ]
 
 
 def largest_magnitude(flat: Any) -> Any:

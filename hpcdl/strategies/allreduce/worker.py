@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -26,9 +27,12 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace, unseen
 from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.comm.sums import float16_scale
+from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude
+from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude, warnings_of, wire_of
+from hpcdl.strategies.allreduce.rest import BucketPart
 from hpcdl.strategies.base.graph import (
+    SAMPLED,
     FiniteGuard,
     behind,
     bounds_of,
@@ -73,7 +77,9 @@ class AllReduceWorker(Worker):
         self._communicator = context.communicator.duplicate()
         self.bucket_bytes = context.exchange.bucket_bytes
         self._in_place = context.in_place
-        self._wire = WIRES[context.exchange.compress]
+        self._wire = wire_of(context.exchange.compress, repeatable=context.in_place)
+        self._compress = context.exchange.compress
+        self.warnings = warnings_of(self._compress, self._communicator.size)
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
         self.loss_share = 1 / self._communicator.size
@@ -91,6 +97,20 @@ class AllReduceWorker(Worker):
     def before_step(self, step: int) -> None:
         """Errors name the step."""
         self._guard.step = step
+
+    def after_step(self, step: int) -> None:
+        """What compression has left over counts."""
+        if self._wire.feedback is not None:
+            self._wire.feedback.settle()
+
+    def state(self) -> dict[str, Array]:
+        """What compression has left over; nothing without it."""
+        return {} if self._wire.feedback is None else self._wire.feedback.state()
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take it back."""
+        if self._wire.feedback is not None:
+            self._wire.feedback.restore(arrays)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average the gradients in buckets, and apply each as soon as it has come and may be applied."""
@@ -208,7 +228,7 @@ class AllReduceWorker(Worker):
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
                 first = number == 0 and scale_of is None
-                reducer = self._reducer(number, wire, first, alone)
+                reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, mine))
                 reduced, suspicious = exchange_bucket(mine, reducer, wire, scale_of)
             previous = [suspicious]
             for index, tensor in zip(bucket, reduced, strict=True):
@@ -222,27 +242,44 @@ class AllReduceWorker(Worker):
     def _plan(self, gradients: Sequence[Any], bucket_bytes: int) -> Iterator[tuple[list[int], Wire]]:
         """Buckets of one type in the order in which they leave, with what each travels as; compressed ones first."""
         plain = WIRES["none"]
-        kinds = [(self._wire if len(gradient.shape) > 1 else plain, gradient.dtype) for gradient in gradients]
+        if self._wire.feedback is not None:
+            check_compressed(self._compress, self._wire, gradients)
+        kinds = [
+            (self._wire if self._wire.carries(gradient.shape) else plain, gradient.dtype) for gradient in gradients
+        ]
         for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0] is not self._wire):
             group = [index for index, own in enumerate(kinds) if own == kind]
             sizes = [kind[1].size * gradients[index].shape.num_elements() for index in group]
             for bucket in plan_buckets(sizes, bucket_bytes):
                 yield [group[place] for place in bucket], kind[0]
 
-    def _reducer(self, number: int, wire: Wire, first: bool, alone: str = "") -> Callable[[Array], tuple[Array, bool]]:
+    def _reducer(
+        self, number: int, wire: Wire, first: bool, alone: str = "", pieces: Sequence[BucketPart] = ()
+    ) -> Callable[[Array], tuple[Array, bool]]:
         """The exchange of a bucket in place, and whether what has come since the `first` has to be looked at again.
 
-        `alone`: the variable whose gradient itself is the buffer.
+        `alone`: the variable whose gradient itself is the buffer. `pieces`: where each gradient lies in it.
         """
+        communicator, feedback = self._communicator, wire.feedback
+
+        def add_up(buffer: Array) -> None:
+            self._collective.allreduce(communicator, buffer, self._workspace)
 
         def reduce(buffer: Array, finished: Finished) -> Array:
-            self._collective.allreduce(self._communicator, buffer, self._workspace, wire.add, finished)
+            if feedback is None:
+                self._collective.allreduce(communicator, buffer, self._workspace, wire.add, finished)
+            else:
+                feedback.exchange(buffer, pieces, communicator, add_up)
+                finished(buffer)
             return buffer
 
-        recorded = bucket_recorded(reduce, recorder_of(self._communicator), number)
+        sent_bytes = None if feedback is None else feedback.form.num_bytes(pieces, communicator.size)
+        recorded = bucket_recorded(reduce, recorder_of(communicator), number, sent_bytes)
         if not self.checks_finite:
             return lambda buffer: (recorded(buffer, unseen), False)
-        return self._guard.watched(recorded, first=first, alone=alone, exponent=wire.exponent)
+        # What spoils one value of a plain sum tends to spoil all; of a compressed one it is one block, or one value.
+        sampled = SAMPLED if feedback is None else 1
+        return self._guard.watched(recorded, first=first, alone=alone, exponent=wire.exponent, sampled=sampled)
 
     def _scaler(self, number: int) -> Callable[[Any], Any]:
         reduce = self._reducer(number, WIRES["none"], first=number == 0)
@@ -252,6 +289,19 @@ class AllReduceWorker(Worker):
             return call_python(lambda mine: float16_scale(reduce(mine)[0]), [largest], largest.dtype)
 
         return scale
+
+
+def check_compressed(compress: str, wire: Wire, gradients: Sequence[Any]) -> None:
+    """UsageError where `compress` takes none of the gradients, or one whose numbers are not float32."""
+    taken = [gradient for gradient in gradients if wire.carries(gradient.shape)]
+    if not taken:
+        raise UsageError(f"--compress {compress}: no gradient of this model gets smaller by it; leave it out")
+    odd = sorted({gradient.dtype.name for gradient in taken} - {"float32"})
+    if odd:
+        raise UsageError(
+            f"--compress {compress}: it takes gradients of float32, the model has {', '.join(odd)} ones; "
+            "use fp16 or bf16, or leave it out"
+        )
 
 
 def exchange_bucket(
@@ -276,6 +326,17 @@ def exchange_bucket(
     received.set_shape([sum(tensor.shape.num_elements() for tensor in tensors)])
     parts = dict(zip(order, unpacked(received, [tensors[place] for place in order]), strict=True))
     return [parts[place] for place in range(len(tensors))], tf.ensure_shape(told, [])
+
+
+def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]:
+    """Where each of `tensors`, the gradients of the variables `bucket`, lies in their bucket."""
+    order = packed_order(tensors)
+    shapes = [tuple(tensors[place].shape) for place in order]
+    starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
+    return [
+        BucketPart(variable=bucket[place], start=start, shape=shape)
+        for place, start, shape in zip(order, starts, shapes, strict=False)
+    ]
 
 
 def packed_order(tensors: Sequence[Any]) -> list[int]:

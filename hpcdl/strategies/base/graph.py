@@ -57,13 +57,14 @@ def _on_kept_thread(function: Callable[..., Any]) -> Callable[..., Any]:
 _KEPT = threading.local()
 
 
-def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int) -> Exchange:
-    """`exchange` of one bucket, with a span for each time it is called."""
+def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int, num_bytes: int | None = None) -> Exchange:
+    """`exchange` of one bucket, with a span for each time it is called; `num_bytes` where less than all travels."""
 
     def call(buffer: Array, finished: Finished) -> Array:
         began_s = time.monotonic()
         result = exchange(buffer, finished)
-        recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=bucket)
+        sent_bytes = buffer.nbytes if num_bytes is None else num_bytes
+        recorder.span(BUCKET, began_s, time.monotonic(), num_bytes=sent_bytes, bucket=bucket)
         recorder.exchanged(bucket, result)
         return result
 
@@ -188,16 +189,23 @@ class FiniteGuard:
         self._overwritten: dict[str, bool] = {}
 
     def watched(
-        self, exchange: Exchange, *, first: bool, alone: str = "", exponent: int | None = None
+        self,
+        exchange: Exchange,
+        *,
+        first: bool,
+        alone: str = "",
+        exponent: int | None = None,
+        sampled: int = SAMPLED,
     ) -> Callable[[Array], tuple[Array, bool]]:
         """`exchange` with a look at what it leaves, part by part while that is in the cache.
 
         What is returned beside the buffer: whether this one, or one since the `first` of a step, has to be looked at
-        again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it.
+        again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it; one in `sampled`
+        of its elements is kept for the question.
         """
 
         def call(buffer: Array) -> tuple[Array, bool]:
-            kept = buffer[::SAMPLED].copy() if alone else buffer[:0]
+            kept = buffer[::sampled].copy() if alone else buffer[:0]
             if first:
                 self._suspicious = False
                 self._overwritten.clear()

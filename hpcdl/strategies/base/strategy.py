@@ -32,6 +32,8 @@ class Features:
     open_servers: bool = False
     """Starts servers that authenticate nobody: only on nodes without other users, or where that is allowed."""
     compression: bool = False
+    error_feedback: bool = False
+    """Less than all values may travel: workers keep what did not, and take it along at the next step."""
     accumulation: bool = False
     lars: bool = False
     exact_resume: bool = False

@@ -57,6 +57,17 @@ def animated(ending: str) -> Save:
     return images(moving, ending, save_all=True, append_images=more)
 
 
+def turned(root: Path) -> Path:
+    """Every other picture lies on its side, as telephones store them."""
+    upright, aside = Image.Exif(), Image.Exif()
+    upright[0x0112], aside[0x0112] = 1, 6
+    for number in range(4):
+        path = root / "s" / ("cats", "dogs")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        moving(number).save(path, exif=(upright, aside)[number % 2])
+    return root / "s"
+
+
 def pairs_in(ending: str, mode: str) -> Save:
     """Folders of images and of masks."""
 
@@ -128,6 +139,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "animated WebP": (animated("webp"), {}, REFUSED, "3 pages"),
         "black and white of one bit": (images(onehot_of_two, "png"), {}, RIGHT, "8x8x1 uint8"),
         "grey with transparency": (images(lambda n: moving(n).convert("LA"), "png"), {}, ASKED, "2 bands, the last is"),
+        "photographs turned by EXIF": (turned, {}, RIGHT, "EXIF rotation is not applied, and dogs/1.jpg has one"),
         "masks with a palette": (pairs_in("png", "P"), PAIRED, RIGHT, "target m: 6x6 uint8"),
         "a list beside one folder of pictures": (beside("images", ""), {}, ASKED, "'labels.csv' may list their labels"),
         "masks as JPEG": (pairs_in("jpg", "L"), PAIRED, RIGHT, "JPEG files, whose values are smeared"),

@@ -78,6 +78,10 @@ def _head(image: Any) -> ImageHead:
     )
 
 
+_ORIENTATION = 0x0112
+"""EXIF's tag; 1 stands for upright."""
+
+
 class ImageKinds:
     """Size, bands and depth of the images of a source, taken one by one; SourceError where they leave two readings."""
 
@@ -87,6 +91,7 @@ class ImageKinds:
         self._depths: dict[str, str] = {}
         self._masks: dict[tuple[tuple[int, ...], str], str] = {}
         self._grey = True
+        self._turned = ""
 
     def add(self, content: Content, name: str) -> None:
         """Take an image's header; UnreadableSample where it is not an image."""
@@ -105,6 +110,8 @@ class ImageKinds:
             )
         self._grey = self._grey and head.grey
         self._depths.setdefault(head.dtype, name)
+        if not self._turned and _is_turned(content):
+            self._turned = name
         if not self._size:
             self._sizes.setdefault((head.height, head.width), name)
         self._check()
@@ -140,15 +147,26 @@ class ImageKinds:
 
     def lines(self) -> list[str]:
         """What to tell of the values."""
-        if "float32" not in self._depths:
-            return []
-        return [
-            "images of more than 8 bits are kept as float32 with the values of the files; training does not scale them"
-        ]
+        told = []
+        if "float32" in self._depths:
+            told.append(
+                "images of more than 8 bits are kept as float32 with the values of the files; training does not scale "
+                "them"
+            )
+        if self._turned:
+            told.append(f"EXIF rotation is not applied, and {self._turned} has one: its pixels stay as they are stored")
+        return told
 
 
 def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
     return f"{'x'.join(map(str, shape))} {dtype}"
+
+
+def _is_turned(content: Content) -> bool:
+    """Whether EXIF says that viewers turn or mirror the picture."""
+    with contextlib.suppress(UnreadableSample), _opened(content) as image:  # broken EXIF beside sound pixels
+        return image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+    return False
 
 
 def _is_cmyk(content: Content) -> bool:

@@ -73,16 +73,14 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
     _check_kind(request.config, facts)
-    if asks and not spec.target_kind and knows("target_kind", spec.format):
-        for names in [facts.class_names, *(item.class_names for item in facts.fields if item.kind == "class")]:
-            ask_of_names(names, request.source)
+    asks = asks and not spec.target_kind and knows("target_kind", spec.format)
+    if asks:
+        _ask_of_classes(facts, request.source)
     index = Index(work)
     try:
         by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
         if len(facts.class_names) > 1 and spec.format != "synthetic":
-            if asks and not spec.target_kind:
-                ask_of_unlabelled(facts.class_names, by_split, request.source)
-            facts = dataclasses.replace(facts, told=[*facts.told, *told_of_counts(facts.class_names, by_split)])
+            facts = _with_counts(facts, by_split, request.source, asks=asks)
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         if fractions:
@@ -91,27 +89,19 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             counts = divide(work, index, UNSPLIT, by_split[UNSPLIT], fractions, mixed(layout.seed, 10))
     finally:
         index.close()
-    encoded = layout.encoding == "encoded"
-    dtype = facts.dtype
     fields = _stored(facts.fields, layout)
-    pixel_bytes = _field_bytes(fields, facts) or sum(counts.values()) * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    total_bytes = total_size if layout.encoding == "encoded" else _pixel_bytes(fields, facts, counts, shape)
     job = ShardJob(
         name=Path(spec.location).name,
         source_name=Path(spec.location).name,
         spec=spec,
         facts=facts,
-        plan=make_plan(
-            counts,
-            total_size if encoded else pixel_bytes,
-            layout,
-            file_system_of(request.target),
-            max(largest, sum(item.longest_bytes for item in fields)),
-        ),
+        plan=make_plan(counts, total_bytes, layout, file_system_of(request.target), max(largest, _longest(fields))),
         fingerprint=fingerprint,
         encoding=layout.encoding,
         compression=layout.compression,
         sample_shape=shape,
-        dtype=dtype,
+        dtype=facts.dtype,
         image_size=layout.image_size,
         members=fractions is not None,
         seed=layout.seed,
@@ -122,6 +112,18 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     )
     job.write(work)
     return job
+
+
+def _ask_of_classes(facts: SourceFacts, source: str) -> None:
+    for names in [facts.class_names, *(item.class_names for item in facts.fields if item.kind == "class")]:
+        ask_of_names(names, source)
+
+
+def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str, *, asks: bool) -> SourceFacts:
+    """`facts` that also tell what is odd about the counts of classes."""
+    if asks:
+        ask_of_unlabelled(facts.class_names, by_split, source)
+    return dataclasses.replace(facts, told=[*facts.told, *told_of_counts(facts.class_names, by_split)])
 
 
 def _stored(fields: Sequence[Field], layout: LayoutConfig) -> list[Field]:
@@ -159,6 +161,15 @@ def _field_bytes(fields: Sequence[Field], facts: SourceFacts) -> int:
             total += int(np.fromfile(place.offsets, np.int64)[-1]) * item.row_bytes
     fixed = sum(item.row_bytes for item in fields if not item.variable)
     return total + fixed * facts.num_samples
+
+
+def _pixel_bytes(fields: Sequence[Field], facts: SourceFacts, counts: Mapping[str, int], shape: Sequence[int]) -> int:
+    """Bytes of all samples as they are stored raw."""
+    return _field_bytes(fields, facts) or sum(counts.values()) * int(np.prod(shape)) * np.dtype(facts.dtype).itemsize
+
+
+def _longest(fields: Sequence[Field]) -> int:
+    return sum(item.longest_bytes for item in fields)
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:

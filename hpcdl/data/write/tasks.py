@@ -42,7 +42,7 @@ Told = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class WritingPlace:
     """Where shards are written: the `target` folder; `again`: below its work folder, to be held against those there.
 
     `code` is the SHA-256 of the reader that the user has named: the job's own word for it is not taken.
@@ -60,7 +60,7 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 
 
 def write_all(
-    place: Place, tasks: Sequence[Task], num_samples: int, workers: int, told: Told
+    place: WritingPlace, tasks: Sequence[Task], num_samples: int, workers: int, told: Told
 ) -> Generator[ShardResult]:
     """Write the shards `tasks` of the job in the place's target, `num_samples` in all, with up to so many processes.
 
@@ -72,7 +72,7 @@ def write_all(
         yield from _here(place, tasks, told)
 
 
-def _here(place: Place, tasks: Iterable[Task], told: Told) -> Iterator[ShardResult]:
+def _here(place: WritingPlace, tasks: Iterable[Task], told: Told) -> Iterator[ShardResult]:
     writer = open_writer(place)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
@@ -99,7 +99,7 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
 
 
 def _with_others(
-    place: Place, tasks: Sequence[Task], num_samples: int, others: int, told: Told
+    place: WritingPlace, tasks: Sequence[Task], num_samples: int, others: int, told: Told
 ) -> Iterator[ShardResult]:
     """Write in a thread of this process and, where it pays, in `others` more."""
     waiting = deque(tasks)
@@ -181,7 +181,7 @@ class _Stopped(Exception):
 class _OwnPart:
     """The shards that this process writes, in a thread: the main one hears of the others, and of Ctrl-C."""
 
-    def __init__(self, place: Place, waiting: deque[Task]) -> None:
+    def __init__(self, place: WritingPlace, waiting: deque[Task]) -> None:
         self._place, self._waiting = place, waiting
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.output, self._wake = os.pipe()
@@ -238,7 +238,7 @@ class _OwnPart:
 class _Process:
     """One writing process and the shard it is at."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WritingPlace) -> None:
         words = (str(place.target), str(os.getpid()), place.code, *["again"] * place.again)
         command = own_program("hpcdl.data.write.tasks", *words)
         # stderr stays the parent's: what a dying interpreter says should be read.
@@ -289,7 +289,7 @@ def main() -> None:
     signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's reader prints, be it from C, must not come between the answers
-    writer = open_writer(Place(target=Path(target), code=code, again=bool(again)))
+    writer = open_writer(WritingPlace(target=Path(target), code=code, again=bool(again)))
 
     def say(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")
@@ -308,7 +308,7 @@ def main() -> None:
             say({"done": dataclasses.asdict(result)})
 
 
-def open_writer(place: Place) -> ShardWriter:
+def open_writer(place: WritingPlace) -> ShardWriter:
     """The writer of the job that is kept in the target's work folder."""
     work = place.target / WORK_NAME
     job = read_job(work)

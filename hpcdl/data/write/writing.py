@@ -48,7 +48,7 @@ from hpcdl.data.write.target import (
     remove_work_folder,
     undoing,
 )
-from hpcdl.data.write.tasks import OTHERS_FROM_S, Place, Task, write_all
+from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, WritingPlace, write_all
 
 Results = dict[tuple[str, int], ShardResult]
 
@@ -172,9 +172,9 @@ def write_part(
     return results
 
 
-def _place(request: ShardRequest, *, again: bool = False) -> Place:
+def _place(request: ShardRequest, *, again: bool = False) -> WritingPlace:
     code = user_reader(request.reader).digest if request.reader else ""
-    return Place(target=request.target, code=code, again=again)
+    return WritingPlace(target=request.target, code=code, again=again)
 
 
 @contextmanager

@@ -257,7 +257,7 @@ def test_a_broken_group_comes_through_a_graph_as_itself() -> None:
 
 
 def played_group(made: list[str]) -> SimpleNamespace:
-    """A group of MPI's of which this rank does not know yet that one is dead; `made` is describe_change what is done to it."""
+    """A group of MPI's of which this rank does not know yet that one is dead; `made` is told what is done to it."""
     revoked: list[bool] = []
 
     def revoke() -> None:
@@ -371,14 +371,14 @@ def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
     line = [*BY_STRATEGY[strategy], "--data", shards, "--inject", faults, "--run-dir", tmp_path / "struck"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
-    describe_change = recoveries(tmp_path / "struck")
-    assert sorted(rank for one in describe_change for rank in one["lost"]) == sorted(victims)
-    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in describe_change)
+    told = recoveries(tmp_path / "struck")
+    assert sorted(rank for one in told for rank in one["lost"]) == sorted(victims)
+    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in told)
     record, left = record_of(tmp_path / "struck"), 4 - sum(victim < 4 for victim in victims)
     left_in_all = (6 if strategy == "ps" else 4) - len(victims)
     assert (record["status"], record["workers"], record["ranks"]) == ("finished", left, left_in_all)
     assert [row["role"] for row in record["rank_records"]] == ["worker"] * left + ["server"] * (left_in_all - left)
-    assert record["resumed_from_steps"] == [one["step"] for one in describe_change]
+    assert record["resumed_from_steps"] == [one["step"] for one in told]
     for mine, other in zip(model_weights(tmp_path / "struck"), model_weights(whole(strategy)), strict=True):
         assert abs(mine - other).max() <= 1e-5 * abs(other).max() + 1e-7
     states = {status.rank: status.state for status in read_statuses(tmp_path / "struck" / "ranks")}
@@ -524,8 +524,8 @@ def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Pat
     assert record["status"] == "finished"
     first, *_, last = record["history"]
     assert last["val_loss"] < first["val_loss"] and last["val_accuracy"] > 0.9, record["history"]
-    describe_change = [event["epoch"] for event in events(run_dir, "epoch")]
-    assert [point["epoch"] for point in record["history"]] == describe_change == sorted(told) and int(told[-1]) == 6
+    told = [event["epoch"] for event in events(run_dir, "epoch")]
+    assert [point["epoch"] for point in record["history"]] == told == sorted(told) and int(told[-1]) == 6
     return record
 
 
@@ -542,9 +542,9 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
     assert (record["workers"], record["servers"], record["ranks"]) == (2, 1, 3)
     assert [row["role"] for row in record["rank_records"]] == ["worker", "worker", "server"]
     assert record["resumed_from_steps"] == [one["step"] for one in recoveries(run_dir)]
-    describe_change = [event["text"] for event in events(run_dir, "message") if "recovery" in event]
-    assert "weights of the center were on a lost server" not in describe_change[0]
-    assert "215540 of 431080 weights of the center were on a lost server: a worker's copy after update" in describe_change[1]
+    told = [event["text"] for event in events(run_dir, "message") if "recovery" in event]
+    assert "weights of the center were on a lost server" not in told[0]
+    assert "215540 of 431080 weights of the center were on a lost server: a worker's copy after update" in told[1]
     states = {status.rank: status.state for status in read_statuses(run_dir / "ranks")}
     assert {rank for rank, state in states.items() if state == "left behind"} == {0, 4}
 

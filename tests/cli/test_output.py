@@ -94,7 +94,7 @@ def test_quiet_leaves_the_result(ask_hpcdl: CommandLine, tmp_path: Path) -> None
     folder = tmp_path / "shards"
     plain, quiet = ["shard", "synthetic:mnist", str(folder), "--samples", "4"], ["inspect", str(folder), "--verify"]
     (line,) = ask_hpcdl([*plain, "-q"]).err.splitlines()
-    assert line.startswith("1 shards written in ")
+    assert line.startswith("1 shard written in ")
     loud, silent = ask_hpcdl(quiet), ask_hpcdl([*quiet, "-q"])
     assert silent.out == loud.out and "name" in silent.out
     assert [line for line in loud.err.splitlines() if line not in silent.err] == [loud.err.splitlines()[-1]]

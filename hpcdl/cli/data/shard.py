@@ -16,7 +16,7 @@ from hpcdl.cli.output import Commentary, print_json, say
 from hpcdl.core.paths import typed
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.signals import caught
-from hpcdl.core.units import format_bytes, format_count, format_seconds
+from hpcdl.core.units import counted, format_bytes, format_count, format_seconds
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 
 
@@ -104,7 +104,7 @@ def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
     for line in job.facts.told:
         tell(f"  {line}")
     for name, count in plan.shards.items():
-        tell(f"  {name}: {format_count(plan.num_samples[name])} samples in {count} shards")
+        tell(f"  {name}: {counted(plan.num_samples[name], 'sample')} in {counted(count, 'shard')}")
     for reason in plan.reasons:
         tell(f"  {reason}")
 
@@ -117,7 +117,7 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
     if len(skipped) > 10:
         say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
     kept = f", {report.kept} kept from before" if report.kept else ""
-    say(f"{report.written} shards written in {format_seconds(report.seconds)}{kept}: {target}")
+    say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
     model = "FILE.py:build" if manifest.fields else "lenet"
     checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
     commentary.say(f"next: {checked}, or {trained}")

@@ -33,7 +33,7 @@ from hpcdl.cluster.status import StatusReport, report_all
 from hpcdl.comm.mpi.communicator import world
 place, folder = placement(), Path(os.environ["HPCDL_STATUS_DIR"])
 report = StatusReport(folder=folder, rank=place.rank, line=hold_line(os.environ["HPCDL_LAUNCH"]))
-report.tell("running")
+report.publish("running")
 """
 WITH_MPI = """
 communicator = world(place.size)
@@ -55,7 +55,7 @@ def start(
 @pytest.mark.mpi
 def test_ranks_that_finish_are_in_one_table(tmp_path: Path) -> None:
     folder = start(
-        "communicator.barrier(); report.tell('done')\nif place.rank == 0: report_all(folder, 'done', processes)",
+        "communicator.barrier(); report.publish('done')\nif place.rank == 0: report_all(folder, 'done', processes)",
         tmp_path,
         3,
     )
@@ -93,7 +93,7 @@ def test_a_rank_that_raises_is_named_and_ends_the_others(tmp_path: Path) -> None
         start(
             """
             if place.rank == 1:
-                report.tell("failed", exit_code=3, message="no luck")
+                report.publish("failed", exit_code=3, message="no luck")
                 communicator.abort(3)
             communicator.barrier()
             """,
@@ -135,7 +135,7 @@ def test_ranks_that_stop_early_say_so(tmp_path: Path) -> None:
     with pytest.raises(StoppedEarly, match="saved at step 5"):
         start(
             """
-            report.tell("stopped", filed=place.rank == 0, exit_code=75, message="saved at step 5")
+            report.publish("stopped", filed=place.rank == 0, exit_code=75, message="saved at step 5")
             communicator.barrier()
             sys.exit(75)
             """,
@@ -217,7 +217,7 @@ def test_the_first_dead_is_known_though_all_end_in_one_tick(tmp_path: Path) -> N
 
 
 def test_a_damaged_status_is_left_out(tmp_path: Path) -> None:
-    StatusReport(folder=tmp_path, rank=0).tell("failed")
+    StatusReport(folder=tmp_path, rank=0).publish("failed")
     (tmp_path / "1.json").write_text("{")
     (found,) = read_statuses(tmp_path)
     assert (found.rank, found.pid) == (0, os.getpid())

@@ -503,7 +503,7 @@ def damaged_label(content: bytes, dice: random.Random) -> bytes:
 
 
 def make_status(folder: Path) -> Path:
-    status.StatusReport(folder=folder, rank=3).tell("failed", exit_code=1, message="it broke")
+    status.StatusReport(folder=folder, rank=3).publish("failed", exit_code=1, message="it broke")
     return folder / "3.json"
 
 

@@ -200,7 +200,7 @@ def test_too_few_workers_and_no_server_end_the_launch() -> None:
 
 def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Path) -> None:
     """Open MPI takes a while to end the others: by then they had gone on, and its words were gone."""
-    StatusReport(folder=tmp_path, rank=2).tell("failed", message="no luck")
+    StatusReport(folder=tmp_path, rank=2).publish("failed", message="no luck")
     monitor = RankMonitor(0, 3, "a")
     actions = Actions(end=lambda error: None, failed=lambda ranks: failed_of(tmp_path, ranks))
     watch = Watchdog(monitor=monitor, folder=tmp_path / "watch", actions=actions, hosts={1: "b", 2: "c"})
@@ -237,7 +237,7 @@ def test_what_is_told_of_a_recovery_is_who_was_lost_and_each_part() -> None:
         def write(self, kind: str, **values: Any) -> None:
             heard.append({"kind": kind, **values})
 
-    recovery.tell(Kept())  # type: ignore[arg-type]
+    recovery.log_to(Kept())  # type: ignore[arg-type]
     (event,) = heard
     assert event["text"] == (
         "rank 1 on a and rank 2 on b were lost; 2 workers in place of 4; in place, after step 7, in 0.75 s "

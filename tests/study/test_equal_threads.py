@@ -32,13 +32,13 @@ def test_a_worker_alone_has_no_more_threads_than_one_of_four(monkeypatch: pytest
     found = prepared(monkeypatch, 8, workers="1,2,4")
     assert {point.shared_threads for point in found.points} == {2}
     assert {run.point.shared_threads for run in found.runs} == {2}
-    assert found.told == ["weak scaling on a node: each rank has 2 threads at every size, its share where 4 are on one"]
+    assert found.remarks == ["weak scaling on a node: each rank has 2 threads at every size, its share where 4 are on one"]
 
 
 def test_too_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = prepared(monkeypatch, 2, workers="1,2,4")
     assert {point.shared_threads for point in found.points} == {1}
-    assert "4 ranks on a node of 2 cores share them" in found.told[1]
+    assert "4 ranks on a node of 2 cores share them" in found.remarks[1]
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_too_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_other_studies_keep_what_they_say(monkeypatch: pytest.MonkeyPatch, flags: dict[str, object]) -> None:
     found = prepared(monkeypatch, 8, **flags)
-    assert {point.shared_threads for point in found.points} == {None} and not found.told
+    assert {point.shared_threads for point in found.points} == {None} and not found.remarks

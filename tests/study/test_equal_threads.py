@@ -32,7 +32,8 @@ def test_a_worker_alone_has_no_more_threads_than_one_of_four(monkeypatch: pytest
     found = prepared(monkeypatch, 8, workers="1,2,4")
     assert {point.shared_threads for point in found.points} == {2}
     assert {run.point.shared_threads for run in found.runs} == {2}
-    assert found.remarks == ["weak scaling on a node: each rank has 2 threads at every size, its share where 4 are on one"]
+    (remark,) = found.remarks
+    assert remark == "weak scaling on a node: each rank has 2 threads at every size, its share where 4 are on one"
 
 
 def test_too_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

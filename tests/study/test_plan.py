@@ -170,7 +170,8 @@ AXES = sorted(item.key for item in all_settings(TrainConfig) if item.key not in 
 def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
     """Of the file and of the command line; what a run is given is what was written."""
     item = next(item for item in all_settings(TrainConfig) if item.key == key)
-    able = [choice for choice in (*item.choices, "1", "2", "0", "0.5", "0.25", "off", "full") if _parses(item, choice)]
+    words = (*item.choices, "1", "2", "0", "0.5", "0.25", "off", "full", "none", "int8")
+    able = [choice for choice in words if _parses(item, choice)]
     assert able
     choices = list({item.parse(choice): choice for choice in able}.values())[:2]
     values = ", ".join(f'"{choice}"' for choice in choices)

@@ -88,7 +88,7 @@ def _judge(clocks: dict[str, float], began: float, ended: float, num_hosts: int)
     host, seconds = max(off.items(), key=lambda item: abs(item[1]))
     if abs(seconds) <= TOLERATED_CLOCK_S:
         return ok(f"{num_hosts} hosts agree within {format_seconds(ended - began)}")
-    text = f"the clock of {host} is {'ahead' if seconds > 0 else 'behind'} by {format_seconds(abs(seconds))}"
+    text = f"the clock of {host} is {'ahead' if seconds > 0 else 'behind'} by {format_seconds(abs(seconds))} or more"
     return (failure if abs(seconds) > DANGEROUS_CLOCK_S else warning)(text, remedy)
 
 

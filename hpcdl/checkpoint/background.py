@@ -204,8 +204,8 @@ def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]
 
 def way_in_script(asked: str, num_ranks: int) -> tuple[str, list[str]]:
     """The same for a script, whose exchange is known only when it comes to it."""
-    way, logged = way_for(asked, Features(), num_ranks)
-    return way, [logged] if logged else []
+    way, remark = way_for(asked, Features(), num_ranks)
+    return way, [remark] if remark else []
 
 
 def most_patience_s(way: str, stall_s: float) -> float:

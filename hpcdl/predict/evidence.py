@@ -17,6 +17,7 @@ from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.run_state import is_measured
 from hpcdl.core.statistics import outliers
+from hpcdl.core.units import counted
 from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
@@ -160,15 +161,17 @@ _SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "period_within
 def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     """Those of `runs` whose messages a forecast can count, and what is said of the others; UsageError for no run."""
     forms = {run.name: run.config.get("compress", NONE) for run in runs}
-    odd = {form for form in forms.values() if not is_modelled(form)}
+    odd = sorted({form for form in forms.values() if not is_modelled(form)})
+    if not odd:
+        return list(runs), ()
     kept = [run for run in runs if forms[run.name] not in odd]
-    if odd and not kept:
+    if not kept:
         raise UsageError(
-            f"all runs have --compress {', '.join(sorted(odd))}, of which no forecast is made: what compressing costs "
+            f"all runs have --compress {', '.join(odd)}, of which no forecast is made: what compressing costs "
             "is not modelled; give runs with none, fp16 or bf16"
         )
-    told = f"{len(runs) - len(kept)} runs with --compress {', '.join(sorted(odd))} are left out: no forecast models it"
-    return kept, (told,) if odd else ()
+    left_out = counted(len(runs) - len(kept), "run")
+    return kept, (f"{left_out} with --compress {', '.join(odd)} left out: no forecast models it",)
 
 
 def gather_evidence(

@@ -224,10 +224,8 @@ class InPlaceRecovery:
         left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
         recovery.over("state")
         lost = "" if center is None else center.log_line()
-        recovery.continues, recovery.step = (
-            describe_change(before.resolved, self.shrunk.resolved) + lost,
-            parts.host.steps_done(),
-        )
+        recovery.continues = describe_change(before.resolved, self.shrunk.resolved) + lost
+        recovery.step = parts.host.steps_done()
         parts.host.once_after = lambda: self._log(recovery)
         return left
 

@@ -61,10 +61,11 @@ def test_the_script_asks_for_slots_time_and_names() -> None:
 
 
 def test_ranks_get_the_cores_and_the_hosts_that_are_asked_for() -> None:
-    wanted = NodeWishes(cpus_per_task=4, exclusive=True, constraint="rome", exclude="n1,n2", options=("-sla gold",))
+    own = ("-sla gold", "-outdir out")
+    wanted = NodeWishes(cpus_per_task=4, exclusive=True, constraint="rome", exclude="n1,n2", options=own)
     options = read_bsub(render(request(launcher="lsf", nodes_wanted=wanted), {}))
     chosen = "-R select[(rome) && hname!='n1' && hname!='n2']"
-    assert {"-n 24", "-R span[ptile=12]", "-x", chosen, "-sla gold"} <= set(options)
+    assert {"-n 24", "-R span[ptile=12]", "-x", chosen, "-sla gold", "-outdir out"} <= set(options)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,7 @@ def test_ranks_get_the_cores_and_the_hosts_that_are_asked_for() -> None:
         (NodeWishes(constraint='rome"'), "--constraint"),
         (NodeWishes(exclude="n1,n[2-3]"), "takes names of hosts"),
         (NodeWishes(options=("-W 10",)), "type --time"),
+        (NodeWishes(options=("-W10",)), "type --time"),
         (NodeWishes(options=("-oo x",)), "submit sets it itself"),
     ],
 )

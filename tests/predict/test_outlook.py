@@ -97,7 +97,7 @@ def test_runs_whose_compression_is_not_modelled_are_left_out_and_said(runs: list
     odd = [dataclasses.replace(run, name=f"{run.name}-odd", images_per_second=9.0,
                                config={**run.config, "compress": "topk:1%"}) for run in runs]  # fmt: skip
     (mixed,), (plain,) = gather_evidence([*runs, *odd], None), gather_evidence(runs, None)
-    assert mixed.remarks[0] == f"{len(odd)} runs with --compress topk:1% are left out: no forecast models it"
+    assert mixed.remarks[0] == f"{len(odd)} runs with --compress topk:1% left out: no forecast models it"
     assert dataclasses.replace(mixed, remarks=mixed.remarks[1:]) == plain
     with pytest.raises(UsageError, match="all runs have --compress topk:1%, of which no forecast is made"):
         gather_evidence(odd, None)

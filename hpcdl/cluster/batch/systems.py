@@ -155,25 +155,25 @@ _PBS_OWN = {
 }  # fmt: skip
 
 
-def _handed_through(option: str, own: Mapping[str, str]) -> str:
-    """An option of the batch system itself; UsageError for what is none, would be a second line, or is one of `own`."""
-    given = f"--batch-option {option!r}"
-    if not option.startswith("-") or not option.isprintable():
-        raise UsageError(f"{given}: give one option of the batch system, as --batch-option=--nice=100")
-    for name in _names_in(option):
-        # sbatch takes a long option by its beginning too.
-        meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
-        if meant:
-            raise UsageError(f"{given}: {own[meant[0]]}")
-    return option
-
-
 def _names_in(option: str) -> list[str]:
     """What an option is called; for PBS's `-l a=1,b=2` each resource."""
     if option.startswith("--"):
         return [re.split(r"[= ]", option)[0]]
     name, rest = option[:2], option[2:].strip()
     return [f"-l {part.partition('=')[0].strip()}" for part in rest.split(",")] if name == "-l" else [name]
+
+
+def _handed_through(option: str, own: Mapping[str, str], names_in: Callable[[str], list[str]] = _names_in) -> str:
+    """An option of the batch system itself; UsageError for what is none, would be a second line, or is one of `own`."""
+    given = f"--batch-option {option!r}"
+    if not option.startswith("-") or not option.isprintable():
+        raise UsageError(f"{given}: give one option of the batch system, as --batch-option=--nice=100")
+    for name in names_in(option):
+        # sbatch takes a long option by its beginning too.
+        meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
+        if meant:
+            raise UsageError(f"{given}: {own[meant[0]]}")
+    return option
 
 
 def _quoted(text: str) -> str:
@@ -302,7 +302,7 @@ def _lsf_directives(request: JobRequest) -> list[str]:
     options += ["-x"] if wanted.exclusive else []
     options += [f"-q {_quoted(request.partition)}"] if request.partition else []
     options += [f"-P {_quoted(request.account)}"] if request.account else []
-    handed = [_handed_through(option, _LSF_OWN) for option in wanted.options]
+    handed = [_handed_through(option, _LSF_OWN, _lsf_names) for option in wanted.options]
     return [f"#BSUB {option}" for option in (*options, *handed)]
 
 
@@ -313,8 +313,15 @@ _LSF_REFUSED = {
 }
 _LSF_OWN = {
     "-J": "type --name; " + _ARRAY, "-n": "type --nodes and --ranks-per-node", "-W": "type --time",
-    "-q": "type --partition", "-P": "type --account", "-x": "type --exclusive", "-o": _OWN, "-oo": _OWN, "-r": _OWN,
+    "-q": "type --partition", "-P": "type --account", "-x": "type --exclusive",
+    "-o": _OWN, "-oo": _OWN, "-r": _OWN, "-rn": _OWN,
 }  # fmt: skip
+
+
+def _lsf_names(option: str) -> list[str]:
+    """What an option of bsub is called: a word behind a dash (`-outdir`), or a letter before a number (`-n4`)."""
+    found = re.match(r"-[A-Za-z](?=\d)|\S+", option)
+    return [found[0]] if found else []
 
 
 def _in_lsf(number: str) -> InQueue:

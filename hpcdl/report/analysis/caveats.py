@@ -166,8 +166,8 @@ def _changing(curves: Sequence[Curve]) -> Iterable[str]:
             if len(values) > 1:
                 where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
                 found.setdefault(name, []).append(where)
-    for name, text in found.items():
-        yield f"{name} change along a curve, so n is not all that differs: {listed(text)}"
+    for name, places in found.items():
+        yield f"{name} change along a curve, so n is not all that differs: {listed(places)}"
 
 
 def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:

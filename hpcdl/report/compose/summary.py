@@ -112,12 +112,12 @@ def _time(analysis: Analysis) -> str:
     total = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     largest = [(name, value) for name, value in ordered if value > 0]
-    text = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
+    shares = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
     rest = sum(value for _, value in largest[3:])
-    text += [f"{percent(rest / total)} the rest"] if rest > 0 else []
+    shares += [f"{percent(rest / total)} the rest"] if rest > 0 else []
     run = point.first
     where = f"{run.strategy} with {counted(run.workers, 'worker')}"
-    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(text)}."
+    return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(shares)}."
 
 
 def _accuracy(analysis: Analysis) -> str:

@@ -90,9 +90,9 @@ def _criteria(case: Case, findings: Sequence[Judgement]) -> Section:
         " not say."
     )
     lines = [] if case.target is None else [f"Asked for: jobs of {counted(case.target, 'node')}."]
-    listed_lines = [line for number, source in enumerate(sources, start=1) for line in _source_lines(number, source)]
+    source_lines = [line for number, source in enumerate(sources, start=1) for line in _source_lines(number, source)]
     listing = Listing(
-        title="Sources", alt="The pages that have the rules, and when they were read.", lines=listed_lines
+        title="Sources", alt="The pages that have the rules, and when they were read.", lines=source_lines
     )
     table = Table(title="Verdicts", columns=columns, rows=rows, note=note)
     return Section(name="criteria", title="Criteria", lines=lines, items=[table, listing])
@@ -211,12 +211,12 @@ def _test_case(case: Case, described: str) -> Section:
 
 def _waiting(points: Iterable[NodePoint]) -> str:
     """The share of a step in which a rank waits for its batch, by nodes: the load of reading that training feels."""
-    listed_lines = []
+    shares = []
     for point in points:
         pairs = [(run.parts["input"], sum(run.parts.values())) for run in point.runs if run.parts.get("input", -1) >= 0]
         share = Interval.of_ratio(pairs)
-        listed_lines += [] if share is None else [f"{counted(point.nodes, 'node')} {percent(share.value)} of a step"]
-    return "; ".join(listed_lines) or "not recorded"
+        shares += [] if share is None else [f"{counted(point.nodes, 'node')} {percent(share.value)} of a step"]
+    return "; ".join(shares) or "not recorded"
 
 
 def _facts(title: str, rows: Sequence[tuple[str, str]]) -> Table:

@@ -136,11 +136,11 @@ def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> F
     ends = [point.n for item in drawn for point in item.curve.points]
     x = [float(min(ends)), max(ends) * _REACH]
     series.append(Series(label="80 %", x=x, y=[0.8, 0.8], style="ideal"))
-    text = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
+    texts = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
     return Figure(
         name="fits",
         title="Efficiency and the USL's fit; beyond the largest measured n it is extrapolation",
-        alt=f"Measured efficiency with fitted curves. {listed(text, 4)}.",
+        alt=f"Measured efficiency with fitted curves. {listed(texts, 4)}.",
         x_label=listed(sorted({item.curve.axis for item in drawn})),
         y_label="efficiency",
         series=series,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import counted, format_seconds
 from hpcdl.strategies.base.strategy import Context
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ class PeriodChoosing:
         """Choose, and say what and why. Collective."""
         if self._deterministic:
             self.period = math.ceil(min(self._default, self._longest()) / self._within) * self._within
-            return f"--period auto: {self.period} steps (not measured, because of --deterministic)"
+            return f"--period auto: {counted(self.period, 'step')} (not measured, because of --deterministic)"
         own = [statistics.median(self._seconds[WARMUP:]), shared.exchange_seconds()]
         step_s, exchange_s = numpy.max(shared.group.allgather_json(own), axis=0).tolist()
         self._by = step_s, exchange_s
         self.period = period_for(step_s, exchange_s, self._epoch, self._within)
         cost = exchange_s / (exchange_s + self.period * step_s)
         text = (
-            f"--period auto: {self.period} steps; a step takes {format_seconds(step_s)}, an exchange "
+            f"--period auto: {counted(self.period, 'step')}; a step takes {format_seconds(step_s)}, an exchange "
             f"{format_seconds(exchange_s)}, so exchanges are {cost:.1%} of the time"
         )
         if cost > SHARE:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.units import counted
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
@@ -142,7 +143,11 @@ class PeriodicWorker(Worker):
             if self._choosing is not None:
                 self._choosing.restore(arrays)
                 self._shared.period = self._choosing.period
-                self._news = f"--period auto: {self._choosing.period} steps, as before" if self._choosing.period else ""
+                self._news = (
+                    f"--period auto: {counted(self._choosing.period, 'step')}, as before"
+                    if self._choosing.period
+                    else ""
+                )
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""

@@ -37,6 +37,8 @@ _DAMAGED = (
     AttributeError, RuntimeError, struct.error, Image.DecompressionBombError,
 )  # fmt: skip
 """What Pillow raises for files that are not as they should be."""
+_ORIENTATION = 0x0112
+"""EXIF's tag; 1 stands for upright."""
 _ADDRESS = re.compile(r" <_io\.BytesIO object at \w+>")
 """What Pillow calls a file that it was handed the bytes of."""
 _GREY = _DEEP | {"1", "L", "LA"}
@@ -53,6 +55,8 @@ class ImageHead:
     dtype: str
     odd: str = ""
     """Why its values cannot be kept; empty where they can."""
+    turned: bool = False
+    """Whether EXIF says that viewers turn or mirror the picture."""
 
 
 def image_head(content: Content) -> ImageHead:
@@ -75,11 +79,16 @@ def _head(image: Any) -> ImageHead:
         grey=image.mode in _GREY,
         dtype="float32" if image.mode in _DEEP else "uint8",
         odd=odd,
+        turned=_is_turned(image),
     )
 
 
-_ORIENTATION = 0x0112
-"""EXIF's tag; 1 stands for upright."""
+def _is_turned(image: Any) -> bool:
+    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode all pixels to look behind them
+        return False
+    with contextlib.suppress(*_DAMAGED):  # broken EXIF beside sound pixels
+        return image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+    return False
 
 
 class ImageKinds:
@@ -110,8 +119,7 @@ class ImageKinds:
             )
         self._grey = self._grey and head.grey
         self._depths.setdefault(head.dtype, name)
-        if not self._turned and _is_turned(content):
-            self._turned = name
+        self._turned = self._turned or (name if head.turned else "")
         if not self._size:
             self._sizes.setdefault((head.height, head.width), name)
         self._check()
@@ -160,13 +168,6 @@ class ImageKinds:
 
 def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
     return f"{'x'.join(map(str, shape))} {dtype}"
-
-
-def _is_turned(content: Content) -> bool:
-    """Whether EXIF says that viewers turn or mirror the picture."""
-    with contextlib.suppress(UnreadableSample), _opened(content) as image:  # broken EXIF beside sound pixels
-        return image.getexif().get(_ORIENTATION, 1) not in (0, 1)
-    return False
 
 
 def _is_cmyk(content: Content) -> bool:

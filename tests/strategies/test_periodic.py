@@ -443,8 +443,9 @@ def test_a_run_chooses_its_period_and_keeps_it(run_hpcdl: CommandLine, shards: P
     chosen = [found["details"]["period"] for found in record["rank_records"]]
     assert chosen[0] == chosen[1] and chosen[0]["steps"] == period >= 1
     journal = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert journal.count(f"--period auto: {period} steps; a step takes") == 1
-    assert journal.count(f"--period auto: {period} steps, as before") == 1
+    steps = "1 step" if period == 1 else f"{period} steps"
+    assert journal.count(f"--period auto: {steps}; a step takes") == 1
+    assert journal.count(f"--period auto: {steps}, as before") == 1
 
 
 def test_a_deterministic_run_measures_no_period() -> None:

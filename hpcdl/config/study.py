@@ -156,7 +156,7 @@ def load_study(
         raise ConfigError(dict.fromkeys(problems))
     plan = configs[0].plan
     name = plan.name or (path.stem if path else "sweep")
-    train = {**tables.train, **set_layer(pairs or []).values}
+    train = {**tables.train, **_numbers(set_layer(pairs or []).values)}
     return Study(
         name=f"{name}-small" if small else name,
         plan=plan,
@@ -294,6 +294,19 @@ def study_tables(study: Study) -> dict[str, Any]:
         tried = {key: [_as_toml(value) for value in values] for key, values in study.choice.axes.items()}
         more["choose"] = tried | {key: _as_toml(value) for key, value in study.choice.train.items()}
     return {**plain_keys(keys), "train": dict(study.train), **more, "matrix": matrices}
+
+
+def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` as a study's file would have them: numbers are numbers, not text."""
+    known, found = settings_by_key(TrainConfig), dict(settings)
+    for key, value in settings.items():
+        try:
+            parsed = known[key].parse(value) if key in known else value
+        except ValueError:
+            continue  # the runs' settings are checked together, later
+        if isinstance(parsed, bool | int | float):
+            found[key] = parsed
+    return found
 
 
 def _as_toml(value: Any) -> Any:

@@ -49,7 +49,7 @@ def test_the_study_is_one_that_a_sweep_takes(ask_hpcdl: CommandLine, tmp_path: P
     assert "hpcdl report studies/evidence-csc-roihu-large --for csc-roihu-large --target 40" in finished.err
     study = load_study(tmp_path / "evidence-csc-roihu-large.toml", {})
     assert study.plan.mode == "strong" and study.plan.repeats == 5
-    assert [*study.matrices[0].shape.nodes] == [10, 20, 40]
+    assert [*study.matrices[0].shape.nodes] == [10, 20, 40] and study.train["steps"] == 20, "a number, not text"
     planned = ask_hpcdl(["sweep", "evidence-csc-roihu-large.toml", "--dry-run", "--json"], cwd=tmp_path)
     assert planned.code == 0 and len(planned.json()["runs"]) == 15
     assert not (tmp_path / "studies").exists(), "nothing was started"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,10 @@ _ENDINGS = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _VALUES = 1 << 18
 """So many are held at once, 60 bytes each or more."""
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_SPACE = re.compile(r"[^\S\n]")
+_NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
+_ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
+_LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
 """Digits of a number that neither int64 nor float64 holds: a code."""
 _NOTATION = re.compile(
@@ -41,6 +43,9 @@ class TableSource(ColumnSource):
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
         self._names: list[str] = []
+        self._splits: dict[str, str] = {}
+        """The split by the word for it in the column `split`, in the order in which they come."""
+        self._num_files = 0
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -50,56 +55,47 @@ class TableSource(ColumnSource):
         return not is_list_of_files(location)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Read the table twice, some rows at a time: for the types of its columns, then for the values.
+        """Read the table once, some rows at a time: numbers go to files of their own, by column and split.
 
         Missing values are NaN. Text is read once more where it is asked for.
         """
-        self._names, kinds = self._kinds()
-        if "split" in kinds:
-            del kinds["split"]
-            splits = self._splits()
-        else:
-            splits = {"": UNSPLIT}
-        numbers = {name: kind for name, kind in kinds.items() if kind != "text"}
-        placed = self._numbers(numbers, splits)
+        columns: dict[str, _Column] = {}
+        for names, rows in self._rows():
+            self._names = names
+            columns = columns or {name: _Column(self._new_path) for name in names}
+            for split, own in self._by_split(rows):
+                for column, values in zip(columns.values(), zip(*own, strict=True), strict=True):
+                    column.take(values, split)
+        if not columns:
+            raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
+        self._ask_of_odd(columns)
+        splits = set(self._splits.values())
+        odd = min(splits - {"train", "val", "test", UNSPLIT}, default=None)
+        if odd is not None:
+            raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
+        columns.pop("split", None)
         tables = {
-            split: {
-                name: self._column(name, split, splits, placed.get((split, name)), kind) for name, kind in kinds.items()
-            }
-            for split in dict.fromkeys(splits.values())
+            split: {name: self._column(name, column, split) for name, column in columns.items()}
+            for split in dict.fromkeys(self._splits.values())
         }
         return self.list_columns(tables, index)
 
-    def _column(
-        self, name: str, split: str, splits: Mapping[str, str], placed: PlacedArray | None, kind: str
-    ) -> TableColumn:
-        if placed is None:
-            return TableColumn(shown="text", kind="text", place=lambda: self._text(name, split, splits))
-        return TableColumn(shown=kind, kind="number", place=lambda: placed, numbers=lambda: placed)
+    def _new_path(self) -> Path:
+        self._num_files += 1
+        return self._work / f"gathered{self._num_files}"
 
-    def _kinds(self) -> tuple[list[str], dict[str, str]]:
-        """The columns, and int64, float64 or text of each."""
-        kinds: dict[str, str] = {}
-        present: dict[str, bool] = {}
-        odd: dict[str, _Odd] = {}
-        names: list[str] = []
-        for names, rows in self._rows():
-            for name, column in zip(names, zip(*rows, strict=True), strict=True):
-                values = [value.strip() for value in column]
-                kinds[name] = _kind(values, kinds.get(name, "int64"))
-                odd.setdefault(name, _Odd()).look(values, kinds[name])
-                present[name] = present.get(name, False) or any(value.lower() not in _MISSING for value in values)
-        if not kinds:
-            raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
-        self._ask_of_odd(names, kinds, odd)
-        return names, {name: kind if present[name] else "text" for name, kind in kinds.items()}
+    def _column(self, name: str, column: _Column, split: str) -> TableColumn:
+        if column.kind == "text" or not column.present:
+            return TableColumn(shown="text", kind="text", place=lambda: self._text(name, split))
+        placed = column.placed(split)
+        return TableColumn(shown=column.kind, kind="number", place=lambda: placed, numbers=lambda: placed)
 
-    def _ask_of_odd(self, names: Sequence[str], kinds: Mapping[str, str], odd: Mapping[str, _Odd]) -> None:
+    def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
         """SourceError for columns that are used, and whose values are numbers otherwise written, or codes."""
         spec = self._spec
         inputs, targets = ([own.rpartition("=")[0] or own for own in wishes] for wishes in (spec.inputs, spec.targets))
         words = [own.rpartition("=")[0] for own in spec.categories]
-        for name in names:
+        for name, column in columns.items():
             if (
                 name in words
                 or left_out(name, spec.leave_out)
@@ -107,77 +103,42 @@ class TableSource(ColumnSource):
             ):
                 continue
             target = name in targets or (not targets and name.lower() in TARGET_NAMES)
-            written, code = odd[name].written, odd[name].code
-            if kinds[name] == "text" and written and not (target and spec.target_kind == "class"):
+            if column.kind == "text" and column.written and not (target and spec.target_kind == "class"):
                 raise SourceError(
-                    f"{self._location}: the column {shown(name)} holds numbers written as {shown(written)}; write them "
-                    "with a point alone, without marks of thousands or units (pandas.read_csv has decimal= and "
-                    f"thousands=), or give --leave-out {name}"
+                    f"{self._location}: the column {shown(name)} holds numbers written as {shown(column.written)}; "
+                    "write them with a point alone, without marks of thousands or units (pandas.read_csv has decimal= "
+                    f"and thousands=), or give --leave-out {name}"
                 )
-            numbers = kinds[name] != "text" or odd[name].numbers
-            if numbers and code and not target and name not in inputs:
+            numbers = column.kind != "text" or column.numbers
+            if numbers and column.code and not target and name not in inputs:
                 raise SourceError(
-                    f"{self._location}: the column {shown(name)} holds {shown(code)}: a number, or a code? Give "
+                    f"{self._location}: the column {shown(name)} holds {shown(column.code)}: a number, or a code? Give "
                     f"--categories {name}=codes or {name}=one-hot, or --leave-out {name}, or for numbers name the "
                     "inputs, each with --input COLUMN=NAME"
                 )
 
-    def _splits(self) -> dict[str, str]:
-        """The split by the word for it in the column `split`, in the order in which they come."""
-        found: dict[str, str] = {}
+    def _by_split(self, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:
+        """Rows of one split each, by the words in the column `split`, which are noted in `_splits`."""
+        if "split" not in self._names:
+            self._splits[""] = UNSPLIT
+            yield UNSPLIT, rows
+            return
         at = self._names.index("split")
-        for _, rows in self._rows():
-            words = dict.fromkeys(row[at].strip().lower() for row in rows)
-            found |= {word: SPLIT_WORDS.get(word, word) for word in words}
-        odd = min(set(found.values()) - {"train", "val", "test"}, default=None)
-        if odd is not None:
-            raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
-        return found
+        words = [row[at].strip().lower() for row in rows]
+        self._splits |= {word: SPLIT_WORDS.get(word, word) for word in dict.fromkeys(words)}
+        for split in dict.fromkeys(self._splits.values()):
+            own = [row for row, word in zip(rows, words, strict=True) if self._splits[word] == split]
+            if own:
+                yield split, own
 
-    def _by_split(self, splits: Mapping[str, str]) -> Iterator[tuple[str, list[list[str]]]]:
-        """Rows of one split each, some at a time."""
-        at = self._names.index("split") if "" not in splits else None
-        for _, rows in self._rows():
-            if at is None:
-                yield UNSPLIT, rows
-                continue
-            for split in dict.fromkeys(splits.values()):
-                own = [row for row in rows if splits[row[at].strip().lower()] == split]
-                if own:
-                    yield split, own
-
-    def _numbers(self, kinds: Mapping[str, str], splits: Mapping[str, str]) -> dict[tuple[str, str], PlacedArray]:
-        """The values of the columns of numbers, by split and column, each in a file of the work folder."""
-        every = [(split, name) for split in dict.fromkeys(splits.values()) for name in kinds]
-        places = {name: self._names.index(name) for name in kinds}
-        paths = {key: self._work / f"gathered{number}" for number, key in enumerate(every)}
-        counts = dict.fromkeys(every, 0)
-        for path in paths.values():
-            path.touch()
-        for split, rows in self._by_split(splits):
-            for name, at in places.items():
-                try:
-                    values = _converted([row[at].strip() for row in rows], kinds[name])
-                except ValueError as error:
-                    raise SourceError(
-                        f"{self._location} changed while it was read; let it rest, and try again"
-                    ) from error
-                with paths[split, name].open("ab") as file:  # one at a time: a table may have thousands of columns
-                    values.tofile(file)
-                counts[split, name] += len(values)
-        return {
-            key: PlacedArray(path=path, shape=(counts[key],), dtype=np.dtype(kinds[key[1]]))
-            for key, path in paths.items()
-        }
-
-    def _text(self, name: str, split: str, splits: Mapping[str, str]) -> PlacedArray:
+    def _text(self, name: str, split: str) -> PlacedArray:
         at = self._names.index(name)
-        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
-        with GatheredArray(path, f"{self._location}: {name}") as gathered:
-            for own, rows in self._by_split(splits):
-                if own == split:
-                    for row in rows:
-                        gathered.add(row[at].strip(), "a row")
+        with GatheredArray(self._new_path(), f"{self._location}: {name}") as gathered:
+            for _, rows in self._rows():
+                for own, part in self._by_split(rows):
+                    if own == split:
+                        for row in part:
+                            gathered.add(row[at].strip(), "a row")
             return gathered.placed()
 
     def _rows(self) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -228,8 +189,7 @@ class TableSource(ColumnSource):
         with open_regular(self._location) as file:
             try:
                 for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(self._location)), 1):
-                    for field in fields:
-                        field.encode()
+                    "".join(fields).encode()
                     if fields:
                         yield number, fields
             except UnicodeEncodeError as error:
@@ -240,23 +200,74 @@ class TableSource(ColumnSource):
                 raise SourceError(f"{self._location} line {number + 1}: {error}") from error
 
 
-@dataclass
-class _Odd:
-    """What is odd about a column's values, by an example of each."""
+class _Column:
+    """A column as it is read: its type so far, what is odd about its values, and its numbers in a file a split."""
 
-    written: str = ""
-    """Of a column all of whose values are numbers, this one is not written as float() takes it."""
-    code: str = ""
-    """A whole number with zeros before it, or of more digits than numbers keep."""
-    numbers: bool = True
+    def __init__(self, new_path: Callable[[], Path]) -> None:
+        self._new_path = new_path
+        self._paths: dict[str, Path] = {}
+        self._counts: dict[str, int] = {}
+        self.kind = "int64"
+        """int64, float64 or text: what all of its values are."""
+        self.present = False
+        """Whether a value is not missing."""
+        self.written = ""
+        """Of a column all of whose values are numbers, this one is not written as float() takes it."""
+        self.code = ""
+        """A whole number with zeros before it, or of more digits than numbers keep."""
+        self.numbers = True
+        """Of text: whether all of its values are numbers, however written."""
 
-    def look(self, values: Sequence[str], kind: str) -> None:
-        """Take more values of the column, which is of this kind so far."""
-        if not self.code and kind != "text":
-            self.code = next((own for own in values if own[:1] == "0" and len(own) > 1 and own.isdigit()), "")
-        if kind != "text" or not self.numbers:
+    def take(self, column: Sequence[str], split: str) -> None:
+        """Take more values, which lie behind those before them in their split."""
+        if self.kind == "text" and not self.numbers and self.present:
             return
-        for own in values:
+        values, lines = _as_lines(column)
+        self.present = self.present or any(value.lower() not in _MISSING for value in values)
+        numbers = self._numbers(values, lines)
+        if numbers is None:
+            self.kind = "text"
+            self._look_at_text(values)
+            return
+        if not self.code and (zeros := _ZEROS.search(lines)):
+            self.code = zeros[0]
+        if split not in self._paths:
+            self._paths[split], self._counts[split] = self._new_path(), 0
+        with self._paths[split].open("ab") as file:  # one at a time: a table may have thousands of columns
+            numbers.tofile(file)
+        self._counts[split] += len(numbers)
+
+    def placed(self, split: str) -> PlacedArray:
+        """The numbers of a split."""
+        return PlacedArray(path=self._paths[split], shape=(self._counts[split],), dtype=np.dtype(self.kind))
+
+    def _numbers(self, values: Sequence[str], lines: str) -> Array | None:
+        """Values as numbers of the column's type, which they may widen; None for text."""
+        if self.kind == "text":
+            return None
+        if self.kind == "int64":
+            if not _NOT_WHOLE.search(lines):
+                return np.fromiter(map(int, values), np.int64, len(values))
+            self._widen()
+        if _LONG_LINE.search(lines):
+            return None
+        try:
+            return _floats(values)
+        except ValueError:
+            return None
+
+    def _widen(self) -> None:
+        """Whole numbers become float64, as float() of their digits: both round to the nearest."""
+        self.kind = "float64"
+        for split, old in self._paths.items():
+            self._paths[split] = self._new_path()
+            with self._paths[split].open("wb") as file:
+                for start in range(0, self._counts[split], _VALUES):
+                    part = np.fromfile(old, np.int64, _VALUES, offset=8 * start)
+                    part.astype(np.float64).tofile(file)
+
+    def _look_at_text(self, values: Sequence[str]) -> None:
+        for own in values if self.numbers else ():
             if _NOTATION.fullmatch(own):
                 self.written = self.written or own
             elif _LONG.fullmatch(own):
@@ -268,7 +279,7 @@ class _Odd:
 
 def _is_number(value: str) -> bool:
     try:
-        _converted([value], "float64")
+        _floats([value])
     except ValueError:
         return False
     return True
@@ -283,24 +294,18 @@ def _is_sample(head: list[str]) -> bool:
     return not all(before < after for before, after in itertools.pairwise(numbers))
 
 
-def _kind(values: list[str], before: str) -> str:
-    """int64, float64 or text, for these values and those `before`."""
-    if before == "int64" and all(map(_WHOLE.fullmatch, values)):
-        return before
-    if before == "text" or any(len(value) > 18 and _LONG.fullmatch(value) for value in values):
-        return "text"
-    try:
-        _converted(values, "float64")
-    except ValueError:
-        return "text"
-    return "float64"
+def _as_lines(column: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Values without spaces around them, and the same as one text with a line each, for patterns to search."""
+    lines = "\n".join(column)
+    if not _SPACE.search(lines) and lines.count("\n") == len(column) - 1:
+        return column, lines
+    values = [value.strip().replace("\n", " ") for value in column]  # a value of two lines is text, not two numbers
+    return values, "\n".join(values)
 
 
-def _converted(values: list[str], kind: str) -> Array:
+def _floats(values: Sequence[str]) -> Array:
     """Values as numbers; NaN for what is missing. ValueError for others."""
-    if kind == "int64":
-        return np.array([int(value) for value in values], np.int64)
     try:
-        return np.array([float(value) for value in values], np.float64)
+        return np.fromiter(map(float, values), np.float64, len(values))
     except ValueError:
         return np.array([float(value) if value.lower() not in _MISSING else np.nan for value in values], np.float64)

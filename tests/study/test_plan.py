@@ -133,7 +133,7 @@ def test_the_small_version_replaces_the_matrix(tmp_path: Path) -> None:
     assert (big.name, big.plan.repeats, big.matrices[0].shape.nodes, big.train["steps"]) == ("big", 5, (512,), 100)
     assert (small.name, small.plan.repeats) == ("big-small", 2)
     assert (small.matrices[0].shape.nodes, small.matrices[0].shape.workers) == ((), (1,))
-    assert small.train == {"steps": 3, "momentum": 0.8, "seed": "7"}
+    assert small.train == {"steps": 3, "momentum": 0.8, "seed": 7}
     path.write_text(path.read_text().partition("[small]")[0])
     with pytest.raises(UsageError, match=r"no table \[small\]"):
         load_study(path, {}, small=True)

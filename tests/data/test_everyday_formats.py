@@ -160,6 +160,17 @@ def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
         make(tmp_path / "old.mat", tmp_path / "out", format="hdf5")
 
 
+def test_matrices_with_the_samples_last(tmp_path: Path) -> None:
+    """MATLAB's 32 x 8 and 32 x 1 are 8 x 32 and 1 x 32 in HDF5."""
+    values, labels = numbers(32, 8), numbers(32, 2)
+    with h5py.File(tmp_path / "m.mat", "w", userblock_size=512) as file:
+        file["x"], file["y"] = np.stack([values] * 8), labels[None]
+    with pytest.raises(SourceError, match=r"\(x 8, y 1\).* all have 32 along their last: give --sample-axis last"):
+        make(tmp_path / "m.mat", tmp_path / "out")
+    manifest = make(tmp_path / "m.mat", tmp_path / "out", sample_axis="last", target="y=y", target_kind="class")
+    assert manifest.splits["all"].num_samples == 32 and {item.name: item.shape for item in manifest.fields}["x"] == (8,)
+
+
 def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
     """H x W x C x N, as MATLAB's own tools keep pictures: 6 x 5 x 3 x 20 beside 20 labels."""
     pictures, labels = pixels(20, (6, 5, 3)), numbers(20, 3)

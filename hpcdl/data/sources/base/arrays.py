@@ -671,4 +671,8 @@ def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:
             if spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:
                 return f"{found}: give --sample-axis last"
             return f"{found}: save it as np.moveaxis({path}, -1, 0)"
+    lasts = {array.shape[-1] for array in arrays.values() if array.offsets is None and len(array.shape) > 1}
+    alike = all(array.offsets is None and lasts == {array.shape[-1]} for array in arrays.values())
+    if alike and spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:
+        return f"; all have {lasts.pop()} along their last: give --sample-axis last if samples lie there"
     return ""

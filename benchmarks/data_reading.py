@@ -1,6 +1,6 @@
 """Reading raw shards against a plain loop of os.preadv over the same bytes, and tf.data output against TFRecord.
 
-    python benchmarks/data_reading.py [--mib 1024] [--repeats 5] [--folder DIR] [--from-disk] [--without-tensorflow]
+    python benchmarks/data_reading.py [--mib 1024] [--shards N] [--repeats 5] [--folder DIR] [--from-disk] [--without-tensorflow]
 
 All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
 taken within a repeat, and the median ratio is printed, of wall time and of processor time: the second hardly changes
@@ -42,10 +42,10 @@ def now() -> Seconds:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def make(folder: Path, mib: int) -> Dataset:
+def make(folder: Path, mib: int, shards: int | None) -> Dataset:
     target = folder / "shards"
     samples = mib * 1024**2 // (224 * 224 * 3)
-    config = load(ShardConfig, [Layer(origin="benchmark", values={"samples": samples})]).config
+    config = load(ShardConfig, [Layer(origin="benchmark", values={"samples": samples, "shards": shards})]).config
     shard(ShardRequest(source="synthetic:imagenet", target=target, config=config, resume=True), bar=False)
     return open_dataset(str(target))
 
@@ -186,6 +186,7 @@ def dropped(dataset: Dataset) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--mib", type=int, default=1024)
+    arguments.add_argument("--shards", type=int, help="by default as many as the command chooses")
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--folder", type=Path)
     arguments.add_argument("--from-disk", action="store_true")
@@ -193,7 +194,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
-        dataset = make(folder, chosen.mib)
+        dataset = make(folder, chosen.mib, chosen.shards)
         unchecked = dataclasses.replace(dataset, verified=False)
         variants: dict[str, Callable[[], Seconds]] = {
             "plain preadv": lambda: plain(dataset),

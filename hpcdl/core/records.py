@@ -67,6 +67,7 @@ class RankRecord:
     bytes. `busy_seconds_per_step` is how long a server worked. `background` holds `in_gaps_s` and `outside_s`: the
     processor time of work that had time, while the rank waited for others, and beside its steps. `clock_set_s` is how
     far the system's clock was set ahead (back: negative) while the run went on, which moved none of these numbers.
+    `processors` are those on which its computing threads might run at its end, as a list of the kernel's: `0-3,8`.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class RankRecord:
     peak_memory_bytes: int | None = None
     background: Mapping[str, float] = field(default_factory=dict)
     clock_set_s: float = 0.0
+    processors: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

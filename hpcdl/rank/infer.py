@@ -44,7 +44,7 @@ from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.rank.main import supervised
-from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, with_devices
+from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, processors, with_devices
 from hpcdl.rank.start import leave
 from hpcdl.run.inference import InferencePlan, asked, blank_record, check_same, prepare
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
@@ -79,7 +79,12 @@ class ComputedShare:
             times = [times[place] for place in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
         own = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
         numbers = ("num_samples", "num_not_finite", "seconds", "stopped")
-        facts = {"num_batches": len(self.batch_seconds), "host": os.uname().nodename, "memory": peak_memory_bytes()}
+        facts = {
+            "num_batches": len(self.batch_seconds),
+            "host": os.uname().nodename,
+            "memory": peak_memory_bytes(),
+            "processors": processors(),
+        }
         return {**own, **{name: getattr(self, name) for name in numbers}, **facts}
 
 
@@ -401,6 +406,7 @@ def _finished(
                 rank=rank,
                 host=hosts[rank],
                 peak_memory_bytes=own["memory"],
+                processors=own["processors"],
                 details={"num_samples": own["num_samples"], "seconds": own["seconds"]},
             )
             for rank, own in enumerate(shares)

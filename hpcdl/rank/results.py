@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -28,6 +29,7 @@ from hpcdl.core.records import (
 )
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.wall import NOTICED_S, WALL
+from hpcdl.node.topology import format_list
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
@@ -35,6 +37,8 @@ from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.elastic.rules import summary_of
 from hpcdl.supervision.runtime import device_in_use
 
+_COMPUTING = "tf_Compute"
+"""What TensorFlow calls its threads of one operation."""
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -189,6 +193,7 @@ def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, 
         peak_memory_bytes=peak_memory_bytes(),
         background=outcome.background,
         clock_set_s=clock_set_s(),
+        processors=processors(),
         details=worker.details(),
     )
 
@@ -206,6 +211,16 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def peak_memory_bytes() -> int:
     """Largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def processors(threads: Path = Path("/proc/self/task")) -> str:
+    """Where TensorFlow's computing threads may run, as a list of the kernel's; of this process where it has none."""
+    found: set[int] = set()
+    for thread in threads.iterdir():
+        with contextlib.suppress(OSError):  # a thread may end meanwhile
+            if (thread / "comm").read_text(encoding="ascii", errors="replace").strip() == _COMPUTING:
+                found |= os.sched_getaffinity(int(thread.name))
+    return format_list(found or os.sched_getaffinity(0))
 
 
 def now_text() -> str:

@@ -54,6 +54,7 @@ def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Ob
         busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
         clock_set_s=results.clock_set_s(),
+        processors=results.processors(),
         details={"steps": steps, **details},
     )
     communicator = survivors(communicator, details.get("lost_workers", 0))

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cli.training.train import say_affinity
 from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records import PARTS, read_record
+from hpcdl.node.topology import parse_list
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import DIGITS, CommandLine
 from tests.training_runs import PLANTED, SHORT, named_weights_in, record_of, same_run, written_by_ranks
@@ -61,6 +63,19 @@ def test_the_parts_of_a_step_add_up(trained: Path) -> None:
         assert set(rank.parts) == set(PARTS)
         assert min(rank.parts.values()) >= 0
     assert sum(record.rank_records[0].parts.values()) == pytest.approx(mean_step_s, rel=0.02)
+
+
+def test_records_say_where_each_rank_computed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = read_record(trained)
+    for rank in record.rank_records:
+        assert set(parse_list(rank.processors)) <= os.sched_getaffinity(0) and rank.processors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_DISPLAY_AFFINITY", "TRUE")  # a centre's own page says so
+        say_affinity(record)
+    lines = capsys.readouterr().err.splitlines()
+    threads = f"{record.intra_op_threads} thread{'s' if record.intra_op_threads != 1 else ''} an operation"
+    expected = [f"rank {at} on {os.uname().nodename}, {threads}: affinity " for at in range(2)]
+    assert [line.startswith(words) for line, words in zip(lines, expected, strict=True)] == [True, True], lines
 
 
 def test_what_a_run_leaves_behind(trained: Path) -> None:

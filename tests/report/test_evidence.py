@@ -41,6 +41,12 @@ def study(walls: dict[int, float], noise: tuple[float, ...] = NOISE, **changes: 
     }
 
 
+def placed(item: RunRecord) -> RunRecord:
+    """The record with the processors of its ranks."""
+    ranks = [dataclasses.replace(rank, processors="0-3,8") for rank in item.rank_records]
+    return dataclasses.replace(item, rank_records=ranks)
+
+
 def findings(records: dict[str, RunRecord], name: str = "csc-roihu-large", **changes: Any) -> dict[str, Judgement]:
     """The verdict of each check of a template."""
     template = find_template(name)
@@ -113,6 +119,16 @@ def test_a_good_study_meets_what_its_records_can_show() -> None:
     }  # fmt: skip
     # By hand: 120 / 62 / 2 and 120 / 33 / 4.
     assert "4 nodes 96.8 % [" in found["efficiency"].measured and "8 nodes 90.9 % [" in found["efficiency"].measured
+
+
+def test_placement_is_met_where_every_record_tells_it() -> None:
+    records = study({1: 120.0, 2: 62.0, 4: 33.0})
+    assert findings(records, "own")["placement"].verdict == NOT_MEASURED
+    told = {name: placed(item) for name, item in records.items()}
+    found = findings(told, "own")["placement"]
+    assert (found.verdict, found.measured) == (MET, "recorded: a rank on 5 processors of its node")
+    one = next(iter(told))
+    assert findings({**told, one: records[one]}, "own")["placement"].verdict == NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -230,7 +246,7 @@ def test_several_curves_are_asked_about() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("evidence") / "study"
     for name, item in study(LINEAR, config={"model": "lenet", "strategy": "ring", "data": "shards"}).items():
-        write_run(where / name, item)
+        write_run(where / name, placed(item))
     return where
 
 
@@ -251,7 +267,15 @@ def test_the_document_is_whole(ask_hpcdl: CommandLine, folder: Path, tmp_path: P
     }
     page, text = (out / "evidence.html").read_text(), (out / "evidence.md").read_text()
     for document in (page, text):
-        for words in ("docs.csc.fi", "affinity 0-3", "2m 00s", "What you add", "--model lenet", "not recorded"):
+        for words in (
+            "docs.csc.fi",
+            "affinity 0-3",
+            "2m 00s",
+            "What you add",
+            "--model lenet",
+            "not recorded",
+            "0-3,8",
+        ):
             assert words in document, words
     assert "<svg" in page and "(figures/evidence-efficiency.svg)" in text
     assert "<script" not in page

@@ -11,6 +11,7 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, resolved, take_machine, takes_settings
 from hpcdl.cli.output import Commentary, put, say
+from hpcdl.cli.training.train import say_affinity
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
@@ -73,6 +74,7 @@ def run(
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:
         say(f"warning: {warning}")
+    say_affinity(record)
     say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
 
 

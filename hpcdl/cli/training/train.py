@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import Progress, progress
-from hpcdl.core.units import format_rate, format_seconds
+from hpcdl.core.units import counted, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.core.records import RunRecord
@@ -127,8 +128,18 @@ def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> N
     put(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
+    say_affinity(record)
     if advise:
         say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
+
+
+def say_affinity(record: RunRecord) -> None:
+    """Where the ranks computed, for who asks by OpenMP's variable: TensorFlow's threads do not answer to it."""
+    if os.environ.get("OMP_DISPLAY_AFFINITY", "").lower() != "true":
+        return
+    for rank in record.rank_records:
+        threads = f", {counted(record.intra_op_threads, 'thread')} an operation" if record.intra_op_threads else ""
+        say(f"rank {rank.rank} on {rank.host}{threads}: affinity {rank.processors or 'unknown'}")
 
 
 class Follower:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from hpcdl.core.statistics import Ratio
 from hpcdl.core.units import counted, format_seconds, listed
+from hpcdl.node.topology import parse_list
 from hpcdl.report.document.cells import percent
 from hpcdl.report.evidence.measured import Measured, NodePoint, mean_wall
 from hpcdl.report.evidence.template import AccessTemplate, Criterion
@@ -184,6 +185,17 @@ def _batch_script(case: Case, criterion: Criterion) -> _Answer:
     return NOT_MEASURED, case.script_source or "no batch system here; write the document on a login node"
 
 
+def _placement(case: Case, criterion: Criterion) -> _Answer:
+    records = case.measured.records
+    ranks = [rank for run in case.measured.runs if run.name in records for rank in records[run.name].rank_records]
+    if not ranks or any(run.name not in records for run in case.measured.runs):
+        return NOT_MEASURED, "not every run has a record of its ranks"
+    if not all(rank.processors for rank in ranks):
+        return NOT_MEASURED, "not every record says on which processors its ranks ran"
+    counts = sorted({len(parse_list(rank.processors)) for rank in ranks})
+    return MET, f"recorded: a rank on {' or '.join(map(str, counts))} processors of its node"
+
+
 def _attached(case: Case, criterion: Criterion) -> _Answer:
     found = case.attached.get(criterion.attachment)
     if found is None:
@@ -206,5 +218,6 @@ _CHECKS: Mapping[str, Callable[[Case, Criterion], _Answer]] = {
     "ran-as-jobs": _ran_as_jobs,
     "on-machine": _on_machine,
     "batch-script": _batch_script,
+    "placement": _placement,
     "attached": _attached,
 }

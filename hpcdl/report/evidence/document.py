@@ -36,6 +36,8 @@ FORMATS = ("html", "md", "json")
 SCRIPT = "job.sh"
 _MOST_LINES = 400
 """Lines of an attached file in the document; the file itself is handed in beside it."""
+_MOST_RANKS = 64
+"""Ranks whose placement the document lists; the record has all."""
 _THREADS = ("OMP_", "KMP_", "TF_NUM_", "HPCDL_INTRA", "HPCDL_INTER", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES")
 _UTILISATION = "gpu-utilisation"
 _STYLE = "figure:has(pre){display:block;width:auto;margin-right:0}pre{white-space:pre-wrap}\n"
@@ -229,13 +231,15 @@ def _machine(case: Case) -> Section:
     def every(values: Iterable[object], most: int = 12) -> str:
         return listed(list(dict.fromkeys(str(value) for value in values if value)), most) or "not recorded"
 
+    names = dict.fromkeys(name for run in runs for name in run.software)
+    software = {name: dict.fromkeys(run.software[name] for run in runs if name in run.software) for name in names}
     rows = [
         ("machine", every(run.machine for run in runs)),
         ("processor", every(run.processor for run in runs)),
         ("cores of a node", every(run.cores_per_node for run in runs)),
         ("hosts", every(host for run in runs for host in run.hosts)),
         ("ranks of a node", every(run.ranks_per_node for run in runs)),
-        ("software", every((f"{name} {version}" for run in runs for name, version in run.software.items()), 20)),
+        ("software", every((f"{name} {' or '.join(versions)}" for name, versions in software.items()), 20)),
         ("runs", every((record.started_at for record in records), 1) + f"; {counted(len(runs), 'run')}"),
     ]
     threads = [
@@ -245,8 +249,21 @@ def _machine(case: Case) -> Section:
                                if key.startswith(_THREADS)), 20)),
         ("GPU utilisation", "attached" if _UTILISATION in case.attached else "not recorded"),
     ]  # fmt: skip
-    items = [_facts("Machine and software", rows), _facts("Threads and placement", threads)]
+    items = [_facts("Machine and software", rows), _facts("Threads and placement", threads), *_placement(case)]
     return Section(name="machine", title="Machine", items=items)
+
+
+def _placement(case: Case) -> list[Table]:
+    """Where the ranks of one run on the most nodes computed."""
+    name = case.points[-1].runs[0].name
+    ranks = case.measured.records[name].rank_records if name in case.measured.records else ()
+    if not ranks or not all(rank.processors for rank in ranks):
+        return []
+    rows = [(str(rank.rank), rank.host, rank.role, rank.processors) for rank in ranks[:_MOST_RANKS]]
+    note = f"The first {_MOST_RANKS} of {len(ranks)} ranks." if len(ranks) > _MOST_RANKS else ""
+    title = f"Processors on which the ranks of {name} might compute"
+    columns = [Column(name=name) for name in ("rank", "host", "role", "processors")]
+    return [Table(title=title, columns=columns, rows=rows, note=note)]
 
 
 def _attachments(case: Case) -> list[Section]:

@@ -28,6 +28,7 @@ CHECKS: Mapping[str, bool] = {
     "ran-as-jobs": False,
     "on-machine": False,
     "batch-script": False,
+    "placement": False,
     "attached": False,
 }
 """What a criterion may check, and whether it needs `at-least`; checks.py says how."""

@@ -118,6 +118,7 @@ class ScriptRun:
             peak_memory_bytes=results.peak_memory_bytes(),
             background=vars(self.work.spent),
             clock_set_s=results.clock_set_s(),
+            processors=results.processors(),
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
         ranks = results.gather_ranks(communicator, own)

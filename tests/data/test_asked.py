@@ -315,7 +315,7 @@ def test_one_reading_is_taken(name: str, tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_shown_and_kept(tmp_path: Path) -> None:
     source = both(pictures(*AB), file("__MACOSX/1"), file("list.csv"), file("cats/Thumbs.db"))(tmp_path)
-    told = dry_run(request(source, tmp_path / "out")).facts.told
+    told = dry_run(request(source, tmp_path / "out")).facts.remarks
     assert list(told) == ["left out: the folders '__MACOSX'", "left out: 2 files, such as 'list.csv', 'Thumbs.db'"]
     assert list(make(source, tmp_path / "out").understood) == list(told)
 

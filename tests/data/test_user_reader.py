@@ -421,7 +421,7 @@ def test_a_job_that_somebody_else_has_written_is_not_run(files: Path, tmp_path: 
         for workers in ("1", "2"):
             again = dataclasses.replace(asked, config=request(files, tmp_path / "out", workers=workers).config)
             with pytest.raises(HpcdlError, match=r"names another reader|writing process died"):
-                writing.write_part(again, job, job.tasks(), rank=0, alone=True, told=lambda _: None)
+                writing.write_part(again, job, job.tasks(), rank=0, alone=True, on_samples=lambda _: None)
     assert not (tmp_path / "source" / "ran").exists()
 
 

@@ -80,12 +80,12 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
     done = 0
     with commentary.progress("verifying", inspection.bytes_to_verify(folder)) as bar:
 
-        def told(count: int) -> None:
+        def on_bytes(count: int) -> None:
             nonlocal done
             done += count
             bar.update(done, format_bytes(done))
 
-        checked = inspection.verify(folder, told=told)
+        checked = inspection.verify(folder, on_bytes=on_bytes)
     repaired: list[str] = []
     if source is not None and checked.bad_shards:
         from hpcdl.data.write.repair import repair

@@ -101,7 +101,7 @@ def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
             tell(f"  {item.describe()}")
     else:
         tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
-    for line in job.facts.told:
+    for line in job.facts.remarks:
         tell(f"  {line}")
     for name, count in plan.shards.items():
         tell(f"  {name}: {counted(plan.num_samples[name], 'sample')} in {counted(count, 'shard')}")
@@ -130,7 +130,7 @@ def _plan_document(job: Any) -> dict[str, Any]:
         "sample_shape": list(job.sample_shape),
         "dtype": job.dtype,
         "num_classes": len(job.facts.class_names),
-        "understood": list(job.facts.told),
+        "understood": list(job.facts.remarks),
         **({"fields": [dataclasses.asdict(item) for item in job.fields]} if job.fields else {}),
         "plan": dataclasses.asdict(job.plan),
     }

@@ -418,8 +418,8 @@ class ArrayFile:
         except LiesOutside as error:
             raise SourceError(f"{self._path}: {error}; {error.remedy}") from error
         except _DAMAGED as error:
-            told = " ".join(str(error).split())[:200]
-            raise SourceError(f"{self._path} is no HDF5 file that can be read: {told}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise SourceError(f"{self._path} is no HDF5 file that can be read: {reason}") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape by path of every array of numbers in the file."""
@@ -507,7 +507,7 @@ class ArrayFile:
             if not missing and not packing.scales:
                 remove_file(copy)
                 return None
-            return packing.dtype, packing.told(missing)
+            return packing.dtype, packing.remark(missing)
 
     def packed(self, name: str) -> bool:
         """Whether the values of an array differ from what is stored, by netCDF's conventions."""
@@ -735,7 +735,7 @@ class _Packing:
         values[nothing] = np.nan
         return values.astype(self.dtype), int(nothing.sum())
 
-    def told(self, missing: int) -> str:
+    def remark(self, missing: int) -> str:
         """What was done, for the user to read."""
         rules = {"scale_factor": self.scale, "add_offset": self.offset}
         done = [f"{name} {value:g}" for name, value in rules.items() if value is not None]

@@ -150,8 +150,8 @@ def _source_file(data: h5py.Dataset, name: str) -> Path:
 
 
 def _identity(group: Any) -> tuple[int, int]:
-    told = h5py.h5o.get_info(group.id)
-    return int(told.fileno), int(told.addr)
+    info = h5py.h5o.get_info(group.id)
+    return int(info.fileno), int(info.addr)
 
 
 def _some(names: list[str]) -> str:

@@ -173,8 +173,8 @@ def _checksum(descriptor: int, ranges: list[tuple[int, int]], piece: memoryview)
     return digest
 
 
-def faults(folder: Path, entry: ShardEntry, told: Callable[[int], None] = lambda _: None) -> list[str]:
-    """What is wrong with a shard, block by block; empty where every byte is as written. `told` hears of bytes."""
+def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
+    """What is wrong with a shard, block by block; empty where every byte is as written. `on_bytes` hears of bytes."""
     path = folder / entry.file
     try:
         size = path.stat().st_size
@@ -187,14 +187,14 @@ def faults(folder: Path, entry: ShardEntry, told: Callable[[int], None] = lambda
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]
     try:
-        return _compare(descriptor, place, entry, told)
+        return _compare(descriptor, place, entry, on_bytes)
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]
     finally:
         os.close(descriptor)
 
 
-def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, told: Callable[[int], None]) -> list[str]:
+def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, on_bytes: Callable[[int], None]) -> list[str]:
     frame_fits = frame_checksum(descriptor, place) == entry.frame_checksum
     found = []
     for column in place.columns.values():
@@ -206,7 +206,7 @@ def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, told: Callable
             if checksum != wanted:
                 first, stop = place.block_range(block)
                 found.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
-            told(size)
+            on_bytes(size)
     if not frame_fits:
         return [f"{entry.file}: header (attributes, labels or block checksums)"]
     return found

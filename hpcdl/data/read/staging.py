@@ -44,7 +44,7 @@ def staged(
     dataset: Dataset,
     base: Path,
     communicator: Communicator | None = None,
-    told: Callable[[int], None] = lambda _: None,
+    on_bytes: Callable[[int], None] = lambda _: None,
     *,
     held_out: range | None = None,
     passed_on: bool = True,
@@ -76,11 +76,11 @@ def staged(
         with _leaders(communicator if passed_on else None, wanted) as leaders:
             if wanted.leads:
                 try:
-                    _copy(dataset, Path(path), wanted, leaders, told)
+                    _copy(dataset, Path(path), wanted, leaders, on_bytes)
                 except HpcdlError as error:
                     problem = error
             folder_of_node = _agree(communicator, path, problem)
-        log(wanted.told(passed_on=passed_on))
+        log(wanted.summary(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
             communicator.barrier()
@@ -99,7 +99,7 @@ class _Wanted:
     shared_out: bool
     leads: bool
 
-    def told(self, *, passed_on: bool) -> str:
+    def summary(self, *, passed_on: bool) -> str:
         """What was copied, in a line."""
         low, high, nodes = min(self.by_node), max(self.by_node), len(self.by_node)
         size = format_bytes(high) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
@@ -123,8 +123,8 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
         numbers = reader.shard_numbers if held_out is None else reader.shards_of(held_out)
         mine[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
         shards += evaluation.entry.shards
-    told = [host, *((part.start, part.stop) for part in mine)]
-    answers: list[Any] = communicator.allgather_json(told) if communicator else [told]
+    shown = [host, *((part.start, part.stop) for part in mine)]
+    answers: list[Any] = communicator.allgather_json(shown) if communicator else [shown]
     of_node: dict[str, list[set[range]]] = {}
     for name, *parts in answers:
         for found, (start, stop) in zip(of_node.setdefault(name, [set(), set()]), parts, strict=True):
@@ -266,18 +266,18 @@ def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:
 
 
 def _copy(
-    dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None, told: Callable[[int], None]
+    dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None, on_bytes: Callable[[int], None]
 ) -> None:
     """Copy this node's shards into `folder` and check them; `leaders` pass on what all of them want."""
     assert dataset.folder is not None
     passed_on = wanted.common if leaders is not None else ()
-    if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, told):
+    if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, on_bytes):
         return  # another node's problem is what everybody hears of
     there = {shard.file for shard in passed_on}
     for shard in wanted.own:
         if shard.file not in there:
             _copy_shard(dataset.folder, folder, shard)
-            told(shard.num_bytes)
+            on_bytes(shard.num_bytes)
     for shard in wanted.own:
         wrong = faults(folder, shard)
         if wrong:
@@ -288,7 +288,7 @@ def _copy(
 
 
 def _copy_shard(source: Path, target: Path, shard: ShardEntry) -> None:
-    with _told_of_copying(shard, target):
+    with _copy_errors(shard, target):
         copy = target / shard.file
         copy.parent.mkdir(exist_ok=True)
         with (source / shard.file).open("rb") as original, copy.open("wb") as out:
@@ -296,7 +296,7 @@ def _copy_shard(source: Path, target: Path, shard: ShardEntry) -> None:
 
 
 @contextlib.contextmanager
-def _told_of_copying(shard: ShardEntry, target: Path) -> Iterator[None]:
+def _copy_errors(shard: ShardEntry, target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -304,7 +304,7 @@ def _told_of_copying(shard: ShardEntry, target: Path) -> Iterator[None]:
 
 
 def _pass_on(
-    source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator, told: Callable[[int], None]
+    source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator, on_bytes: Callable[[int], None]
 ) -> bool:
     """Each leader reads every so many-th of `shards`, piece by piece, and the others get its pieces; whether all did.
 
@@ -330,7 +330,7 @@ def _pass_on(
             leaders.broadcast(content, root)
             try:
                 _append(content, target, shards[offered])
-                told(length)
+                on_bytes(length)
             except HpcdlError as error:
                 problem = problem or error
     if problem is not None:
@@ -345,13 +345,13 @@ def _pieces(
     """The bytes of shards `numbers`, piece by piece; a piece is used again for the next."""
     buffer = np.empty(_COPY_BYTES, np.uint8)
     for number in numbers:
-        with _told_of_copying(shards[number], target), (source / shards[number].file).open("rb", 0) as original:
+        with _copy_errors(shards[number], target), (source / shards[number].file).open("rb", 0) as original:
             while count := original.readinto(buffer.data):
                 yield number, buffer[:count]
 
 
 def _append(content: npt.NDArray[np.uint8], target: Path, shard: ShardEntry) -> None:
-    with _told_of_copying(shard, target):
+    with _copy_errors(shard, target):
         copy = target / shard.file
         copy.parent.mkdir(exist_ok=True)
         with copy.open("ab") as out:

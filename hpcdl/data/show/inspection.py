@@ -114,8 +114,10 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
     )
 
 
-def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, threads: int | None = None) -> Verification:
-    """Read every byte of every shard in parallel and compare checksums; `told` hears of bytes as they are checked.
+def verify(
+    folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None, threads: int | None = None
+) -> Verification:
+    """Read every byte of every shard in parallel and compare checksums; `on_bytes` hears of bytes as they are checked.
 
     Encoded pictures of shards whose checksums fit are decoded as well.
     """
@@ -123,15 +125,15 @@ def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, thread
     shards = manifest.shards()
     lock = threading.Lock()
 
-    def told_safely(count: int) -> None:
+    def on_bytes_safely(count: int) -> None:
         with lock:
-            told(count)
+            on_bytes(count)
 
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(lambda entry: faults(folder, entry, told_safely), shards))
+        found = list(pool.map(lambda entry: faults(folder, entry, on_bytes_safely), shards))
         sound = [entry for entry, several in zip(shards, found, strict=True) if not several]
         decoded = sound if manifest.encoding == "encoded" else []
-        of_shards = pool.map(lambda entry: _undecodable(folder, entry, manifest.class_names, told_safely), decoded)
+        of_shards = pool.map(lambda entry: _undecodable(folder, entry, manifest.class_names, on_bytes_safely), decoded)
         undecodable = [one for several in of_shards for one in several]
     return Verification(
         num_shards=len(shards),
@@ -143,8 +145,10 @@ def verify(folder: Path, *, told: Callable[[int], None] = lambda _: None, thread
     )
 
 
-def _undecodable(folder: Path, entry: ShardEntry, class_names: Sequence[str], told: Callable[[int], None]) -> list[str]:
-    """The samples of a shard of encoded pictures that do not decode, and why; `told` hears of bytes."""
+def _undecodable(
+    folder: Path, entry: ShardEntry, class_names: Sequence[str], on_bytes: Callable[[int], None]
+) -> list[str]:
+    """The samples of a shard of encoded pictures that do not decode, and why; `on_bytes` hears of bytes."""
     found = []
     shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
     try:
@@ -155,7 +159,7 @@ def _undecodable(folder: Path, entry: ShardEntry, class_names: Sequence[str], to
                 check_encoded(content, decodes=True)
             except UnreadableSample as error:
                 found.append(f"{entry.file}: sample {place} (class {class_names[labels[place]]}): {error}")
-            told(len(content))
+            on_bytes(len(content))
     finally:
         shard.close()
     return found

@@ -150,12 +150,12 @@ def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterato
         return
     array = np.asarray(value)
     label = f"{item.name} of sample {sample.number}"
-    picture, told = _as_picture(array)
+    picture, remarks = _as_picture(array)
     under = _picture_below(array, item, sample, fields)
     if under is not None:
         yield f"<p><b>{name}</b> over its image</p>{_image(_masked(under, array), label)}"
     elif picture is not None:
-        yield f"<p><b>{name}</b>{told}</p>{_image(_scaled(picture), label)}"
+        yield f"<p><b>{name}</b>{remarks}</p>{_image(_scaled(picture), label)}"
     elif array.ndim and array.size > _FEW_VALUES and array.ndim <= 2:
         yield f"<p><b>{name}</b> {_between(array)}</p>{_curves(array, label)}"
     else:
@@ -172,10 +172,10 @@ def _as_picture(array: Array) -> tuple[Array | None, str]:
         return (array[:, :, 0] if array.shape[2] == 1 else array[:, :, :3]), ""
     if array.ndim >= 3 and min(array.shape) > 0:
         middle = array.shape[0] // 2
-        inner, told = _as_picture(array[middle])
+        inner, remarks = _as_picture(array[middle])
         if inner is None and array.ndim == 3:
             inner = array[middle]
-        return inner, f", slice {middle} of {array.shape[0]}{told}"
+        return inner, f", slice {middle} of {array.shape[0]}{remarks}"
     return None, ""
 
 

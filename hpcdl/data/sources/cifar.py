@@ -221,8 +221,8 @@ def load_plain(path: Path) -> dict[bytes, Any]:
             warnings.simplefilter("ignore")  # numpy's, of old pickles
             found = _PlainUnpickler(content, encoding="bytes").load()
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
-        raise SourceError(f"{path} is refused: {told}; a CIFAR file holds plain lists and arrays only") from error
+        reason = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path} is refused: {reason}; a CIFAR file holds plain lists and arrays only") from error
     if not isinstance(found, dict):
         raise SourceError(f"{path} is refused: it holds a {type(found).__name__}, a CIFAR file a dict")
     return found

@@ -79,9 +79,9 @@ class CsvSource:
         labels = [label for _, label, _ in self._lines(columns)]
         if not labels:
             raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
-        told = self._told(columns)
+        remarks = self._remarks(columns)
         left = sorted(split for split in self.named if leaves_out_split(split, self._spec.leave_out))
-        told += [f"left out: the split {split}" for split in left]
+        remarks += [f"left out: the split {split}" for split in left]
         if self._are_quantities(labels, columns):
             self._list(index, columns, [0] * len(labels))
             values = np.array([float(label) for label in labels], np.float32)
@@ -102,12 +102,12 @@ class CsvSource:
                 dtype=picture.dtype,
                 fields=fields,
                 decodes=True,
-                told=[*told, f"labels are quantities from {values.min():g} to {values.max():g}"],
+                remarks=[*remarks, f"labels are quantities from {values.min():g} to {values.max():g}"],
             )
-        told += self._told_of_repeats(columns)
+        remarks += self._remarks_on_repeats(columns)
         names, numbers, lines = _classes(labels)
         self._list(index, columns, [numbers[label] for label in labels])
-        return SourceFacts(class_names=names, samples_are="files", told=[*told, *lines])
+        return SourceFacts(class_names=names, samples_are="files", remarks=[*remarks, *lines])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
         """The bytes of an image file."""
@@ -190,7 +190,7 @@ class CsvSource:
             )
         return False
 
-    def _told(self, columns: _Columns) -> list[str]:
+    def _remarks(self, columns: _Columns) -> list[str]:
         used = {columns.file, columns.label, columns.split}
         left = [name for number, name in enumerate(columns.names) if number not in used]
         if not columns.names:
@@ -198,7 +198,7 @@ class CsvSource:
         found = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
         return found + ([f"columns not used: {some(left)}"] if left else [])
 
-    def _told_of_repeats(self, columns: _Columns) -> list[str]:
+    def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
         """Lines about files that are listed more than once; SourceError where their labels differ."""
         keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
         often, counts = np.unique(keys, return_counts=True)
@@ -219,8 +219,8 @@ class CsvSource:
                 )
             if before != split:
                 over_splits[name] = None
-        told = [f"{len(seen)} files are listed more than once, such as {shown(next(iter(seen)))}"] if seen else []
-        return told + ([f"files in more than one split: {some(over_splits)}"] if over_splits else [])
+        remarks = [f"{len(seen)} files are listed more than once, such as {shown(next(iter(seen)))}"] if seen else []
+        return remarks + ([f"files in more than one split: {some(over_splits)}"] if over_splits else [])
 
     def _columns(self) -> _Columns:
         lines = [fields for _, fields in itertools.islice(self._rows(), 2)]
@@ -323,9 +323,9 @@ def _classes(labels: Sequence[str]) -> tuple[Sequence[str], dict[str, int], list
     if not all(_WHOLE.fullmatch(label) for label in different):
         return different, {label: number for number, label in enumerate(different)}, []
     found = np.unique(np.array([int(label) for label in different], np.int64))
-    names, told = numbered(found)
-    numbers = {label: int(np.searchsorted(found, int(label))) if told else int(label) for label in different}
-    return names, numbers, told
+    names, remarks = numbered(found)
+    numbers = {label: int(np.searchsorted(found, int(label))) if remarks else int(label) for label in different}
+    return names, numbers, remarks
 
 
 def _add(index: IndexWriter, batch: _Batch) -> None:

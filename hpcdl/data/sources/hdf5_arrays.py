@@ -25,7 +25,7 @@ from hpcdl.data.sources.base.flat import (
     name_classes,
     stamp_of,
     stored_dtype,
-    told_turned,
+    turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
@@ -65,10 +65,10 @@ class Hdf5Source(FieldSource):
                 "MATLAB saves HDF5 with -v7.3"
             )
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        return dataclasses.replace(facts, linked=[*self._linked], told=[*facts.told, *self._told_links()])
+        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *self._link_remarks()])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
-        listed, told = ArrayFiles(index), dict[str, None]()
+        listed, remarks = ArrayFiles(index), dict[str, None]()
         for split, path in self._by_split(paths):
             file = self._file(str(path))
             image_name, label_name = self._names(path, file)
@@ -88,15 +88,15 @@ class Hdf5Source(FieldSource):
             self._note_links(path, image_name)
             self._note_links(path, label_name)
             if unused := [name for name in file.shapes() if name not in (image_name, label_name)]:
-                told[f"arrays not used: {some(unused)}"] = None
+                remarks[f"arrays not used: {some(unused)}"] = None
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
             if file.turns(image_name):
-                told[told_turned(image_name)] = None
+                remarks[turned_remark(image_name)] = None
         facts = listed.facts(self._location)
-        return dataclasses.replace(facts, told=[*facts.told, *told])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""
@@ -160,7 +160,7 @@ class Hdf5Source(FieldSource):
         for other in self._file(str(path)).files_behind(name) if self._spec.follow_links else ():
             self._linked[str(other.absolute())] = None
 
-    def _told_links(self) -> list[str]:
+    def _link_remarks(self) -> list[str]:
         """What links were followed, for the user to read."""
         base = (self._location if self._location.is_dir() else self._location.parent).absolute()
         paths = map(Path, self._linked)
@@ -179,13 +179,13 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
-        turned = [told_turned(name)] if file.turns(name) else []
+        turned = [turned_remark(name)] if file.turns(name) else []
         decoded = file.decoded(name, copy)
         if decoded is not None:
-            told = "; ".join([f"{name}: {decoded[1]}", *turned])
-            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], told=told)
+            remarks = "; ".join([f"{name}: {decoded[1]}", *turned])
+            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], remarks=remarks)
         where, offset = file.place(name, copy)
-        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, told="".join(turned))
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, remarks="".join(turned))
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

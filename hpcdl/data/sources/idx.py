@@ -101,21 +101,21 @@ def _find(folder: Path, prefix: str, what: str) -> Path | None:
     return found[0] if found else None
 
 
-def _header(path: Path, magic: int, told: Path) -> tuple[int, ...]:
+def _header(path: Path, magic: int, remarks: Path) -> tuple[int, ...]:
     """The sizes in the header of an IDX file; SourceError for a wrong magic number or a wrong length."""
     with open_regular(path) as file:
-        sizes = _sizes(file.read(_HEADER[magic]), magic, told)
+        sizes = _sizes(file.read(_HEADER[magic]), magic, remarks)
         found = os.fstat(file.fileno()).st_size
     wanted = _HEADER[magic] + math.prod(sizes)
     if found != wanted:
-        raise SourceError(f"{told} has {found} bytes, its header tells of {wanted}; it is cut short or too long")
+        raise SourceError(f"{remarks} has {found} bytes, its header tells of {wanted}; it is cut short or too long")
     return sizes
 
 
-def _sizes(head: bytes, magic: int, told: Path) -> tuple[int, ...]:
+def _sizes(head: bytes, magic: int, remarks: Path) -> tuple[int, ...]:
     if len(head) < _HEADER[magic] or int.from_bytes(head[:4]) != magic:
         found = f"{int.from_bytes(head[:4]):#010x}" if head else "nothing"
         raise SourceError(
-            f"{told} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
+            f"{remarks} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
         )
     return tuple(int.from_bytes(head[at : at + 4]) for at in range(4, _HEADER[magic], 4))

@@ -66,9 +66,9 @@ class ImageFolderSource:
         if not sum(index.counts.values()):
             raise SourceError(f"{self._root} holds no files in its class folders; there is nothing to shard")
         ask_of_list(str(self._root), out.files, names, "give that file as SOURCE")
-        told = out.lines()
+        remarks = out.lines()
         files = [_portable(folder.path) for folder in chosen]
-        return SourceFacts(class_names=names, samples_are="files", files=files, told=told)
+        return SourceFacts(class_names=names, samples_are="files", files=files, remarks=remarks)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
         """The bytes of an image file."""

@@ -32,7 +32,7 @@ from hpcdl.data.sources.base.flat import (
     is_image,
     name_classes,
     stored_dtype,
-    told_turned,
+    turned_remark,
 )
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
@@ -68,7 +68,7 @@ class NumpySource(FieldSource):
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         if not self._holds_images():
             return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
-        listed, told = ArrayFiles(index), list[str]()
+        listed, remarks = ArrayFiles(index), list[str]()
         for split, (image_name, label_name) in self._pairs().items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
@@ -82,9 +82,9 @@ class NumpySource(FieldSource):
             shape, first = channels_last(images.shape[1:], self._axes, where)
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
-            told += [images.told] if images.told and images.told not in told else []
+            remarks += [images.remarks] if images.remarks and images.remarks not in remarks else []
         facts = listed.facts(self._location)
-        return dataclasses.replace(facts, told=[*facts.told, *told])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""
@@ -223,8 +223,8 @@ class NumpySource(FieldSource):
                 values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order)
                 values = np.moveaxis(values, -1, 0) if turns else values
                 out.write(np.ascontiguousarray(values[first : first + rows]).data)
-        told = ["saved in Fortran order, read as numpy reads it"] * column_first + [told_turned(name)] * turns
-        return dataclasses.replace(array, path=copy, offset=0, shape=shape, told="; ".join(told))
+        remarks = ["saved in Fortran order, read as numpy reads it"] * column_first + [turned_remark(name)] * turns
+        return dataclasses.replace(array, path=copy, offset=0, shape=shape, remarks="; ".join(remarks))
 
     def _member(self, name: str) -> PlacedArray:
         """A member of the archive where it lies, or unpacked."""

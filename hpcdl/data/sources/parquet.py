@@ -117,7 +117,7 @@ class ParquetSource(ColumnSource):
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
         facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
-        return dataclasses.replace(facts, told=[*facts.told, *(f"left out: the split {own}" for own in left)])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *(f"left out: the split {own}" for own in left)])
 
     def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
         tables = {split: _Table(self, paths) for split, paths in files.items()}

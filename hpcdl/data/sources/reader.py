@@ -94,12 +94,12 @@ class ReaderSource(FieldSource):
             index.include(spool.checksum())
         keys = self._order[:: len(spools)]
         left_out = [key for key in next(iter(spools.values())).names if key not in keys]
-        told = [f"left out, neither input nor target: {', '.join(left_out)}"] if left_out else []
+        remarks = [f"left out, neither input nor target: {', '.join(left_out)}"] if left_out else []
         return dataclasses.replace(
             _with_class_names(facts, keys, next(iter(self._streams.values())).class_names),
             files=[*keys, *(str(spool.path) for spool in spools.values())],
             skipped=self._skipped,
-            told=[*facts.told, *told],
+            remarks=[*facts.remarks, *remarks],
         )
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
@@ -128,7 +128,7 @@ class ReaderSource(FieldSource):
             return _item_name(self._listed(path).origin(int(row["place"]))[1])
         return f"sample {int(row['place'])}"
 
-    def divided(self, parts: Sequence[ArrayGroup], told: list[str]) -> list[ArrayGroup]:
+    def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
         """The parts as they are: names of a sample's values say nothing about splits."""
         return list(parts)
 

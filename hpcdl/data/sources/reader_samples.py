@@ -98,8 +98,8 @@ def _rows(arrays: Mapping[Any, Any]) -> SampleStream:
     """Arrays whose first axis counts samples."""
     counts = {str(name): int(own.shape[0]) if own.shape else 0 for name, own in arrays.items()}
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise UnfitSample(f"the arrays hold unequal numbers of samples along their first axis ({told})")
+        lengths = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise UnfitSample(f"the arrays hold unequal numbers of samples along their first axis ({lengths})")
     return SampleStream(
         items=range(next(iter(counts.values()))),
         read=lambda number: {str(name): own[number] for name, own in arrays.items()},

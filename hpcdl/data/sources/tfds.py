@@ -84,7 +84,7 @@ class TfdsSource(FieldSource):
         groups = []
         for split, files in splits.items():
             arrays = {
-                path: FoundArray(_told(feature), functools.partial(self._gathered, files, path, feature))
+                path: FoundArray(_remarks(feature), functools.partial(self._gathered, files, path, feature))
                 for path, feature in features.items()
             }
             groups.append(ArrayGroup(split=split, arrays=arrays))
@@ -282,7 +282,7 @@ def _names(document: Mapping[str, Any], path: str, folder: Path) -> Sequence[str
     return [str(number) for number in range(count)]
 
 
-def _told(feature: _Feature) -> str:
+def _remarks(feature: _Feature) -> str:
     return feature.kind if feature.kind != "tensor" else f"{'x'.join(map(str, feature.shape)) or 'one'} {feature.dtype}"
 
 

@@ -74,7 +74,7 @@ class TFRecordSource(FieldSource):
         self.named.update(left)
         split_of = {split: own for split, own in split_of.items() if split not in left}
         facts = self._listed(split_of, index)
-        return dataclasses.replace(facts, told=[*facts.told, *(f"left out: the split {own}" for own in left)])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *(f"left out: the split {own}" for own in left)])
 
     def _listed(self, split_of: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
         paths = [path for own in split_of.values() for path in own]
@@ -192,7 +192,7 @@ class TFRecordSource(FieldSource):
             self._gathered.update({(split, name): array for name, array in found.items()})
         return self._gathered[split, key]
 
-    def divided(self, parts: Sequence[ArrayGroup], told: list[str]) -> list[ArrayGroup]:
+    def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
         """The parts as they are: names of features say nothing about splits."""
         return list(parts)
 

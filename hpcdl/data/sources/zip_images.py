@@ -80,7 +80,7 @@ class ZipSource(FieldSource):
             listed.add_file(split, path, places)
         facts = listed.facts()
         if others:
-            return dataclasses.replace(facts, told=[*facts.told, f"left out, no pictures: {some(others)}"])
+            return dataclasses.replace(facts, remarks=[*facts.remarks, f"left out, no pictures: {some(others)}"])
         return facts
 
     def _check_names(self, pictures: Sequence[tuple[zipfile.ZipInfo, tuple[str, ...]]]) -> None:

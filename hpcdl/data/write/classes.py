@@ -75,14 +75,14 @@ def _joined(names: Sequence[str]) -> Iterator[str]:
             )
 
 
-def told_of_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
+def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
     """Lines about classes without a sample, and those that training never sees; `counts` by split and class."""
-    told = []
+    remarks = []
     empty = np.flatnonzero(sum(counts.values()) == 0).tolist()
     if empty:
-        told.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
+        remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
     for split, own in counts.items():
         unseen = np.flatnonzero((own > 0) & (counts.get("train", own) == 0)).tolist()
         if unseen:
-            told.append(f"classes in {split} that train does not have: {some(names[at] for at in unseen)}")
-    return told
+            remarks.append(f"classes in {split} that train does not have: {some(names[at] for at in unseen)}")
+    return remarks

@@ -39,7 +39,7 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.reader_code import user_reader
-from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, told_of_counts
+from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, remarks_on_counts
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -123,7 +123,7 @@ def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str
     """`facts` that also tell what is odd about the counts of classes."""
     if asks:
         ask_of_unlabelled(facts.class_names, by_split, source)
-    return dataclasses.replace(facts, told=[*facts.told, *told_of_counts(facts.class_names, by_split)])
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_counts(facts.class_names, by_split)])
 
 
 def _stored(fields: Sequence[Field], layout: LayoutConfig) -> list[Field]:
@@ -336,7 +336,7 @@ def _shape(
     shape, dtype = kinds.settled()
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
-    return shape, dataclasses.replace(facts, dtype=dtype, told=[*facts.told, *kinds.lines()])
+    return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *kinds.lines()])
 
 
 def _check_finite(

@@ -57,14 +57,14 @@ class ShardWriter:
     def __init__(self, target: Path, job: ShardJob, source: Source, index: Index) -> None:
         self._target, self._job, self._source, self._index = target, job, source, index
 
-    def write(self, split: str, number: int, told: Callable[[int], None] = lambda _: None) -> ShardResult:
-        """Write a shard: to a temporary name, fsynced, renamed. `told` hears of samples as they are done."""
-        result, settle = self.begin(split, number, told)
+    def write(self, split: str, number: int, on_samples: Callable[[int], None] = lambda _: None) -> ShardResult:
+        """Write a shard: to a temporary name, fsynced, renamed. `on_samples` hears of samples as they are done."""
+        result, settle = self.begin(split, number, on_samples)
         settle()
         return result
 
     def begin(
-        self, split: str, number: int, told: Callable[[int], None] = lambda _: None
+        self, split: str, number: int, on_samples: Callable[[int], None] = lambda _: None
     ) -> tuple[ShardResult, Callable[[], None]]:
         """Write a shard to a temporary name; what is returned with it makes it durable and gives it its name.
 
@@ -75,7 +75,7 @@ class ShardWriter:
         path = self._target / shard_file(split, number, UNSPLIT)
         with contextlib.suppress(_NothingReadable), contextlib.ExitStack() as unsettled:
             temporary = unsettled.enter_context(replacing(path))
-            skipped, checksum, rows, moments = self._write_readable(temporary, split, number, rows, told)
+            skipped, checksum, rows, moments = self._write_readable(temporary, split, number, rows, on_samples)
             entry = ShardEntry(
                 file=shard_file(split, number, UNSPLIT),
                 num_samples=len(rows),
@@ -88,11 +88,11 @@ class ShardWriter:
         return ShardResult(split=split, number=number, entry=None, skipped=skipped), lambda: None
 
     def _write_readable(
-        self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
+        self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[str], str, Rows, list[Moments]]:
         """Write what can be read of `rows`: names of the others, the frame's checksum, the rows written, moments."""
         write = self._try_fields if self._job.fields else self._try
-        bad, checksum, moments = write(path, split, number, rows, told)
+        bad, checksum, moments = write(path, split, number, rows, on_samples)
         skipped = [self._source.describe(rows[at], self._job.facts, self._index) for at in bad]
         if not bad:
             return skipped, checksum, rows, moments
@@ -121,7 +121,7 @@ class ShardWriter:
         return self._index.rows(UNSPLIT, self._index.numbers(split, places))
 
     def _try(
-        self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
+        self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[int], str, list[Moments]]:
         """Write `rows` to `path`: the places of those that cannot be read (then `path` is of no use), the checksum."""
         job = self._job
@@ -149,12 +149,12 @@ class ShardWriter:
             for first, block in (self._encoded_blocks if encoded else self._raw_blocks)(rows, bad):
                 if not bad:
                     shard.write_block(name, first, block, sizes[first : first + job.plan.block_samples])
-                told(min(job.plan.block_samples, len(rows) - first))
+                on_samples(min(job.plan.block_samples, len(rows) - first))
             offsets = {name: np.concatenate([[0], np.cumsum(rows["size"])])} if encoded else {}
             return bad, "" if bad else shard.finish({"labels": rows["label"].astype("<i8")}, offsets), []
 
     def _try_fields(
-        self, path: Path, split: str, number: int, rows: Rows, told: Callable[[int], None]
+        self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[int], str, list[Moments]]:
         """`_try` for samples of named fields; also the moments of those that are to be scaled."""
         job, count = self._job, len(rows)
@@ -198,7 +198,7 @@ class ShardWriter:
                     of_block = slice(first, first + job.plan.block_samples)
                     sizes = lengths[item.name][of_block] if item.variable else np.ones(len(values), np.int64)
                     shard.write_block(item.name, first, values, (sizes * item.row_bytes).tolist())
-                told(min(job.plan.block_samples, count - first))
+                on_samples(min(job.plan.block_samples, count - first))
             offsets = {name: np.concatenate([[0], np.cumsum(own)]) for name, own in lengths.items()}
             return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
 

@@ -38,7 +38,7 @@ from hpcdl.data.write.plan import REPAIRED, WORK_NAME, read_job
 from hpcdl.data.write.shards import ShardResult, ShardWriter
 
 Task = tuple[str, int]
-Told = Callable[[int], None]
+OnSamples = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,26 +60,26 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 
 
 def write_all(
-    place: WritingPlace, tasks: Sequence[Task], num_samples: int, workers: int, told: Told
+    place: WritingPlace, tasks: Sequence[Task], num_samples: int, workers: int, on_samples: OnSamples
 ) -> Generator[ShardResult]:
     """Write the shards `tasks` of the job in the place's target, `num_samples` in all, with up to so many processes.
 
-    `told` hears of samples when done. Whoever does not take all of it must close it, or the writing goes on.
+    `on_samples` hears of samples when done. Whoever does not take all of it must close it, or the writing goes on.
     """
     if workers > 1 and len(tasks) > 1:
-        yield from _with_others(place, tasks, num_samples, min(workers, len(tasks)) - 1, told)
+        yield from _with_others(place, tasks, num_samples, min(workers, len(tasks)) - 1, on_samples)
     elif tasks:
-        yield from _here(place, tasks, told)
+        yield from _here(place, tasks, on_samples)
 
 
-def _here(place: WritingPlace, tasks: Iterable[Task], told: Told) -> Iterator[ShardResult]:
+def _here(place: WritingPlace, tasks: Iterable[Task], on_samples: OnSamples) -> Iterator[ShardResult]:
     writer = open_writer(place)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
             before: tuple[ShardResult, Future[None]] | None = None
             for split, number in tasks:
                 try:
-                    result, settle = writer.begin(split, number, told)
+                    result, settle = writer.begin(split, number, on_samples)
                 except BaseException:
                     if before is not None:
                         yield _settled(*before)
@@ -99,7 +99,7 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
 
 
 def _with_others(
-    place: WritingPlace, tasks: Sequence[Task], num_samples: int, others: int, told: Told
+    place: WritingPlace, tasks: Sequence[Task], num_samples: int, others: int, on_samples: OnSamples
 ) -> Iterator[ShardResult]:
     """Write in a thread of this process and, where it pays, in `others` more."""
     waiting = deque(tasks)
@@ -114,7 +114,7 @@ def _with_others(
             for key, _ in ready.select():
                 for document in key.data.hear():
                     if "samples" in document:
-                        told(document["samples"])
+                        on_samples(document["samples"])
                         pace.count(document["samples"])
                         continue
                     if "ready" not in document:

@@ -107,9 +107,9 @@ def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, b
         todo = [task for task in job.tasks() if task not in done]
         total = sum(job.plan.num_samples.values())
         with progress("sharding", total, enabled=bar) as shown:
-            told = counter(shown, total - left(job, todo), started)
+            on_samples = counter(shown, total - left(job, todo), started)
             try:
-                results = write_part(request, job, todo, rank=0, alone=True, told=told)
+                results = write_part(request, job, todo, rank=0, alone=True, on_samples=on_samples)
             except KeyboardInterrupt:
                 raise StoppedEarly(
                     "stopped; whole shards are kept, continue with the same command and --resume"
@@ -153,7 +153,13 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
 
 
 def write_part(
-    request: ShardRequest, job: ShardJob, tasks: list[Task], *, rank: int, alone: bool, told: Callable[[int], None]
+    request: ShardRequest,
+    job: ShardJob,
+    tasks: list[Task],
+    *,
+    rank: int,
+    alone: bool,
+    on_samples: Callable[[int], None],
 ) -> Results:
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
     entries = journal.PartialManifest(request.target, rank, job.identity(), job.state)
@@ -161,8 +167,8 @@ def write_part(
     results: Results = {}
     try:
         with (
-            _full_disk_told(job, request, lambda: len(tasks) - len(results)),
-            closing(write_all(_place(request), tasks, left(job, tasks), workers, told)) as written,
+            _full_disk_explained(job, request, lambda: len(tasks) - len(results)),
+            closing(write_all(_place(request), tasks, left(job, tasks), workers, on_samples)) as written,
         ):
             for result in written:
                 entries.enter(result)
@@ -178,7 +184,7 @@ def _place(request: ShardRequest, *, again: bool = False) -> WritingPlace:
 
 
 @contextmanager
-def _full_disk_told(job: ShardJob, request: ShardRequest, num_left: Callable[[], int]) -> Iterator[None]:
+def _full_disk_explained(job: ShardJob, request: ShardRequest, num_left: Callable[[], int]) -> Iterator[None]:
     """In place of a full disk's OSError: how much so many shards need."""
     try:
         yield
@@ -203,7 +209,7 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
     try:
         with (
             progress("comparing whole shards with the source", total) as shown,
-            _full_disk_told(job, request, lambda: 1),
+            _full_disk_explained(job, request, lambda: 1),
             closing(write_all(_place(request, again=True), tasks, total, workers, counter(shown, 0, time.monotonic())))
             as written,
         ):  # fmt: skip
@@ -221,8 +227,8 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
                 entries.enter(result)
     finally:
         entries.close()
-    told = f"the source's files are others than before (time, inode), and hold the same: {len(tasks)} shards compared"
-    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, reasons=[*job.plan.reasons, told]))
+    remark = f"the source's files are others than before (time, inode), and hold the same: {len(tasks)} shards compared"
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, reasons=[*job.plan.reasons, remark]))
 
 
 def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
@@ -262,7 +268,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
             memory_bytes=job.plan.memory_bytes,
         ),
         fields=fields,
-        understood=list(job.facts.told),
+        understood=list(job.facts.remarks),
     )
     write_manifest(request.target, manifest)
     journal.remove(request.target)
@@ -311,12 +317,12 @@ def counter(shown: Progress, kept: int, started: float) -> Callable[[int], None]
     """Adds up samples, from `kept` on, for a bar; the rate is that since `started` (time.monotonic)."""
     count = 0
 
-    def told(samples: int) -> None:
+    def on_samples(samples: int) -> None:
         nonlocal count
         count += samples
         shown.update(kept + count, format_rate(count / max(1e-9, time.monotonic() - started), "samples"))
 
-    return told
+    return on_samples
 
 
 def shard_with_ranks(
@@ -336,8 +342,8 @@ def shard_with_ranks(
         with progress("sharding (this rank's part)", total, enabled=bar and first) as shown:
             problem = None
             try:
-                told = counter(shown, 0, started)
-                results = write_part(request, job, todo, rank=communicator.rank, alone=False, told=told)
+                on_samples = counter(shown, 0, started)
+                results = write_part(request, job, todo, rank=communicator.rank, alone=False, on_samples=on_samples)
             except (HpcdlError, OSError, KeyboardInterrupt) as error:
                 problem = error
         answers = communicator.allgather_json(_answer(problem, results))

@@ -47,8 +47,8 @@ EXACT = 1 << 24
 class PlacedArray:
     """An array in a file: the first byte of its values, and what they are.
 
-    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8. `told`
-    is what was made of them, for the user to read.
+    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
+    `remarks` is what was made of them, for the user to read.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class PlacedArray:
     dtype: np.dtype[Any]
     offsets: Path | None = None
     text: bool = False
-    told: str = ""
+    remarks: str = ""
 
     @property
     def num_samples(self) -> int:
@@ -149,9 +149,9 @@ class FieldSource:
     def list_parts(self, parts: Sequence[ArrayGroup], index: IndexWriter) -> SourceFacts:
         """List the samples of `parts`; SourceError says what is wrong with them, and which flag helps."""
         where = self._location
-        told: list[str] = []
+        remarks: list[str] = []
         self.named.update(path for part in parts for path in part.arrays)
-        parts = self.divided(parts, told)
+        parts = self.divided(parts, remarks)
         left_out = [part.split for part in parts if leaves_out_split(part.split, self._spec.leave_out)]
         parts = [part for part in parts if part.split not in left_out]
         if not parts or not parts[0].arrays:
@@ -159,7 +159,7 @@ class FieldSource:
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
         used = {*chosen.inputs.values(), *chosen.targets.values()}
         unused = [path for path in parts[0].arrays if path not in used]
-        told += [f"arrays not used: {some(unused)}"] if unused else []
+        remarks += [f"arrays not used: {some(unused)}"] if unused else []
         wanted = [("input", *item) for item in chosen.inputs.items()]
         wanted += [("target", *item) for item in chosen.targets.items()]
         placed = []
@@ -168,18 +168,18 @@ class FieldSource:
             if missing is not None:
                 raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
             placed.append((path, [part.arrays[path].place() for part in parts]))
-            told += dict.fromkeys(array.told for array in placed[-1][1] if array.told)
-        placed = self._samples_of(parts, placed, told)
+            remarks += dict.fromkeys(array.remarks for array in placed[-1][1] if array.remarks)
+        placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
         settled = [
-            self._settled(name, role, path, own, told)
+            self._settled(name, role, path, own, remarks)
             for (role, name, path), (_, own) in zip(wanted, placed, strict=True)
         ]
         fields, arrays = [made for made, _ in settled], [own for _, own in settled]
-        told += [line for item, own in zip(fields, arrays, strict=True) if (line := _as_fed(item, own))]
+        remarks += [line for item, own in zip(fields, arrays, strict=True) if (line := _as_fed(item, own))]
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
-        kept = [self._finite(part, fields, column, told) for part, column in zip(parts, columns, strict=True)]
+        kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]
         for number, (part, column, rows) in enumerate(zip(parts, columns, kept, strict=True)):
             classes = column[labels[0]].chunks() if len(labels) == 1 else _zeros(column[0].num_samples)
             _list(index, part.split, number, classes, rows)
@@ -192,7 +192,7 @@ class FieldSource:
             stamps=[stamp_of(array.path) for array in flat],
             fields=fields,
             arrays=[_place(array) for array in flat],
-            told=[*told, *(f"left out: the split {name}" for name in left_out)],
+            remarks=[*remarks, *(f"left out: the split {name}" for name in left_out)],
             left_out=left_out,
         )
 
@@ -292,9 +292,9 @@ class FieldSource:
         offsets = np.concatenate([[0], np.cumsum([len(string) for string in strings], dtype=np.int64)])
         return self.placed(np.frombuffer(b"".join(strings), np.uint8), offsets, text=True)
 
-    def divided(self, parts: Sequence[ArrayGroup], told: list[str]) -> list[ArrayGroup]:
-        """`parts` by the splits that their arrays' names say; what is not used goes to `told`."""
-        return divided(parts, self._spec, [*self.inputs, *self.targets], told)
+    def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
+        """`parts` by the splits that their arrays' names say; what is not used goes to `remarks`."""
+        return divided(parts, self._spec, [*self.inputs, *self.targets], remarks)
 
     def not_finite(self, item: Field, array: PlacedArray) -> Array:
         """Whether a value of each sample is NaN or infinity."""
@@ -313,7 +313,7 @@ class FieldSource:
         return self._starts[name]
 
     def _samples_of(
-        self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], told: list[str]
+        self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], remarks: list[str]
     ) -> list[tuple[str, list[PlacedArray]]]:
         """`placed`, one sample a file where that was said, or cannot be otherwise; SourceError where it may be."""
         wish, files = self._spec.sample_is, f"{len(parts)} files"
@@ -332,7 +332,7 @@ class FieldSource:
                 f"{self._location}: is each of its {files} one sample, or is each row of their arrays one ({what})? "
                 "Give --sample-is file or --sample-is row"
             )
-        told.append(f"each of the {files} is one sample")
+        remarks.append(f"each of the {files} is one sample")
         return [(path, self._one_a_file(own)) for path, own in placed]
 
     def _may_be_samples(self, placed: Sequence[tuple[str, list[PlacedArray]]]) -> bool:
@@ -364,10 +364,10 @@ class FieldSource:
             counts = {path: own[number].num_samples for path, own in arrays}
             what = "" if part.split == UNSPLIT else f" of the split {part.split}"
             if len(set(counts.values())) != 1:
-                told = ", ".join(f"{path} {count}" for path, count in counts.items())
+                found = ", ".join(f"{path} {count}" for path, count in counts.items())
                 remedy = _samples_last({path: own[number] for path, own in arrays}, self._spec)
                 raise SourceError(
-                    f"{self._location}: the arrays{what} hold unequal numbers of samples ({told}); every field needs "
+                    f"{self._location}: the arrays{what} hold unequal numbers of samples ({found}); every field needs "
                     f"one value a sample, along its first axis{remedy}"
                 )
             if not next(iter(counts.values())):
@@ -376,7 +376,7 @@ class FieldSource:
                 )
 
     def _settled(
-        self, name: str, role: str, path: str, arrays: list[PlacedArray], told: list[str]
+        self, name: str, role: str, path: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]]:
         """The field that arrays (one a part) become, and where its values are read from."""
         where = f"{self._location}: {path}"
@@ -391,7 +391,7 @@ class FieldSource:
         if min(first.shape[1:], default=1) < 1:
             raise SourceError(f"{where} has the shape {first.shape}; a sample needs at least one value")
         if role == "target":
-            classes = self._classes(name, path, arrays, told)
+            classes = self._classes(name, path, arrays, remarks)
             if classes is not None:
                 return classes
         shape, variable = first.shape[1:], first.offsets is not None
@@ -405,7 +405,7 @@ class FieldSource:
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 
     def _classes(
-        self, name: str, path: str, arrays: list[PlacedArray], told: list[str]
+        self, name: str, path: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]] | None:
         """The field of a target whose values name classes; None for one of quantities."""
         where, wish = f"{self._location}: {path}", self._spec.target_kind
@@ -439,7 +439,7 @@ class FieldSource:
             names, lines = [str(value) for value in found.tolist()], ["-"]
         else:
             names, lines = numbered(found)
-            told += [f"{name}: {line}" for line in lines]
+            remarks += [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         return made, [
             self.written((np.searchsorted(found, own) if lines else own).astype(np.int64) for own in _flat([array]))
@@ -447,7 +447,7 @@ class FieldSource:
         ]
 
     def _finite(
-        self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], told: list[str]
+        self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], remarks: list[str]
     ) -> Array | None:
         """Numbers of the samples without NaN and infinity; None for all of them. SourceError unless they may be."""
         if self._spec.nan == "keep":
@@ -465,7 +465,7 @@ class FieldSource:
             bad |= lines
         if not bad.any():
             return None
-        told.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
+        remarks.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
         return np.flatnonzero(~bad)
 
 
@@ -559,7 +559,9 @@ def _remedy(dtype: np.dtype[Any]) -> str:
     return remedies.get(dtype.kind, f"fields are text or one of {', '.join(DTYPES)}")
 
 
-def divided(parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str], told: list[str]) -> list[ArrayGroup]:
+def divided(
+    parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str], remarks: list[str]
+) -> list[ArrayGroup]:
     """`parts` by the splits that the paths of their arrays say: x_train beside x_test, groups train and test.
 
     Not where the user names arrays by their whole paths; SourceError where that leaves no input or no target.
@@ -581,7 +583,7 @@ def divided(parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str]
             f"{spec.location}: {some(splits)} are called by splits, {some(others)} are not: give --input PATH=NAME and "
             "--target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
         )
-    told += [f"arrays of no split, not used: {some(others)}"] if others else []
+    remarks += [f"arrays of no split, not used: {some(others)}"] if others else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
 
 

@@ -109,7 +109,7 @@ class WordColumn:
             row += len(own)
 
 
-def told_of(kept: Categories, field: str) -> str:
+def remarks_on(kept: Categories, field: str) -> str:
     """Which word became which number, for the user to read."""
     names = [f"{word} {kept.place + number if kept.coding == 'one-hot' else number}" for number, word in
              enumerate(kept.words[:_SHOWN])]  # fmt: skip

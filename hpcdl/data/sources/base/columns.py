@@ -25,7 +25,7 @@ from hpcdl.data.sources.base.arrays import (
     largest,
     shape_text,
 )
-from hpcdl.data.sources.base.categories import WordColumn, asked_codings, told_of
+from hpcdl.data.sources.base.categories import WordColumn, asked_codings, remarks_on
 from hpcdl.data.sources.base.flat import is_id
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
@@ -136,13 +136,13 @@ class ColumnSource(FieldSource):
             if own in words
         ]
         fields = []
-        told = list(facts.told)
+        remarks = list(facts.remarks)
         for item in facts.fields:
             alone = [words[paths[item.name]]] if paths.get(item.name) in words else []
             own = [] if item.role != "input" else together if packed else alone
             fields.append(dataclasses.replace(item, categories=own))
-            told += [told_of(kept, item.name) for kept in own]
-        return dataclasses.replace(facts, fields=fields, told=told)
+            remarks += [remarks_on(kept, item.name) for kept in own]
+        return dataclasses.replace(facts, fields=fields, remarks=remarks)
 
     def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
         """Columns of numbers as one array of float32, some rows at a time."""

@@ -46,7 +46,7 @@ LAST = "last"
 """The value of --sample-axis for samples along the last axis of arrays."""
 
 
-def told_turned(name: str) -> str:
+def turned_remark(name: str) -> str:
     """That an array was turned, for the user to read."""
     return f"{name}: its samples lie along its last axis"
 
@@ -69,7 +69,9 @@ class FlatFiles:
             if found.st_mtime_ns != stamp:
                 raise changed(path)
             if num_bytes > min(found.st_size - offset, MOST_ARRAY_BYTES):  # before room is made for it
-                raise UnreadableSample(f"{path} at byte {offset}: {num_bytes} bytes are told of; cut short or damaged")
+                raise UnreadableSample(
+                    f"{path} at byte {offset}: {num_bytes} bytes are announced; cut short or damaged"
+                )
             if len(self._buffer) < num_bytes:
                 self._buffer = memoryview(bytearray(num_bytes))
             wanted = self._buffer[:num_bytes]
@@ -151,17 +153,17 @@ class ArrayFiles:
             raise SourceError(f"{location}: the files differ in shape or type of their images: {kinds}")
         ((shape, dtype),) = self._kinds
         found = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
-        names, told = numbered(found)
+        names, remarks = numbered(found)
         for number, (split, labels) in enumerate(self._labels):
-            add_numbered(self._index, split, number, np.searchsorted(found, labels) if told else labels)
+            add_numbered(self._index, split, number, np.searchsorted(found, labels) if remarks else labels)
         return SourceFacts(
-            class_names=names if told else class_numbers(max(least_classes, len(names))),
+            class_names=names if remarks else class_numbers(max(least_classes, len(names))),
             samples_are="pixels",
             sample_shape=shape,
             dtype=dtype,
             files=self._files,
             stamps=self._stamps,
-            told=told,
+            remarks=remarks,
         )
 
 
@@ -200,8 +202,8 @@ class EncodedFiles:
                 f"{self._location}: the labels are {len(labels)} different ones of {len(found)} images: are these "
                 "classes? Give --target-kind class, or --target-kind regression for quantities"
             )
-        names, told = _named(labels, class_names, self._location)
-        known = {own: number for number, own in enumerate(sorted(labels))} if told or labels & set(names) else {}
+        names, remarks = _named(labels, class_names, self._location)
+        known = {own: number for number, own in enumerate(sorted(labels))} if remarks or labels & set(names) else {}
         for number, (split, _, rows, own) in enumerate(self._files):
             rows["label"], rows["file"] = [known.get(label, label) for label in own], number
             self._index.add(split, rows)
@@ -210,7 +212,7 @@ class EncodedFiles:
             samples_are="files",
             files=[str(path) for _, path, *_ in self._files],
             stamps=[stamp_of(path) for _, path, *_ in self._files],
-            told=told,
+            remarks=remarks,
         )
 
 
@@ -269,8 +271,8 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
         return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
     pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
     more = ", ..." if len(found) > _MAPPED_SHOWN else ""
-    told = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"
-    return [str(value) for value in found.tolist()], [told]
+    remarks = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"
+    return [str(value) for value in found.tolist()], [remarks]
 
 
 def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:

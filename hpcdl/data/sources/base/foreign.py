@@ -79,7 +79,7 @@ def what_it_is(name: str, head: bytes) -> str:
     if head[128:132] == b"DICM":
         kind = "a DICOM file"
     lower = path.name.lower()
-    kind = next((told for ending, told in _ENDINGS.items() if lower.endswith(ending)), kind)
+    kind = next((remarks for ending, remarks in _ENDINGS.items() if lower.endswith(ending)), kind)
     if kind in _OWN:
         return (
             f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "

@@ -155,15 +155,16 @@ class ImageKinds:
 
     def lines(self) -> list[str]:
         """What to tell of the values."""
-        told = []
+        remarks = []
         if "float32" in self._depths:
-            told.append(
+            remarks.append(
                 "images of more than 8 bits are kept as float32 with the values of the files; training does not scale "
                 "them"
             )
         if self._turned:
-            told.append(f"EXIF rotation is not applied, and {self._turned} has one: its pixels stay as they are stored")
-        return told
+            turned = f"{self._turned} has one: its pixels stay as they are stored"
+            remarks.append(f"EXIF rotation is not applied, and {turned}")
+        return remarks
 
 
 def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
@@ -296,8 +297,8 @@ def _opened(content: Content, pixels: npt.NDArray[np.uint8] | None = None) -> It
             with Image.open(io.BytesIO(content)) if pixels is None else _image(pixels) as image:
                 yield image
         except _DAMAGED as error:
-            told = " ".join(_ADDRESS.sub("", str(error)).split())[:200]
-            raise UnreadableSample(f"damaged image, or none that Pillow can read ({told})") from error
+            reason = " ".join(_ADDRESS.sub("", str(error)).split())[:200]
+            raise UnreadableSample(f"damaged image, or none that Pillow can read ({reason})") from error
 
 
 def _image(pixels: npt.NDArray[np.uint8]) -> Any:

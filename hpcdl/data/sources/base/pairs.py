@@ -72,7 +72,11 @@ class PicturePairs:
             dtype=fields[0].dtype,
             fields=fields,
             decodes=True,
-            told=[f"pairs of files in {inputs} and {targets}, by their names", *_told_of(targets, inner), *out.lines()],
+            remarks=[
+                f"pairs of files in {inputs} and {targets}, by their names",
+                *_remarks_on(targets, inner),
+                *out.lines(),
+            ],
         )
 
     def read_fields(self, content: Any, row: Any, facts: SourceFacts) -> Sequence[Array]:
@@ -166,7 +170,7 @@ class PicturePairs:
         return dict(sorted(found.items()))
 
 
-def _told_of(targets: str, pairs: Sequence[_Pair]) -> list[str]:
+def _remarks_on(targets: str, pairs: Sequence[_Pair]) -> list[str]:
     """That JPEG, which changes values, is no format of masks."""
     if any(second.suffix.lower() in _LOSSY for _, second in pairs):
         return [f"{targets} holds JPEG files, whose values are smeared: fit for pictures, not for masks with classes"]

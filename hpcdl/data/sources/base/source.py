@@ -52,7 +52,7 @@ class SourceChanged(HpcdlError):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Which source: everything that a source's constructor takes; plain values, so that a process can be told.
+    """Which source: everything that a source's constructor takes; plain values, so that a process can be given it.
 
     `checks`: refuse files of a wrong kind already when listing (off where they are to be skipped).
     """
@@ -109,8 +109,8 @@ class SourceFacts:
 
     `samples_are` says what samples come as: `pixels` (arrays), `files` (JPEG, PNG, ... bytes) or `fields`. Then rows
     count parts of the source: the `arrays` of part p are those from p x len(fields) on, one for each of the `fields`;
-    `stamps` are theirs. `told` is what was decided about them, for the user to read; `skipped` names the samples that
-    listing has left out because they cannot be read.
+    `stamps` are theirs. `remarks` is what was decided about them, for the user to read; `skipped` names samples
+    that listing has left out because they cannot be read.
     """
 
     class_names: Sequence[str]
@@ -121,7 +121,7 @@ class SourceFacts:
     stamps: Sequence[int] = ()
     fields: Sequence[Field] = ()
     arrays: Sequence[ArrayPlace] = ()
-    told: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     skipped: Sequence[str] = ()
     left_out: Sequence[str] = ()
     """Splits that were not looked at, as --leave-out asks."""

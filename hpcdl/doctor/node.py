@@ -6,11 +6,11 @@ import os
 import resource
 from pathlib import Path
 
+from hpcdl.core.cpu_sets import format_list
 from hpcdl.core.units import format_bytes
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import find_profile
-from hpcdl.node.topology import format_list
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")
 OPEN_FILES, PROCESSES = 1024, 512

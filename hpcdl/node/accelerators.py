@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.node.topology import parse_list
+from hpcdl.core.cpu_sets import parse_list
 
 
 def _nvidia(root: Path) -> int:

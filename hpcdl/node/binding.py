@@ -11,8 +11,9 @@ import platform
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from hpcdl.core.cpu_sets import format_list
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.node.topology import Core, Topology, format_list
+from hpcdl.node.topology import Core, Topology
 
 Item = TypeVar("Item")
 Placement = Callable[[Sequence[Core], int, int], list[list[Core]]]

@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from hpcdl.core.cpu_sets import parse_mask
 from hpcdl.core.errors import UsageError
 from hpcdl.core.files import MOST_DEPTH, read_bytes
-from hpcdl.node.topology import (
-    Cache,
-    Core,
-    NumaNode,
-    Topology,
-    own_affinity,
-    own_memory_nodes,
-    parse_mask,
-    restricted,
-)
+from hpcdl.node.topology import Cache, Core, NumaNode, Topology, own_affinity, own_memory_nodes, restricted
 
 PROGRAMS = ("lstopo-no-graphics", "lstopo")
 TIMEOUT_S = 30.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from hpcdl.core.cpu_sets import format_list, format_mask
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.binding import MEMORY_POLICY, cores_needed, cpus_of, place_ranks
@@ -18,7 +19,7 @@ from hpcdl.node.environment import environment_of
 from hpcdl.node.machines import read_machine, read_topology
 from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
-from hpcdl.node.topology import Core, Topology, format_list, format_mask, own_affinity
+from hpcdl.node.topology import Core, Topology, own_affinity
 
 INTER_OP_DEFAULT = 2
 """One operation computes while another waits for its gradients' exchange."""

@@ -53,10 +53,10 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
+    from hpcdl.core.cpu_sets import format_list
     from hpcdl.node.drawing import draw
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
-    from hpcdl.node.topology import format_list
 
     planned = plan_node(machine, profile, model, ranks_per_node)
     topology, plan = planned.topology, planned.plan

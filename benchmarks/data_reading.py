@@ -1,6 +1,7 @@
 """Reading raw shards against a plain loop of os.preadv over the same bytes, and tf.data output against TFRecord.
 
-    python benchmarks/data_reading.py [--mib 1024] [--shards N] [--repeats 5] [--folder DIR] [--from-disk] [--without-tensorflow]
+    python benchmarks/data_reading.py [--mib 1024] [--shards N] [--repeats 5] [--folder DIR] [--from-disk]
+        [--without-tensorflow]
 
 All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
 taken within a repeat, and the median ratio is printed, of wall time and of processor time: the second hardly changes

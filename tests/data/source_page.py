@@ -27,16 +27,13 @@ from tests.data.test_asked import ASKED, UNDERSTOOD
 from tests.data.test_wrong_sources import WRONG
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "sources.md"
-_LONGEST = 260
-_OTHERS = re.compile(r"(cannot be read as Parquet|no HDF5 file that can be read|is no array of numbers|is no JSON): .*")
-"""What another library says behind these words differs from version to version."""
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 _KINDS = {"images": "csv"}
 
 FORMS = {
     "image-folder": (
         "a folder per class with JPEG, PNG, GIF, BMP, TIFF or WebP files; or `train/`, `val/`, `test/` folders "
-        "of those; or images and masks, see below; `pip install 'hpcdl[jpeg]'` decodes JPEG 1.2 to 1.4 times "
-        "as fast, to the same pixels"
+        "of those; or images and masks; `pip install 'hpcdl[jpeg]'` decodes JPEG 1.2 to 1.4 times as fast"
     ),
     "csv": (
         "a .csv file with `file,label` or `file,label,split` lines, with a head (`image,class`, `id,label`, "
@@ -44,17 +41,10 @@ FORMS = {
     ),
     "table": (
         "a .csv or .tsv file whose first line names its columns: numbers and text, between commas, semicolons "
-        "or tabs, see below; `--head none` where the first line is a sample: columns are then called `c1`, "
-        "`c2`, ..."
+        "or tabs; `--head none` where the first line is a sample: columns are then called `c1`, `c2`, ..."
     ),
-    "cifar10": (
-        "the unpacked folder, binary or python version (fine labels); pickles are read by an unpickler that "
-        "admits plain values and arrays only"
-    ),
-    "cifar100": (
-        "the unpacked folder, binary or python version (fine labels); pickles are read by an unpickler that "
-        "admits plain values and arrays only"
-    ),
+    "cifar10": ("the unpacked folder, binary or python version (its pickles admit plain values and arrays only)"),
+    "cifar100": ("as `cifar10`, with its fine labels"),
     "mnist": ("IDX files, plain or .gz"),
     "numpy": (
         "in C or Fortran order: `.npz` (`images`/`labels`, `x`/`y`, or `x_train`, `y_train`, ...), a folder of "
@@ -129,7 +119,7 @@ class Tried:
 
     format: str
     name: str
-    flags: str
+    flags: tuple[str, ...]
     outcome: str
     said: str
 
@@ -167,9 +157,8 @@ def look(kind: str, name: str, save: Save, options: Mapping[str, Any], outcome: 
         except HpcdlError as error:
             found, said = ("refused" if outcome == RIGHT else outcome), str(error)
     said = said.replace(f"{source}/", "").replace(str(source), source.name).replace(f"{root}/", "")
-    return Tried(
-        format=kind or "image-folder", name=name, flags=_flags(options), outcome=found, said=_OTHERS.sub(r"\1", said)
-    )
+    flags = tuple(f"--{key.replace('_', '-')}" for key in options)
+    return Tried(format=kind or "image-folder", name=name, flags=flags, outcome=found, said=said)
 
 
 def _read_as(job: Any) -> str:
@@ -179,62 +168,53 @@ def _read_as(job: Any) -> str:
     return "; ".join([*what, splits, *job.facts.told])
 
 
-def _flags(options: Mapping[str, Any]) -> str:
-    words = []
-    for key, value in options.items():
-        flag = f"--{key.replace('_', '-')}"
-        many = str(value).split(",") if key in ("input", "target", "leave_out", "categories") else [value]
-        words += [flag] if value is True else [f"{flag} {one}" for one in many]
-    return " ".join(words)
-
-
 def page() -> str:
     """The whole page."""
     found = tried()
-    counts = {outcome: sum(one.outcome == outcome for one in found) for outcome in (RIGHT, QUESTION, REFUSED)}
-    right, asked, refused = counts.values()
+    right, asked, refused = (sum(one.outcome == outcome for one in found) for outcome in (RIGHT, QUESTION, REFUSED))
     lines = [
         "# Sources, tried",
         "",
-        "What `hpcdl shard` makes of each kind of source. Each line was tried when this page was made",
-        "(`python -m tests.data.source_page`), and a test tries it again: the page cannot be out of date.",
-        f"Of {len(found)} kinds {right} are read rightly, {asked} are asked about because two readings are possible,",
-        f"and {refused} are refused with the reason. They are what public data sets look like, what reports",
-        "about them tell, and usual faults. [Data](data.md) says what the flags do;",
-        "[a reader of your own](../how-to/own-format.md) takes what is not here.",
+        "What `hpcdl shard` makes of each kind of source: public data sets, what reports about them tell, and usual",
+        "faults. Each kind was tried when this page was made (`python -m tests.data.source_page`), and a test tries",
+        f"it again. Of {len(found)} kinds {right} are read rightly, {asked} are asked about because two readings are",
+        f"possible, and {refused} are refused with the reason. `hpcdl shard --dry-run` says what it makes of yours.",
+        "[Data](data.md) says what the flags do; [a reader of your own](../how-to/own-format.md) takes the rest.",
         "",
-        "| `--format` | SOURCE | right | asked | refused | its flags |",
-        "|---|---|---|---|---|---|",
+        "| `--format` | SOURCE | its flags |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{name}` | {FORMS[name]} | {_quoted([f'--{flag}' for flag in _TAKEN.get(name, ())])} |" for name in SOURCES
+    ]
+    lines += [
+        "",
+        "Flags behind *Right* were given, those behind *Asked* answer, those behind *Refused* stand in the message.",
     ]
     for name in SOURCES:
-        own = [sum(one.outcome == outcome for one in found if one.format == name) for outcome in counts]
-        flags = " ".join(f"`--{flag.replace('_', '-')}`" for flag in _TAKEN.get(name, ()))
-        lines.append(f"| `{name}` | {FORMS[name]} | {own[0]} | {own[1]} | {own[2]} | {flags} |")
-    for name in SOURCES:
-        own_lines = [one for one in found if one.format == name]
-        lines += ["", f"## {name}"] if own_lines else []
-        for outcome in counts:
-            rows = _rows([one for one in own_lines if one.outcome == outcome])
-            lines += ["", f"{outcome.capitalize()}:", "", *rows] if rows else []
-    lines += ["", "## Met while writing or reading", "", "| what | shown by |", "|---|---|"]
-    lines += [f"| {what} | `tests/data/{where}` |" for what, where in BEHAVIOUR.items()]
+        own = [one for one in found if one.format == name]
+        lines += ["", f"## {name}", ""] if own else []
+        for outcome in (RIGHT, QUESTION, REFUSED):
+            lines += _kinds([one for one in own if one.outcome == outcome])
+    lines += ["", "## Met while writing or reading", "", "Each is shown by a test in tests/data.", ""]
+    lines += [f"- {what}" for what in BEHAVIOUR]
     return "\n".join(lines) + "\n"
 
 
-def _rows(found: Sequence[Tried]) -> list[str]:
-    """One line for what is said, with all kinds that it is said of."""
-    kinds: dict[tuple[str, str], list[str]] = {}
+def _kinds(found: Sequence[Tried]) -> Iterator[str]:
+    """The kinds of one outcome, a line for those with the same flags."""
+    groups: dict[str, dict[str, None]] = {}
     for one in found:
-        kinds.setdefault((one.flags, one.said), []).append(one.name)
-    return [
-        f"- **{'; '.join(names)}**{f', `{flags}`' if flags else ''}: {_shortened(said)}"
-        for (flags, said), names in kinds.items()
-    ]
+        flags = one.flags if one.outcome == RIGHT else tuple(_FLAG.findall(one.said))
+        groups.setdefault(_quoted(flags), {}).setdefault(one.name)
+    for flags, names in sorted(groups.items(), key=lambda item: item[0] != ""):
+        how = f" {flags}" if flags else ""
+        escaped = re.sub(r"([*_<>\[\]])", r"\\\1", "; ".join(names))
+        yield f"- **{found[0].outcome.capitalize()}**{how}: {escaped}"
 
 
-def _shortened(text: str) -> str:
-    kept = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} ..."
-    return re.sub(r"([*_<>\[\]])", r"\\\1", kept)
+def _quoted(flags: Sequence[str]) -> str:
+    return " ".join(f"`{flag.replace('_', '-')}`" for flag in dict.fromkeys(flags))
 
 
 if __name__ == "__main__":

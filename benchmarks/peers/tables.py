@@ -71,15 +71,15 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
     networks = list(dict.fromkeys(one.network for one in tries))
     said = (
         f"`{head.command}`, {head.date}: {head.machine}; {head.versions}. Two ranks, each with half of the cores; "
-        f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}, with what the tries "
-        "themselves leave of it. A try is the median of its steps; the table has medians over the tries (minimum to "
-        "maximum). Exposed: the step with exchange minus the step without, which take turns in the same processes."
+        f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}. A try is the median "
+        "of its steps; the table has medians over the tries (minimum to maximum). Exposed: the step with exchange less "
+        "the step without, which take turns in the same processes."
     )
     return "\n".join([
         _paragraph(said),
         "",
-        "| network, batch per rank | engine | step with, ms | exposed, ms | efficiency | tries |",
-        "|---|---|---|---|---|---|",
+        "| network, batch per rank | engine | step with, ms | exposed, ms | efficiency |",
+        "|---|---|---|---|---|",
         *(_row(labels, tries, network, engine) for network in networks for engine in _engines(tries, network)),
         "",
         _paragraph(LIMIT),
@@ -115,15 +115,15 @@ def _of(tries: Sequence[Try], network: str, engine: str) -> list[Try]:
 def _row(labels: dict[str, str], tries: Sequence[Try], network: str, engine: str) -> str:
     every = [one for one in tries if (one.network, one.engine) == (network, engine)]
     good = _of(tries, network, engine)
-    name = f"| {network}, {every[0].batch_size} | {labels[engine]} "
     failed = next((one.error.replace("|", "/") for one in every if one.error), "")
-    counted = f"{len(good)} of {len(every)}" + (f"; failed: {failed}" if failed else "")
+    counted = f" ({len(good)} of {len(every)} tries; failed: {failed})" if failed else ""
+    name = f"| {network}, {every[0].batch_size} | {labels[engine]}{counted} "
     if not good:
-        return f"{name}| did not run | | | {counted} |"
+        return f"{name}| did not run | | |"
     step = spread([one.step_seconds for one in good], ms)
     exposed = spread([one.exposed_seconds for one in good], ms)
     efficiency = spread([one.efficiency for one in good], "{:.3f}".format)
-    return f"{name}| {step} | {exposed} | {efficiency} | {counted} |"
+    return f"{name}| {step} | {exposed} | {efficiency} |"
 
 
 def _held_against(labels: dict[str, str], tries: Sequence[Try], network: str) -> str:

@@ -1,11 +1,12 @@
-"""Published series of throughputs, foreseen from their smaller sizes as a user types it; the table of performance.md.
+"""Published series of throughputs, foreseen from their smaller sizes: a line of performance.md, and a table.
 
-`python -m tests.predict.published_series` asks for all points, which takes some minutes, and writes the table anew,
-whatever it says. Which strategy stands for which exchange was fixed before anything was predicted.
+`python -m tests.predict.published_series` asks for all points, which takes some minutes, and writes both anew,
+whatever they say. Which strategy stands for which exchange was fixed before anything was predicted.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from tests.conftest import ROOT
 
 FILES = ("tensorflow-benchmarks.toml", "dlperf.toml")
 PAGE = ROOT / "docs" / "performance.md"
+TABLE = ROOT / "docs" / "reference" / "prediction" / "published-series.csv"
 BEGIN, END = "<!-- begin: published series -->", "<!-- end: published series -->"
+COLUMNS = ["source", "machine or framework", "network", "batch", "exchange", "GPUs seen", "GPUs", "published"]
+COLUMNS += ["predicted", "low", "high", "inside"]
 HEADER = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,gradient_bytes,images_per_second\n"
 
 
@@ -116,29 +120,36 @@ def foreseen(document: dict[str, Any], point: Point) -> Foreseen:
     return Foreseen(**row["images_per_second"])
 
 
-def _lines(told: Sequence[tuple[Point, Foreseen]]) -> Iterator[str]:
+def summary(told: Sequence[tuple[Point, Foreseen]]) -> str:
+    """The line of the page."""
     near = sum(found.near(point.published) for point, found in told)
     inside = sum(found.holds(point.published) for point, found in told)
     shares = [f"{100 * count / len(told):.0f} %" for count in (near, inside)]
     first = f"Of {len(told)} points {near} are within 10 % ({shares[0]})"
-    yield f"{first}, and {inside} inside the 90 % interval ({shares[1]})."
-    yield ""
-    yield "| source | network, batch | exchange | GPUs seen | GPUs | published | predicted | off | inside |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    return f"{first}, and {inside} inside the 90 % interval ({shares[1]})."
+
+
+def name_cells(point: Point) -> list[str]:
+    """What a row of the table begins with: what was asked, and what was published."""
+    one = point.series
+    framework = one.table.rpartition(", ")[2] if one.source == "DLPerf" else one.machine.rpartition(" x ")[2]
+    seen = " ".join(map(str, one.workers[: one.known]))
+    size = one.workers[point.place]
+    return [
+        *(one.source, framework, one.model, str(one.batch_per_rank), one.strategy),
+        *(seen, str(size), f"{point.published:.5g}"),
+    ]
+
+
+def _rows(told: Sequence[tuple[Point, Foreseen]]) -> Iterator[list[str]]:
+    yield COLUMNS
     for point, found in told:
-        one = point.series
-        framework = one.table.rpartition(", ")[2] if one.source == "DLPerf" else one.machine.rpartition(" x ")[2]
-        off = 100 * (found.mean / point.published - 1)
-        yield (
-            f"| {one.source}, {framework} | {one.model}, {one.batch_per_rank} | `{one.strategy}` | "
-            f"{', '.join(map(str, one.workers[: one.known]))} | {one.workers[point.place]} | {point.published:,.5g} | "
-            f"{found.mean:,.5g} [{found.low:,.5g}, {found.high:,.5g}] | {off:+.1f} % | "
-            f"{'yes' if found.holds(point.published) else 'no'} |"
-        )
+        values = [f"{value:.5g}" for value in (found.mean, found.low, found.high)]
+        yield [*name_cells(point), *values, "yes" if found.holds(point.published) else "no"]
 
 
 def main() -> None:
-    """Ask for every point and write the table."""
+    """Ask for every point and write what came out."""
     told = []
     for point in all_points():
         with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +161,9 @@ def main() -> None:
         print(point.name, told[-1][1], point.published, flush=True)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text("\n".join([f"{before}{BEGIN}", *_lines(told), f"{END}{after}"]))
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", summary(told), f"{END}{after}"]))
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(_rows(told))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Two rules hold for all of it:
 - Nothing is written through a link, or under a name that can be guessed, in a folder that others may write to. The
   folder is opened once, and what lies in it is reached by that descriptor (openat, O_NOFOLLOW, O_EXCL).
 - Only what hpcdl has made is removed, renamed or cut. The first sentence of each function says how it knows;
-  docs/security.md lists every place that calls one.
+  docs/security.md has them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds what changes a disk: calls of core/disk.py, and calls that should go through it.
 
-`python -m tests.core.disk_changes` writes the table in docs/security.md anew.
+`python -m tests.core.disk_changes` writes the table in docs/security.md anew, and prints the places of each call.
 """
 
 from __future__ import annotations
@@ -147,26 +147,31 @@ def _guard(call: ast.Call, imported: set[str]) -> str:
     return name if name in GUARDS and name in imported else ""
 
 
-def table() -> str:
-    """What guards each call, in the words of its docstring, and the places by file."""
-    places: dict[str, dict[str, set[str]]] = {}
+def places() -> dict[str, list[str]]:
+    """The places of each call, as FILE FUNCTION."""
+    found: dict[str, set[str]] = {}
     for path in sources():
         if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/files.py"):
             for place in guarded(path):
-                places.setdefault(place.call, {}).setdefault(place.file, set()).add(place.function)
-    lines = ["| by | what guards it | where |", "|---|---|---|"]
-    for call, files in sorted(places.items()):
-        where = "; ".join(
-            f"{file.removeprefix('hpcdl/')} {' '.join(f'`{name}`' for name in sorted(functions))}"
-            for file, functions in sorted(files.items())
-        )
-        lines.append(f"| `{call}` | {GUARD_WORDS[call]} | {where} |")
+                found.setdefault(place.call, set()).add(f"{place.file} {place.function}")
+    return {call: sorted(where) for call, where in sorted(found.items())}
+
+
+def table() -> str:
+    """What guards each call, in the words of its docstring; calls with the same guard share a row."""
+    calls: dict[str, list[str]] = {}
+    for call in places():
+        calls.setdefault(GUARD_WORDS[call], []).append(f"`{call}`")
+    lines = ["| by | what guards it |", "|---|---|"]
+    lines += [f"| {', '.join(names)} | {words} |" for words, names in calls.items()]
     return "\n".join(lines) + "\n"
 
 
+_CREATING = "a new file beside it (O_EXCL, random name), renamed over the one that hpcdl keeps under this name"
+_OUTPUT = "only where nothing is, or what hpcdl wrote there and nobody has changed (by digest)"
 GUARD_WORDS = {
     "Made.remove": "the folder is the one that this process has made, by device and inode",
-    "creating": "a new file beside it (O_EXCL, random name), renamed over the one that hpcdl keeps under this name",
+    "creating": _CREATING,
     "cut": "a file that this process holds open and hpcdl keeps; what goes is a part that is not whole",
     "keep_others": "what others have put there is moved, links as links, to a new folder; nothing is removed",
     "move": "hpcdl's own, in a folder that is locked, to a name that is free",
@@ -183,10 +188,10 @@ GUARD_WORDS = {
     "rewrite": "a plain file that hpcdl keeps under this name, opened without following a link",
     "sweep": "under a temporary name of hpcdl's (name, 16 random digits, .tmp), this user's, the folder locked",
     "sweep_marked": "as remove_marked, under a temporary name of hpcdl's (name, 16 random digits, .tmp)",
-    "touch": "as creating",
-    "write_bytes": "as creating", "write_json": "as creating", "write_text": "as creating", "write_toml": "as creating",
-    "write_output": "as writing_output",
-    "writing_output": "only where nothing is, or what hpcdl wrote there and nobody has changed (by digest)",
+    "touch": _CREATING,
+    "write_bytes": _CREATING, "write_json": _CREATING, "write_text": _CREATING, "write_toml": _CREATING,
+    "write_output": _OUTPUT,
+    "writing_output": _OUTPUT,
 }  # fmt: skip
 
 
@@ -199,4 +204,5 @@ def page() -> str:
 if __name__ == "__main__":
     assert all(hasattr(disk, name.partition(".")[0]) or name.startswith("write_") for name in GUARD_WORDS)
     PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE}: {table().count(chr(10)) - 2} calls\n")
+    for call, where in places().items():
+        sys.stdout.write("".join(f"{call}: {place}\n" for place in where))

@@ -1,4 +1,4 @@
-"""What changes a disk goes through core/disk.py, and docs/security.md lists it."""
+"""What changes a disk goes through core/disk.py, and docs/security.md says what guards it."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_the_check_knows_what_changes_nothing(tmp_path: Path, monkeypatch: pytes
     assert not [*unguarded(source)]
 
 
-def test_the_page_lists_every_place() -> None:
+def test_the_page_has_every_guard() -> None:
     assert page() == PAGE.read_text(), "write it anew: python -m tests.core.disk_changes"
     assert len([place for path in sources() for place in guarded(path)]) > 100

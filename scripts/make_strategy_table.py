@@ -6,6 +6,7 @@ That is the table of features in strategies.md (or PAGE), and the facts at the t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.core.files import write_text
@@ -34,18 +35,23 @@ COLUMNS = {
 }
 
 
-def row(name: str, features: Features) -> str:
-    """One strategy; an empty cell is a no."""
+def row(names: Sequence[str], features: Features) -> str:
+    """Strategies with the same features; an empty cell is a no."""
     cells = ["yes" if getattr(features, field) else "" for field in COLUMNS]
     rule = ", ".join(features.optimizers) or "any"
-    return f"| [`{name}`](strategies/{name}.md) | {' | '.join(cells)} | {rule} |"
+    linked = ", ".join(f"[`{name}`](strategies/{name}.md)" for name in names)
+    return f"| {linked} | {' | '.join(cells)} | {rule} |"
 
 
 def table() -> str:
-    """All strategies in the order of `hpcdl strategies`."""
+    """All strategies in the order of `hpcdl strategies`; those that have the same share a row."""
     titles = ["strategy", *COLUMNS.values(), "optimizer"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    lines += [row(name, info.features) for name, info in STRATEGIES.items()]
+    alike: dict[Sequence[object], list[str]] = {}
+    for name, info in STRATEGIES.items():
+        shown = (*(bool(getattr(info.features, field)) for field in COLUMNS), *info.features.optimizers)
+        alike.setdefault(shown, []).append(name)
+    lines += [row(names, STRATEGIES[names[0]].features) for names in alike.values()]
     aliases = [f"`{alias}` is another name for `{name}`." for alias, name in ALIASES.items()]
     return "\n".join([*lines, "", *aliases])
 

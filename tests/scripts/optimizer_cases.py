@@ -920,7 +920,7 @@ def twenty_steps_of_sgd_and_momentum_equal_one_process() -> None:
 
 @case
 def twenty_steps_of_adam_equal_plain_tensorflow_on_the_same_parts() -> None:
-    """Against whole batches Adam amplifies rounding (docs/how-to/from-horovod.md): just that is not promised."""
+    """Against whole batches Adam amplifies rounding (docs/reference/scripts.md): just that is not promised."""
     equal(*twenty_steps(lambda: O.Adam(0.01), whole=False))
 
 

@@ -60,5 +60,5 @@ def test_an_elastic_script_goes_on_after_a_lost_rank(script: str, session_hpcdl:
 def test_the_page_has_every_public_name() -> None:
     import hpcdl
 
-    page = (ROOT / "docs" / "how-to" / "from-horovod.md").read_text()
+    page = (ROOT / "docs" / "reference" / "horovod.md").read_text()
     assert not [name for name in hpcdl.__all__ if name not in ("__version__", "data") and name not in page]

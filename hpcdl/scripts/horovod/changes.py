@@ -237,7 +237,7 @@ class _Script(ast.NodeVisitor):
         if instead:
             self._add(node, instead)
         elif first not in hpcdl.__all__ or whole.startswith("hvd.callbacks."):
-            self._add(node, "leave it out: hpcdl has no such name (docs/how-to/from-horovod.md)")
+            self._add(node, "leave it out: hpcdl has no such name (docs/reference/horovod.md)")
 
     def _is_optimizer(self, node: ast.expr) -> bool:
         """Whether an expression is an optimizer, by what it was made of or by its name."""

@@ -41,12 +41,10 @@ def tables(found: list[dict[str, Any]]) -> str:
     lines += ["", "## The three cards", ""]
     for name, card in zip(CARDS, found, strict=True):
         facts = card["facts"]
-        runs = len(card["trials"])
-        lines.append(f"- [{name}](certify/{name}.json): {runs} runs; {facts['software']}; load {facts['load']}")
-    lines += [
-        "",
-        *(f"- not tried: {line}" for line in dict.fromkeys(line for card in found for line in told_left_out(card))),
-    ]
+        lines.append(f"- [{name}](certify/{name}.json): {facts['software']}; load {facts['load']}")
+    left_out = dict.fromkeys(line for card in found for line in told_left_out(card))
+    reasons = dict.fromkeys(line.rpartition(": ")[2] for line in left_out)
+    lines += ["", f"Not tried: {'; '.join(reasons)}."] if reasons else []
     return "\n".join(lines[1:]) + "\n"
 
 

@@ -76,8 +76,12 @@ def rows() -> list[str]:
     why = reasons()
     for family, variations in families().items():
         exact = [one for one in variations if f"{family}: {one}" not in why]
-        others = [f"{one} ({why[f'{family}: {one}']})" for one in variations if one not in exact]
-        lines.append(f"| {family} | {', '.join(exact)} | {'; '.join(others)} |")
+        others: dict[str, list[str]] = {}
+        for one in variations:
+            if one not in exact:
+                others.setdefault(why[f"{family}: {one}"], []).append(one)
+        alike = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in others.items())
+        lines.append(f"| {family} | {', '.join(exact)} | {alike} |")
     return lines
 
 

@@ -122,7 +122,7 @@ def _row(labels: dict[str, str], tries: Sequence[Try], network: str, engine: str
         return f"{name}| did not run | | |"
     step = spread([one.step_seconds for one in good], ms)
     exposed = spread([one.exposed_seconds for one in good], ms)
-    efficiency = spread([one.efficiency for one in good], "{:.3f}".format)
+    efficiency = f"{statistics.median(one.efficiency for one in good):.3f}"
     return f"{name}| {step} | {exposed} | {efficiency} |"
 
 

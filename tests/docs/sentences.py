@@ -1,6 +1,6 @@
 """How long the sentences of README and of the how-tos are: `python -m tests.docs.sentences [WORDS]` prints it by page.
 
-With WORDS it prints each sentence that is longer.
+With WORDS it prints each sentence that is longer. The last line counts the words of all pages below docs, as `wc -w`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ def sentences(page: Path) -> list[str]:
     return [sentence for sentence in found if num_words(sentence) >= LEAST_WORDS]
 
 
-def num_words(sentence: str) -> int:
+def num_words(text: str) -> int:
     """What stands between blanks."""
-    return len(sentence.split())
+    return len(text.split())
+
+
+def words_of_docs() -> dict[Path, int]:
+    """What stands between blanks on each page below docs: tables, code and headings too."""
+    return {page: num_words(page.read_text()) for page in sorted(DOCS.rglob("*.md"))}
 
 
 def main() -> None:
-    """Print the mean and the longest of each page, and of all."""
+    """Print the mean and the longest of each page, and of all; then the words of docs."""
     every = []
     for page in PAGES:
         found = sentences(page)
@@ -53,6 +58,8 @@ def main() -> None:
             if len(sys.argv) > 1 and num_words(sentence) > int(sys.argv[1]):
                 print(f"    {num_words(sentence)}: {sentence}")
     print(f"all {len(every)} sentences: mean {statistics.fmean(every):.1f} words, longest {max(every)}")
+    docs = words_of_docs()
+    print(f"docs: {sum(docs.values()):,} words on {len(docs)} pages")
 
 
 if __name__ == "__main__":

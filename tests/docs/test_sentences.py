@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import relative
-from tests.docs.sentences import PAGES, num_words, sentences
+from tests.docs.pages import DOCS, relative
+from tests.docs.sentences import PAGES, num_words, sentences, words_of_docs
 
 LONGEST, LONGEST_MEAN = 35, 17
-LONGEST_README = 120
+LONGEST_README, LONGEST_HOW_TO = 120, 60
+WORDS_OF_DOCS = 60_000
 _FOREIGN = re.compile(r"\b(told|tells|goes on|go on|belief|anew|likewise)\b", re.IGNORECASE)
 """Words that this project once used in place of the field's: warned, says, continues, again."""
 
@@ -34,6 +35,19 @@ def test_words_are_the_fields(page: Path) -> None:
 
 def test_the_readme_is_a_page() -> None:
     assert len(PAGES[0].read_text().splitlines()) <= LONGEST_README
+
+
+def test_the_docs_are_read_in_a_day() -> None:
+    words = words_of_docs()
+    longest = ", ".join(
+        f"{relative(page)} {words[page]:,}" for page in sorted(words, key=lambda page: -words[page])[:5]
+    )
+    assert 40_000 < sum(words.values()) <= WORDS_OF_DOCS, f"{sum(words.values()):,} words; longest: {longest}"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=relative)
+def test_a_how_to_is_a_screen(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= LONGEST_HOW_TO
 
 
 def test_code_tables_and_headings_are_no_sentences(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS, ROOT, relative
 
 PAGES = (ROOT / "README.md", *sorted((DOCS / "how-to").glob("*.md")))
 _BLOCKS = re.compile(r"^(```|~~~).*?^\1|<!--.*?-->", re.MULTILINE | re.DOTALL)
-_ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 _END = re.compile(r"(?<=[.!?])\s+(?=[\w(\"'`*])")
 LEAST_WORDS = 3
 """Shorter pieces are labels."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcdl.config.study import Study
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import counted, listed
 from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
@@ -112,7 +113,11 @@ def predict_cost(
     state: StudyState,
     known: Known,
 ) -> StudyCost:
-    """The cost of the runs of `plan` that `state` does not hold as finished; UsageError tells all that is missing."""
+    """The cost of the runs of `plan` that `state` does not hold as finished; UsageError tells all that is missing.
+
+    Points whose form of gradients no forecast models have none, and a warning names them.
+    """
+    plan, left_out = _modelled(study, plan, run_plan)
     found: dict[str, Evidence] = {}
     problems: list[str] = []
     for model in dict.fromkeys(point.model for point in plan.points):
@@ -136,10 +141,31 @@ def predict_cost(
         ],
         evidence=[_evidence_text(model, evidence) for model, evidence in found.items()],
         warnings=list(dict.fromkeys([
+            *left_out,
             *(line for evidence in found.values() for line in evidence.remarks),
             *(line for point in plan.points for line in _doubts(point, found[point.model])),
         ])),
     )  # fmt: skip
+
+
+def _modelled(study: Study, plan: StudyRuns, run_plan: Mapping[int, RunPlan]) -> tuple[StudyRuns, list[str]]:
+    """`plan` without the points that compress in a form with a rest, and a line that names these."""
+    forms = {point.number: run_plan[point.number].config.exchange.compress for point in plan.points}
+    odd = [point for point in plan.points if not is_modelled(forms[point.number])]
+    if not odd:
+        return plan, []
+    if len(odd) == len(plan.points):
+        raise UsageError(
+            f"{study.origin}: no cost can be predicted: all points have --compress "
+            f"{', '.join(dict.fromkeys(forms.values()))}, and what compressing costs is not modelled; leave it out for "
+            "the estimate"
+        )
+    gone = {point.number for point in odd}
+    runs = [run for run in plan.runs if run.point.number not in gone]
+    kept = dataclasses.replace(plan, points=[point for point in plan.points if point.number not in gone], runs=runs)
+    names = listed([f"{point.label} (--compress {forms[point.number]})" for point in odd], 6)
+    left_out = counted(len(plan.runs) - len(runs), "run")
+    return kept, [f"{left_out} not predicted and in no total, what compressing costs is not modelled: {names}"]
 
 
 def _evidence(model: str, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known) -> Evidence:
@@ -174,11 +200,6 @@ def _strategy(point: StudyPoint) -> str:
 def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> StepJob:
     """The step that a run of `point` makes again and again, with the settings of this study."""
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
-    if not is_modelled(exchange.compress):
-        raise UsageError(
-            f"--compress {exchange.compress}: no cost can be predicted, what compressing costs is not modelled; "
-            "leave it out for the estimate"
-        )
     job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
     default = run_plan.info.features.default_period  # what a run would find by itself only the run knows

@@ -57,6 +57,22 @@ def test_settings_of_the_study_count() -> None:
     assert halved < whole
 
 
+def test_a_compressed_point_is_named_and_the_others_are_predicted() -> None:
+    wanted, plan = small_study(**{**ASKED, "strategy": "ring", "servers": 1})
+    wanted = dataclasses.replace(wanted, train={"steps": 100})
+    checked, run_plan = prepare_points(wanted, plan)
+    one, other = checked.points
+    config = run_plan[other.number].config
+    compressed = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, compress="topk:1%"))
+    run_plan = {**run_plan, other.number: dataclasses.replace(run_plan[other.number], config=compressed)}
+    cost = predict_cost(wanted, checked, run_plan, new_state(wanted, checked), Known(runs=study(CLUSTER)))
+    assert [item.point.number for item in cost.points] == [one.number] and cost.num_runs == 2
+    (line,) = [text for text in cost.warnings if "not predicted" in text]
+    assert line.startswith("2 runs not predicted and in no total") and f"{other.label} (--compress topk:1%)" in line
+    with pytest.raises(UsageError, match=r"no cost can be predicted: all points have --compress int8, .*leave it out"):
+        predicted(study(CLUSTER), compress="int8", strategy="ring", servers=1)
+
+
 def test_what_is_finished_costs_no_more_and_tells_what_a_start_takes() -> None:
     wanted, plan = small_study(**ASKED)
     state = new_state(wanted, plan)

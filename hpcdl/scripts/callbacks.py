@@ -133,6 +133,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if self._metrics is not None:
             self._metrics.in_epoch = True
         for one in self._centers():
+            one.say_period((self.params or {}).get("steps"))
             one.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -153,10 +154,12 @@ class AgreeOverRanks(keras.callbacks.Callback):
         A rank that had fewer steps takes over the weights of the one that had the most.
         """
         last = self.group.join()
-        for one in self._centers():
-            one.to_center()
         by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
         differ = len({steps for steps, _ in by_rank}) > 1
+        stops = any(stop for _, stop in by_rank)
+        over = stops or self._epoch + 1 == (self.params or {}).get("epochs")
+        for one in self._centers():
+            one.end_steps(last, unequal=self.group.unequal or differ, over=over)
         if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, shared_variables_of(self.model), last)
@@ -168,7 +171,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                     f"hpcdl: unequal steps in epoch {self._epoch + 1} ({counts}): those with fewer have followed the "
                     "others; hpcdl.dataset() gives all as many\n"
                 )
-        if any(stop for _, stop in by_rank):
+        if stops:
             self.model.stop_training = True
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -1,7 +1,6 @@
 """Strategies with a center in scripts: each rank moves weights of its own, and what users see and keep is the center.
 
-In `fit` the variables hold this rank's weights while an epoch's steps go on, and the center from their end on:
-validation, callbacks, files and the weights after `fit` are the center's. The equations are strategies/elastic's.
+The equations are strategies/elastic's.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from hpcdl.scripts.exchange import (
     compares_after,
     held,
     key_of,
-    name_in,
     name_of,
     note_updates,
     with_shape_of,
 )
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import scales
-from hpcdl.scripts.process.exit import after_updates
+from hpcdl.scripts.own_weights import OwnWeights
 from hpcdl.scripts.process.session import note_strategy
 from hpcdl.step.keras_internals import trained_by
-from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import call_python
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
@@ -44,21 +41,23 @@ from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision.safety import check_same_weights
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
 
 
-class CenterExchange:
+class CenterExchange(OwnWeights):
     """Moves what one optimizer trains by a strategy's own equations. Making one is collective over the group.
 
     `update` is the optimizer's update. The layout of all flat buffers is that of the variables it was built with.
     """
 
     def __init__(self, group: ScriptGroup, settings: ExchangeSettings, optimizer: Any) -> None:
-        self.group = group
+        super().__init__(group, optimizer)
         self._info = info = settings.checked()
         elastic = ElasticConfig(
-            elasticity=settings.elasticity, moving_rate=settings.moving_rate, period=settings.period
+            elasticity=settings.elasticity,
+            moving_rate=settings.moving_rate,
+            period=settings.period or info.features.default_period,
         )
         _check(info, elastic, optimizer, group.size)
         group.agree("an exchange with a center that begins", [repr(settings)])
@@ -72,12 +71,6 @@ class CenterExchange:
             elastic=elastic,
         )
         self._replica: Any = load_strategy(info).replica(context)  # type: ignore[attr-defined]
-        self._optimizer = optimizer
-        self._name = name_in(group)
-        self._began = False
-        self._own: Array | None = None
-        """This rank's weights while the variables hold the center."""
-        self._num_updates = 0
         note_strategy(info.name)
         save_once()
 
@@ -154,32 +147,10 @@ class CenterExchange:
                  enumerate(zip(self._variables, parts, strict=True))}  # fmt: skip
         check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
 
-    def _after(self) -> str:
-        return after_updates(self._num_updates)
-
-    def to_center(self) -> bool:
-        """Put the center into the variables, and this rank's weights aside; whether that was to be done."""
-        if not self._began or self._own is not None:
-            return False
-        self._own = self._flat()
-        self._assign(self._replica.center())
-        return True
-
-    def to_own(self) -> None:
-        """Put this rank's weights back."""
-        if self._own is not None:
-            own, self._own = self._own, None
-            self._assign(own)
-
-    def begin_epoch(self, communicator: Communicator) -> None:
-        """Go on with each rank's weights; where somebody has set others since, they count for all; collective."""
-        changed = self._own is not None and not numpy.array_equal(self._flat(), self._replica.center())
-        by_rank = communicator.allgather_json([changed, self._num_updates])
-        self._num_updates = max(number for _, number in by_rank)
-        if any(new for new, _ in by_rank):
-            self._own, self._began = None, False
-            broadcast_variables(communicator, self._variables)
-        self.to_own()
+    def shared(self) -> Array:
+        """The center."""
+        center: Array = self._replica.center()
+        return center
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps of this rank beside the center."""
@@ -190,7 +161,7 @@ class CenterExchange:
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take back what `state` gave; the variables hold the center, and afterwards this rank's weights."""
-        self._own, self._began = None, bool(arrays and self._variables)
+        self._own, self._began = None, bool("weights" in arrays and self._variables)
         if self._began:
             center = self._flat()
             self._replica.restore({"replica/weights": arrays["weights"]})
@@ -199,24 +170,6 @@ class CenterExchange:
             self._num_updates = int(arrays["updates"])
             self._assign(self._replica.weights)
             self.group.started.update(map(key_of, self._variables))  # not to be made alike again
-
-    @property
-    def _variables(self) -> list[Any]:
-        return trained_by(self._optimizer)
-
-    @property
-    def _lengths(self) -> list[int]:
-        return [int(numpy.prod(one.shape)) for one in self._variables]
-
-    def _flat(self) -> Array:
-        return numpy.concatenate([numpy.asarray(one.numpy()).reshape(-1) for one in self._variables])
-
-    def _parts(self, flat: Array) -> list[Array]:
-        return list(numpy.split(flat, numpy.cumsum(self._lengths)[:-1]))
-
-    def _assign(self, flat: Array) -> None:
-        for variable, part in zip(self._variables, self._parts(flat), strict=True):
-            variable.assign(part.reshape(variable.shape))
 
 
 def _check(info: StrategyInfo, elastic: ElasticConfig, optimizer: Any, num_ranks: int) -> None:

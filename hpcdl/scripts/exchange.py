@@ -58,8 +58,9 @@ class ExchangeSettings:
     `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
     batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
     `groups`: how many messages there are, or lists of variables that travel together. `servers`: how many of the ranks
-    are parameter servers beside their work (`ps`), the highest ones. `elasticity`, `moving_rate` and `period` are those
-    of `sync-easgd` (ElasticConfig).
+    are parameter servers beside their work (`ps`), the highest ones. `elasticity` and `moving_rate` are those of
+    `sync-easgd`, `outer_rate` and `outer_momentum` those of `slowmo` and DiLoCo (ElasticConfig). `period`: updates from
+    one exchange of weights to the next, by default the strategy's own.
     """
 
     strategy: str = "ring"
@@ -73,7 +74,9 @@ class ExchangeSettings:
     servers: int | None = None
     elasticity: float | None = None
     moving_rate: float | None = None
-    period: int = 1
+    period: int | None = None
+    outer_rate: float | None = None
+    outer_momentum: float | None = None
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
@@ -96,22 +99,40 @@ class ExchangeSettings:
                 "bucket_size='auto': it is found by steps on trial, which a script's own are not; give a size: "
                 f"`hpcdl bench step --model FILE.py:build --strategy {info.name} --bucket-size auto` measures some"
             )
-        self._check_center(info)
+        self._check_weights(info)
         return info
 
-    def _check_center(self, info: StrategyInfo) -> None:
-        """UsageError for settings that only a strategy with a center has, or only one without."""
-        with_it, plain = ("elasticity", "moving_rate", "period"), ("op", "average_over", "groups", "bucket_size")
-        names = (*plain, "gradient_predivide_factor", "sparse_as_dense") if info.features.elastic else with_it
-        unused = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
-        if unused:
-            what = "exchanges weights, not gradients" if info.features.elastic else "has no elastic exchange"
-            raise UsageError(f"{', '.join(unused)}: strategy {info.name!r} {what}; leave it out")
+    def _check_weights(self, info: StrategyInfo) -> None:
+        """UsageError for settings that only an exchange of weights has, or only one of gradients."""
+        features = info.features
+        gradients = ("op", "average_over", "groups", "bucket_size", "gradient_predivide_factor", "sparse_as_dense")
+        odd = self._given(gradients) if moves_own_weights(info) else []
+        if odd:
+            raise UsageError(f"{', '.join(odd)}: strategy {info.name!r} exchanges weights, not gradients; leave it out")
+        owners = {
+            "elasticity": (features.elastic, "sync-easgd"),
+            "moving_rate": (features.elastic, "sync-easgd"),
+            "period": (moves_own_weights(info), "local-sgd, slowmo, diloco, streaming-diloco or sync-easgd"),
+            "outer_rate": ("outer-rate" in features.periodic, "slowmo, diloco or streaming-diloco"),
+            "outer_momentum": ("outer-momentum" in features.periodic, "slowmo, diloco or streaming-diloco"),
+        }
+        for name, (has, who) in owners.items():
+            if not has and (odd := self._given([name])):
+                raise UsageError(f"{odd[0]}: strategy {info.name!r} does not have it; leave it out, or use {who}")
         if self.elasticity is not None and self.moving_rate is not None:
             raise UsageError("elasticity and moving_rate exclude each other: alpha is rate x elasticity, or constant")
-        given = [self.period, 1 if self.elasticity is None else self.elasticity]
-        if min(given) <= 0 or (self.moving_rate or 0) < 0:
-            raise UsageError("period and elasticity are larger than 0, moving_rate is not below 0")
+        if self.period is not None and (type(self.period) is not int or self.period < 1):
+            raise UsageError(f"period={self.period!r}: give the updates from one exchange to the next, 1 or more")
+        if (self.elasticity is not None and self.elasticity <= 0) or (self.moving_rate or 0) < 0:
+            raise UsageError("elasticity is larger than 0, moving_rate is not below 0")
+        if self.outer_rate is not None and not self.outer_rate > 0:
+            raise UsageError(f"outer_rate={self.outer_rate!r}: give a number larger than 0")
+        if self.outer_momentum is not None and not 0 <= self.outer_momentum < 1:
+            raise UsageError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
+
+    def _given(self, names: Iterable[str]) -> list[str]:
+        """Those of the settings that differ from their defaults, as a script writes them."""
+        return [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
 
     def num_servers(self, num_ranks: int) -> int:
         """Of `num_ranks`; UsageError where there are not so many."""
@@ -150,17 +171,19 @@ def check_scriptable(strategy: str) -> StrategyInfo:
     reasons = {
         "is one process without an exchange; a script on one rank needs no strategy": info.family == "sequential",
         "runs on TensorFlow's own servers, which must be started before the script": features.open_servers,
-        "keeps weights of its own on each rank, for which fit has no place in evaluation and files": bool(
-            features.periodic
-        ),
         "has its center on servers, ranks that do not run the script": features.servers,
         "lets every rank change the center at any time, so that no two end with the same model": features.lock_free,
     }
     reason = next(text for text, holds in reasons.items() if holds)
     raise UsageError(
-        f"strategy={strategy!r} is not for scripts: it {reason}; use sync-easgd, ps or an all-reduce (ring, auto, ...: "
-        "`hpcdl strategies`), or `hpcdl train`"
+        f"strategy={strategy!r} is not for scripts: it {reason}; use sync-easgd, diloco, ps or an all-reduce (ring, "
+        "auto, ...: `hpcdl strategies`), or `hpcdl train`"
     )
+
+
+def moves_own_weights(info: StrategyInfo) -> bool:
+    """Whether each rank has weights of its own, which are exchanged in place of gradients."""
+    return info.features.elastic or bool(info.features.periodic)
 
 
 class ScriptWorker(AllReduceWorker):
@@ -214,9 +237,9 @@ class GradientExchange:
     ) -> None:
         self.group, self.settings = group, settings
         info = settings.checked()
-        if info.features.elastic:
+        if moves_own_weights(info):
             raise UsageError(
-                f"strategy={info.name!r} is not for tapes: it moves weights by its own equations; use "
+                f"strategy={info.name!r} is not for tapes: it exchanges weights, not gradients; use "
                 "hpcdl.DistributedOptimizer"
             )
         bucket_bytes = settings.bucket_size

@@ -22,9 +22,10 @@ from hpcdl.scripts.center import CenterExchange
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
-from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, scaled_by
+from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, moves_own_weights, scaled_by
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
+from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.kernels import use_kernels_of_launch
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
@@ -50,7 +51,9 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     servers: int | None = None,
     elasticity: float | None = None,
     moving_rate: float | None = None,
-    period: int = 1,
+    period: int | None = None,
+    outer_rate: float | None = None,
+    outer_momentum: float | None = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
@@ -58,7 +61,9 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
 
     `exchange.ExchangeSettings` says what the settings mean. `backward_passes_per_step` is Horovod's word for Keras's
     `gradient_accumulation_steps`, summed up unless `average_aggregated_gradients`. Under the policy mixed_float16 the
-    result scales the loss, on all ranks alike. Before its first update all ranks get rank 0's weights and state.
+    result scales the loss, on all ranks alike. Before its first update all ranks get rank 0's weights and state. With
+    `sync-easgd`, `local-sgd`, `slowmo` and `diloco` each rank moves weights of its own, which are exchanged instead.
+    UsageError for settings that do not go together.
     """
     chosen = _optimizer_of(optimizer)
     if getattr(chosen, "exchanges", False):
@@ -76,14 +81,16 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
         elasticity=elasticity,
         moving_rate=moving_rate,
         period=period,
+        outer_rate=outer_rate,
+        outer_momentum=outer_momentum,
     )
-    has_center = settings.checked().features.elastic
+    info = settings.checked()
     if name is not None:
         chosen.name = name
     use_kernels_of_launch()
     existing_alike(group_of(process_set))
-    if has_center:
-        return _with_center(chosen, settings, group_of(process_set), backward_passes_per_step)
+    if moves_own_weights(info):
+        return _with_own_weights(chosen, settings, group_of(process_set), backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
     return _combining(chosen, settings, group_of(process_set), factor)
 
@@ -106,18 +113,24 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
     return chosen
 
 
-def _with_center(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup, passes: int) -> Any:
-    """`optimizer`, whose update is a strategy's own; on one rank it stays what it is."""
+def _with_own_weights(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup, passes: int) -> Any:
+    """`optimizer`, which moves weights of this rank's own; with a center on one rank it stays what it is."""
     if passes != 1:
         raise UsageError(
-            f"backward_passes_per_step={passes}: strategy {settings.strategy!r} does not have it; set "
-            "gradient_accumulation_steps on the Keras optimizer instead"
+            f"backward_passes_per_step={passes}: strategy {settings.strategy!r} does not have it; leave it out, or use "
+            "strategy='ring'"
         )
-    exchange = CenterExchange(group, settings, optimizer)
-    _start_alike(optimizer, group)
-    if group.size > 1:
-        set_own(optimizer, UPDATE, unconverted(exchange.update))
-        set_own(optimizer, "center_exchange", exchange)
+    if settings.checked().features.elastic:
+        center = CenterExchange(group, settings, optimizer)
+        _start_alike(optimizer, group)
+        if group.size > 1:
+            set_own(optimizer, UPDATE, unconverted(center.update))
+            set_own(optimizer, "center_exchange", center)
+    else:
+        periodic = PeriodicExchange(group, settings, optimizer)
+        set_own(optimizer, "apply", periodic.around(optimizer.apply))
+        _start_alike(optimizer, group)
+        set_own(optimizer, "center_exchange", periodic)
     set_own(optimizer, "counts_samples", False)
     set_own(optimizer, "exchanges", lambda: group)
     follow_fits()

@@ -23,7 +23,7 @@ from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.model import center_in_place, center_of, optimizers_of
-from hpcdl.scripts.fit.variables import accumulated_in, own_variables
+from hpcdl.scripts.fit.variables import kept_by_optimizers, own_variables
 from hpcdl.scripts.process.measure import ScriptRun
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
@@ -262,7 +262,7 @@ class State:
 
     def _own_variables(self) -> list[Any]:
         """What each rank keeps for itself: queues, counters, gradients that are summed up before an update."""
-        found = [*(one for model in self._models for one in own_variables(model)), *accumulated_in(self._given)]
+        found = [*(one for model in self._models for one in own_variables(model)), *kept_by_optimizers(self._given)]
         return list({id(one): one for one in found}.values())
 
     def _optimizers(self) -> list[Any]:

@@ -23,7 +23,7 @@ CASES = [
     *(f"sparse_sgd_with_{name}" for name in SETTINGS if name != "loss_scale_factor"),
     *(f"sparse_{name}" for name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl")),
     *(f"exchange_{name}" for name in (*EXCHANGES, "fp16", "bf16")),
-    *(f"strategy_{info.name}" for info in listed_strategies()),
+    *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.periodic),
     *cases_of(SCRIPT, r"^@case\ndef (\w+)"),
 ]
 QUICK: dict[int, set[str]] = {

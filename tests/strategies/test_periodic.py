@@ -21,7 +21,6 @@ from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import NotFiniteError, UsageError
 from hpcdl.run.plan import prepare, rule_in_force, with_own_period
-from hpcdl.scripts.exchange import check_scriptable
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.periodic.choose import PeriodChoosing, period_for
 from hpcdl.strategies.periodic.methods import METHODS
@@ -466,9 +465,7 @@ def test_a_period_beyond_a_tenth_of_an_epoch_is_warned_of(run_hpcdl: CommandLine
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_scripts_and_the_step_bench_say_what_they_cannot(name: str) -> None:
-    with pytest.raises(UsageError, match="keeps weights of its own on each rank"):
-        check_scriptable(name)
+def test_the_step_bench_says_what_it_cannot(name: str) -> None:
     from hpcdl.bench.step import run
 
     values = {"model": "lenet", "strategy": name, "ranks": 2, "period": 4}

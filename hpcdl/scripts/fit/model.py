@@ -105,16 +105,16 @@ def group_of_fit(model: Any) -> ScriptGroup | None:
 
 
 def center_of(optimizer: Any) -> Any:
-    """What moves an optimizer's weights beside a center (CenterExchange), where it has one; else None."""
+    """What moves weights of a rank's own for an optimizer (OwnWeights), where something does; else None."""
     return getattr(optimizer, "center_exchange", None)
 
 
 @contextlib.contextmanager
 def center_in_place(*optimizers: Any) -> Iterator[None]:
-    """Inside, the weights that `optimizers` move are the center of a strategy that has one (`sync-easgd`).
+    """Inside, the weights that `optimizers` move are those that all ranks share (`sync-easgd`, `diloco` and its like).
 
-    Afterwards they are this rank's own again. Others are left as they are. Every rank has the center: one of them alone
-    may look at it. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
+    Afterwards they are this rank's own again. Others are left as they are. Every rank has them: one of them alone may
+    look. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
     """
     exchanges = [exchange for exchange in map(center_of, optimizers) if exchange is not None]
     changed = [exchange for exchange in exchanges if exchange.to_center()]

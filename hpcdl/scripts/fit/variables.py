@@ -14,7 +14,7 @@ import keras
 import numpy
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit.model import leaves_of, optimizers_of, set_own
+from hpcdl.scripts.fit.model import center_of, leaves_of, optimizers_of, set_own
 from hpcdl.step.keras_internals import accumulators_of, declared_fixed
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.safety import digest_of
@@ -77,7 +77,7 @@ def own_variables(model: Any, optimizers: Iterable[Any] | None = None) -> list[A
 
     `optimizers`: those of the model, where they have been looked for.
     """
-    return [*fixed_and_own(model), *accumulated_in(optimizers_of(model) if optimizers is None else optimizers)]
+    return [*fixed_and_own(model), *kept_by_optimizers(optimizers_of(model) if optimizers is None else optimizers)]
 
 
 def fixed_and_own(model: Any) -> list[Any]:
@@ -85,9 +85,12 @@ def fixed_and_own(model: Any) -> list[Any]:
     return [one for one, how, _ in fixed_variables(model) if how in ("own", "sum")]
 
 
-def accumulated_in(optimizers: Iterable[Any]) -> list[Any]:
-    """The gradients that optimizers sum up before their updates."""
-    return [one for optimizer in optimizers for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
+def kept_by_optimizers(optimizers: Iterable[Any]) -> list[Any]:
+    """What optimizers keep for this rank: gradients that they sum up before updates, momenta of weights of its own."""
+    given = list(optimizers)
+    sums = [one for optimizer in given for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
+    moved = [center for center in map(center_of, given) if center is not None]
+    return [*sums, *(one for center in moved for one in center.own_variables())]
 
 
 def shared_variables_of(model: Any) -> list[Any]:

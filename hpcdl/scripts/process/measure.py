@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint.background import BackgroundWork
 from hpcdl.config.load import as_toml_values
@@ -69,6 +69,8 @@ class ScriptRun:
     meter: StepMeter
     strategies: list[str] = field(default_factory=list)
     """Names of the strategies that its optimizers and tapes exchange by."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of these that `hpcdl train` has too, by its names."""
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
@@ -137,6 +139,7 @@ class ScriptRun:
             status="finished",
             finished_at=results.now_text(),
             strategy="+".join(dict.fromkeys(self.strategies)) or started.strategy,
+            config={**started.config, **self.settings},
             batch_per_rank=None if batch is None else max(1, round(batch)),
             global_batch=None if batch is None else max(1, round(batch * len(ranks))),
             steps=meter.num_steps,

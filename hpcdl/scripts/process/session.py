@@ -9,10 +9,10 @@ import atexit
 import functools
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.backend import check_backend
 from hpcdl.core.disk import remove_folder
@@ -142,6 +142,13 @@ def note_strategy(name: str) -> None:
     run = session().run
     if run is not None and name not in run.strategies:
         run.strategies.append(name)
+
+
+def note_settings(settings: Mapping[str, Any]) -> None:
+    """Settings of what the script exchanges by, by the names that `hpcdl train` has for them: for the run's record."""
+    run = session().run
+    if run is not None:
+        run.settings |= {name.replace("_", "-"): value for name, value in settings.items()}
 
 
 def communicator() -> Observed:

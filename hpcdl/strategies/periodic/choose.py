@@ -41,6 +41,11 @@ def period_for(step_s: float, exchange_s: float, epoch: int, multiple: int = 1) 
     return max(1, math.ceil(steps / multiple)) * multiple
 
 
+def is_long(period: int, epoch: int) -> bool:
+    """Whether a period is so long beside an `epoch` (steps, 0: unknown) that it is warned of."""
+    return epoch > 0 and period * LONGEST_SHARE > epoch
+
+
 class PeriodChoosing:
     """How far the choice is; `period` is 0 until it is made."""
 

@@ -74,6 +74,7 @@ class PeriodicMethod:
                 accumulation=True,
                 lars=True,
                 several_steps=True,
+                keras_fit=True,
                 periodic=self.flags,
                 default_period=self.period,
             ),

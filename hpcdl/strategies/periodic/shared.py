@@ -86,9 +86,7 @@ class SharedWeights:
         self._rate_sum += learning_rate
         self._num_rates += 1
         done = step + 1
-        self.all_meet = (
-            (self.period > 0 and done % self.period == 0) or done <= self._post_local_start or done == self._num_steps
-        )
+        self.all_meet = self._meets_after(done) or done == self._num_steps
         return self.all_meet or (self._within is not None and done % self._within == 0)
 
     def exchange(self, own: Array) -> Array:
@@ -112,6 +110,26 @@ class SharedWeights:
         self._check_finite(self.weights, self.variables)
         mine[:] = self.weights
         return own
+
+    def meet(self, own: Array, done: int) -> Array:
+        """As `exchange`, of all workers once `done` steps are over, as a run's last step has it. Collective.
+
+        Where that step has ended with such an exchange already, `own` stays.
+        """
+        if self._meets_after(done):
+            return own
+        self._step, self.all_meet = done - 1, True
+        return self.exchange(own)
+
+    def level(self, communicator: Communicator, root: int) -> None:
+        """Every worker takes the shared weights, outer momentum and rates of `root`'s. Collective.
+
+        For workers that took part in the others' exchanges without steps of their own: their rates differ.
+        """
+        rates = numpy.array([self._rate_sum, self._num_rates], numpy.float64)
+        for buffer in (self.weights, self._velocity, rates):
+            communicator.broadcast(buffer, root)
+        self._rate_sum, self._num_rates = float(rates[0]), int(rates[1])
 
     def exchange_seconds(self) -> float:
         """What an exchange takes where nobody is late: the median of some of zeros. Collective."""
@@ -145,6 +163,10 @@ class SharedWeights:
         """Give buffers back."""
         self._workspace.close()
         self._node_workspace.close()
+
+    def _meets_after(self, done: int) -> bool:
+        """Whether all workers exchange when `done` steps are over, wherever the run ends."""
+        return (self.period > 0 and done % self.period == 0) or done <= self._post_local_start
 
     def _average(self, buffer: Array, group: Communicator, workspace: Workspace, number: int = 0) -> None:
         """`buffer` becomes its mean over the workers of `group`; a trace shows it as bucket `number`."""

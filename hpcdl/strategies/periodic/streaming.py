@@ -110,6 +110,18 @@ class StreamedWeights(SharedWeights):
                 self._merge(own)
         return own
 
+    def meet(self, own: Array, done: int) -> Array:
+        """As `exchange` after a run's last step: every fragment comes back now, each exchanged once. Collective."""
+        self._step = done - 1
+        sent = self._leaving(done)
+        if self._flight is not None:
+            self._merge(own)
+        for fragment in range(len(self._parts)):
+            if fragment not in sent:
+                self._send(fragment, own, done)
+                self._merge(own)
+        return own
+
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps: also a mean change that is not merged yet, which is waited for. Collective."""
         state = super().state()

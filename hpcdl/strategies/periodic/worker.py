@@ -9,7 +9,7 @@ Moving statistics of batch normalisation become their mean at each exchange.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -22,7 +22,7 @@ from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer, unpacked
-from hpcdl.strategies.periodic.choose import LONGEST_SHARE, PeriodChoosing
+from hpcdl.strategies.periodic.choose import PeriodChoosing, is_long
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights
 from hpcdl.strategies.periodic.streaming import StreamedWeights
@@ -49,9 +49,8 @@ class PeriodicWorker(Worker):
     """Applies its own gradients; now and then its weights become those that all workers share."""
 
     def __init__(self, context: Context) -> None:
-        streams = METHODS[context.info.name].streaming is not None
-        self._shared = StreamedWeights(context) if streams else SharedWeights(context)
-        self.exchanges_between_steps = streams
+        self._shared = shared_weights(context)
+        self.exchanges_between_steps = METHODS[context.info.name].streaming is not None
         self._guard = FiniteGuard(self._shared.group.rank)
         self._name = context.info.name
         self._variables: Sequence[Any] = ()
@@ -117,8 +116,10 @@ class PeriodicWorker(Worker):
         averaged = [*variables, *self._statistics(optimizer)]
         self._check_types(averaged)
         self._shared.lay_out([(item.path, int(numpy.prod(item.shape))) for item in averaged[len(variables) :]])
-        ended = self._momenta(optimizer)
-        took_s = tf.cond(exchanging, lambda: self._exchange(averaged, ended), lambda: tf.zeros([], tf.float64))
+        ended = momenta_that_end(self._name, optimizer)
+        took_s = tf.cond(
+            exchanging, lambda: take_shared(averaged, ended, self._averaged), lambda: tf.zeros([], tf.float64)
+        )
         # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
         return seconds_after(began, took_s)
 
@@ -171,35 +172,45 @@ class PeriodicWorker(Worker):
                 "use --strategy ring"
             )
 
-    def _momenta(self, optimizer: Any) -> list[Any]:
-        """What SGD moves weights by, in the methods that begin anew with it; Adam's moments follow its step count."""
-        if not METHODS[self._name].resets_momentum:
-            return []
-        return list(getattr(getattr(optimizer, "inner_optimizer", optimizer), "momentums", None) or [])
+    def _averaged(self, own: Array) -> tuple[Array, bool]:
+        return self._shared.exchange(own), self._shared.all_meet
 
-    def _exchange(self, averaged: Sequence[Any], ended: Sequence[Any]) -> Any:
-        """Traced into the graph: `averaged` become what all workers have, `ended` zero.
 
-        Returns the seconds that it took, float64.
-        """
-        types = [tf.float32, tf.float64, tf.bool]
-        weights, took_s, all_met = call_python(self._averaged, [one_buffer(averaged)], types)
-        assign_pieces(averaged, weights)
-        for variable in ended:
-            # A mean over one node's workers is no exchange of the method's: its momentum goes on.
-            variable.assign(tf.where(tf.ensure_shape(all_met, []), tf.zeros_like(variable), variable))
-        return tf.ensure_shape(took_s, [])
+def shared_weights(context: Context) -> SharedWeights:
+    """Those of the method that `context` names, in fragments where it has them so."""
+    return (SharedWeights if METHODS[context.info.name].streaming is None else StreamedWeights)(context)
 
-    def _averaged(self, own: Array) -> tuple[Array, Any, Any]:
+
+def momenta_that_end(name: str, optimizer: Any) -> list[Any]:
+    """What SGD moves weights by, in the methods that begin anew with it; Adam's moments follow its step count."""
+    if not METHODS[name].resets_momentum:
+        return []
+    return list(getattr(getattr(optimizer, "inner_optimizer", optimizer), "momentums", None) or [])
+
+
+def take_shared(averaged: Sequence[Any], ended: Sequence[Any], exchange: Callable[[Array], tuple[Array, bool]]) -> Any:
+    """Traced into the graph: `averaged` become what `exchange` makes of them, flat, and `ended` zero.
+
+    `exchange` also says whether all workers have met. Returns the seconds that it took, float64.
+    """
+
+    def timed(own: Array) -> tuple[Array, Any, Any]:
         began_s = time.monotonic()
-        weights = self._shared.exchange(own)
-        return weights, numpy.float64(time.monotonic() - began_s), numpy.bool_(self._shared.all_meet)
+        weights, all_met = exchange(own)
+        return weights, numpy.float64(time.monotonic() - began_s), numpy.bool_(all_met)
+
+    weights, took_s, all_met = call_python(timed, [one_buffer(averaged)], [tf.float32, tf.float64, tf.bool])
+    assign_pieces(averaged, weights)
+    for variable in ended:
+        # A mean over one node's workers is no exchange of the method's: its momentum goes on.
+        variable.assign(tf.where(tf.ensure_shape(all_met, []), tf.zeros_like(variable), variable))
+    return tf.ensure_shape(took_s, [])
 
 
 def _warnings(context: Context) -> list[str]:
     """A period so long that workers drift apart, and that evaluation shows old weights."""
     period, epoch = context.elastic.period_steps, context.steps_per_epoch
-    if not epoch or period * LONGEST_SHARE <= epoch:
+    if not is_long(period, epoch):
         return []
     return [
         f"--period {period} is more than a tenth of an epoch ({epoch} steps): workers drift apart, and an epoch's "

@@ -1,0 +1,96 @@
+"""Weights that each rank of a script moves by itself, beside the ones that all ranks share.
+
+In `fit` the variables hold this rank's weights while an epoch's steps go on, and the shared ones from their end on:
+validation, callbacks, files and the weights after `fit` are the shared ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hpcdl.scripts.exchange import name_in
+from hpcdl.scripts.process.exit import after_updates
+from hpcdl.step.keras_internals import trained_by
+from hpcdl.strategies.allreduce.worker import broadcast_variables
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.scripts.process.group import ScriptGroup
+
+
+class OwnWeights:
+    """What one optimizer trains on this rank. The layout of all flat buffers is that of its variables."""
+
+    def __init__(self, group: ScriptGroup, optimizer: Any) -> None:
+        self.group = group
+        self._optimizer = optimizer
+        self._name = name_in(group)
+        self._began = False
+        self._own: Array | None = None
+        """This rank's weights while the variables hold the shared ones."""
+        self._num_updates = 0
+
+    def shared(self) -> Array:
+        """The weights that all ranks share, flat."""
+        raise NotImplementedError
+
+    def own_variables(self) -> list[Any]:
+        """The optimizer's variables that are a rank's own."""
+        return []
+
+    def to_center(self) -> bool:
+        """Put the shared weights into the variables, and this rank's aside; whether that was to be done."""
+        if not self._began or self._own is not None:
+            return False
+        self._own = self._flat()
+        self._assign(self.shared())
+        return True
+
+    def to_own(self) -> None:
+        """Put this rank's weights back."""
+        if self._own is not None:
+            own, self._own = self._own, None
+            self._assign(own)
+
+    def begin_epoch(self, communicator: Communicator) -> None:
+        """Go on with each rank's weights; where somebody has set others since, they count for all; collective."""
+        changed = self._own is not None and not numpy.array_equal(self._flat(), self.shared())
+        by_rank = communicator.allgather_json([changed, self._num_updates])
+        self._num_updates = max(number for _, number in by_rank)
+        if any(new for new, _ in by_rank):
+            self._own, self._began = None, False
+            broadcast_variables(communicator, self._variables)
+        self.to_own()
+
+    def end_steps(self, last: int, *, unequal: bool, over: bool) -> None:
+        """The steps of an epoch are over on all ranks: the variables hold the shared weights from here on; collective.
+
+        `last`: a rank that took the most steps, where they are `unequal`. `over`: the fit ends with this epoch.
+        """
+        self.to_center()
+
+    def say_period(self, steps: int | None) -> None:
+        """Tell of a period that is long beside a fit's epoch of so many steps, None where nobody knows."""
+
+    def _after(self) -> str:
+        return after_updates(self._num_updates)
+
+    @property
+    def _variables(self) -> list[Any]:
+        return trained_by(self._optimizer)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [int(numpy.prod(one.shape)) for one in self._variables]
+
+    def _flat(self) -> Array:
+        return numpy.concatenate([numpy.asarray(one.numpy()).reshape(-1) for one in self._variables])
+
+    def _parts(self, flat: Array) -> list[Array]:
+        return list(numpy.split(flat, numpy.cumsum(self._lengths)[:-1]))
+
+    def _assign(self, flat: Array) -> None:
+        for variable, part in zip(self._variables, self._parts(flat), strict=True):
+            variable.assign(part.reshape(variable.shape))

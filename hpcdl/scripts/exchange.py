@@ -7,6 +7,7 @@ step's gradients first, None stays None, and weights become alike before the fir
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy, session
 from hpcdl.scripts.process.undistributed import note_exchange
 from hpcdl.step.layers import layers_of
+from hpcdl.strategies.allreduce.compression import Wire
+from hpcdl.strategies.allreduce.rest import BucketPart
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import behind, call_python
@@ -48,7 +51,7 @@ OWN_CHANGES = (
     "for what the script sets itself"
 )
 """What to do where a script's weights are not the same on all ranks."""
-Choices = Literal["none", "fp16", "bf16"], Literal["mean", "sum"], Literal["ranks", "samples"]
+Choices = Literal["mean", "sum"], Literal["ranks", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,8 @@ class ExchangeSettings:
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
-        _check_compress(self.compress)
-        chosen = {"compress": self.compress, "op": self.op, "average_over": self.average_over}
+        has_rest = keeps_rest(self.compress)
+        chosen = {"op": self.op, "average_over": self.average_over}
         for (name, value), kind in zip(chosen.items(), Choices, strict=True):
             if value not in get_args(kind):
                 raise UsageError(f"{name}={value!r}: choose one of {', '.join(get_args(kind))}")
@@ -92,6 +95,11 @@ class ExchangeSettings:
         info = check_scriptable(self.strategy)
         if self.compress != "none" and not info.features.compression:
             raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
+        if has_rest and not info.features.error_feedback:
+            raise UsageError(
+                f"compress={self.compress!r}: strategy {info.name!r} sends changes of weights, as fp16 or bf16; use "
+                "one of these, or an all-reduce such as ring"
+            )
         if self.servers is not None and not info.features.servers:
             raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
         if self.bucket_size == AUTO:
@@ -149,17 +157,12 @@ class ExchangeSettings:
 _PLAIN = ExchangeSettings()
 
 
-def _check_compress(compress: str) -> None:
-    """UsageError for a form whose rest would be lost: hpcdl.State keeps none of it, and a rank that joins has none."""
+def keeps_rest(compress: str) -> bool:
+    """Whether a form leaves something over for the next gradient; UsageError for what is no form."""
     try:
-        keeps_rest = parse_compression(compress).keeps_rest
-    except ValueError:
-        return  # no choice at all, which is said with the others
-    if keeps_rest:
-        raise UsageError(
-            f"compress={compress!r}: hpcdl.State does not keep what it leaves over of gradients; use 'fp16' or 'bf16' "
-            "here, or `hpcdl train --compress`"
-        )
+        return parse_compression(compress).keeps_rest
+    except ValueError as error:
+        raise UsageError(f"compress={compress!r}: {error}") from None
 
 
 def check_scriptable(strategy: str) -> StrategyInfo:
@@ -187,11 +190,16 @@ def moves_own_weights(info: StrategyInfo) -> bool:
 
 
 class ScriptWorker(AllReduceWorker):
-    """The worker of an all-reduce whose sums ranks that have joined take part in, and which gathers rows too."""
+    """The worker of an all-reduce whose sums ranks that have joined take part in, and which gathers rows too.
+
+    `numbers`: of the variables whose gradients are summed next, by which what compression leaves over is kept.
+    """
 
     def __init__(self, context: Context, group: ScriptGroup) -> None:
         super().__init__(context)
         self._group = group
+        self._asked = f"compress={self._compress!r}"
+        self.numbers: Sequence[int] = ()
 
     def _collective_of(self, context: Context) -> Any:
         servers = context.num_servers
@@ -221,8 +229,13 @@ class ScriptWorker(AllReduceWorker):
         everything = [numpy.concatenate(pieces) for pieces in gather_pieces(self._communicator, arrays)]
         return [*everything, not all(all_finite(values.reshape(-1)) for values in everything[::2])]
 
-    def _reducer(self, *args: Any, **options: Any) -> Callable[[Array], tuple[Array, bool]]:
-        exchange: Callable[[Array], tuple[Array, bool]] = self._group.summing(super()._reducer(*args, **options))
+    def _reducer(
+        self, number: int, wire: Wire, first: bool, alone: str = "", pieces: Sequence[BucketPart] = ()
+    ) -> Callable[[Array], tuple[Array, bool]]:
+        if wire.feedback is not None:
+            pieces = [replace(piece, variable=self.numbers[piece.variable]) for piece in pieces]
+        reducer = super()._reducer(number, wire, first, alone, pieces)
+        exchange: Callable[[Array], tuple[Array, bool]] = self._group.summing(reducer)
         return exchange
 
 
@@ -254,12 +267,25 @@ class GradientExchange:
             exchange=config,
             optimizer=OptimizerConfig(),
         )
-        self._worker = group.keep((config, context.num_servers), lambda: ScriptWorker(context, group))
         self._compared = compared
         self._num_exchanges = 0
         self._name = name_in(group)
+        # What compression leaves over is that of one optimizer's gradients.
+        self._keeps_rest = keeps_rest(settings.compress)
+        shared_by = (config, context.num_servers, self._name if self._keeps_rest else "")
+        self._worker = group.keep(shared_by, lambda: ScriptWorker(context, group))
+        if group.rank == 0:
+            sys.stderr.writelines(f"hpcdl: warning: {_in_python(text)}\n" for text in self._worker.warnings)
         note_strategy(info.name)
         save_once()
+
+    def state(self) -> dict[str, Array]:
+        """What a checkpoint keeps of this rank: what compression has left over of its gradients."""
+        return self._worker.state()
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take it back; where there is none it is zero."""
+        self._worker.restore(arrays)
 
     @property
     def loss_share(self) -> float | None:
@@ -369,9 +395,16 @@ class GradientExchange:
         for indices, bucket_bytes in self._groups(wide, variables):
             with tf.control_dependencies(list(summed.values())):
                 mine = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
+                if self._keeps_rest:
+                    self._worker.numbers = [self._number(variables[index]) for index in indices]
                 sums = self._worker.sum_up(mine, [names[index] for index in indices], bucket_bytes)
             summed |= dict(zip(indices, sums, strict=True))
         return summed
+
+    def _number(self, variable: Any) -> int:
+        """A variable's place among those of the optimizer, the same in every step and after every start."""
+        places = {key_of(one): place for place, one in enumerate(self._compared() if self._compared else ())}
+        return places[key_of(variable)]
 
     def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
         """What is summed one after the other, with the bytes of its buckets."""
@@ -396,6 +429,11 @@ class GradientExchange:
             return {}
         gathered = self._worker.gather(list(sparse.values()), [names[index] for index in sparse])
         return dict(zip(sparse, gathered, strict=True))
+
+
+def _in_python(text: str) -> str:
+    """A warning that names a setting as scripts do."""
+    return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
 
 
 def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:

@@ -22,7 +22,14 @@ from hpcdl.scripts.center import CenterExchange
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
-from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, make_alike, moves_own_weights, scaled_by
+from hpcdl.scripts.exchange import (
+    ExchangeSettings,
+    GradientExchange,
+    keeps_rest,
+    make_alike,
+    moves_own_weights,
+    scaled_by,
+)
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.periodic import PeriodicExchange
@@ -99,7 +106,13 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
     """`chosen`, which combines gradients before it uses them; under mixed_float16 in a loss scale."""
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not scales(chosen):
         chosen = keras.optimizers.LossScaleOptimizer(chosen)
+    if scales(chosen) and keeps_rest(settings.compress):
+        raise UsageError(
+            f"compress={settings.compress!r}: a loss scale changes, and what is left over of gradients would not "
+            "follow; use the policy mixed_bfloat16, or compress='fp16'"
+        )
     exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
+    set_own(chosen, "gradient_exchange", exchange)
     for leaf in leaves_of(chosen):
         _exchange_in(leaf, exchange, factor, scaled=scales(chosen))
     _start_alike(chosen, group)

@@ -258,7 +258,7 @@ class PeriodicExchange(OwnWeights):
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Take back what `state` gave; the variables hold the shared weights, and afterwards this rank's."""
-        self._own, self._began = None, bool(arrays and self._variables)
+        self._own, self._began = None, bool(_OWN in arrays and self._variables)
         if not self._began:
             return
         saved = arrays[_OF].tobytes().decode() if _OF in arrays else "sync-easgd"

@@ -22,7 +22,7 @@ from hpcdl.core.signals import StopRequest
 from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
-from hpcdl.scripts.fit.model import center_in_place, center_of, optimizers_of
+from hpcdl.scripts.fit.model import center_in_place, exchange_of, optimizers_of
 from hpcdl.scripts.fit.variables import kept_by_optimizers, own_variables
 from hpcdl.scripts.process.measure import ScriptRun
 from hpcdl.scripts.process.session import session
@@ -168,7 +168,7 @@ class State:
                 own={
                     **arrays.copy_of([one.numpy() for one in seeds], "seeds"),
                     **arrays.copy_of([one.numpy() for one in self._own_variables()], "variables"),
-                    **self._of_centers(),
+                    **self._of_exchanges(),
                 },
                 facts=facts,
             ),
@@ -216,9 +216,9 @@ class State:
             arrays.assign(seeds, own, "seeds")
         if any(name.startswith("variables/") for name in own):
             arrays.assign(self._own_variables(), own, "variables")
-        for index, center in self._centers():
+        for index, exchange in self._exchanges():
             mine = f"center/{index}/"
-            center.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
+            exchange.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
 
     def _read(self) -> None:
         """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
@@ -269,16 +269,16 @@ class State:
         found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
         return list({id(one): one for one in found}.values())
 
-    def _centers(self) -> list[tuple[int, Any]]:
-        """What moves weights beside a center, with the number of its optimizer."""
-        numbered = enumerate(map(center_of, self._optimizers()))
-        return [(index, center) for index, center in numbered if center is not None]
+    def _exchanges(self) -> list[tuple[int, Any]]:
+        """What exchanges weights or gradients, with the number of its optimizer."""
+        numbered = enumerate(map(exchange_of, self._optimizers()))
+        return [(index, exchange) for index, exchange in numbered if exchange is not None]
 
-    def _of_centers(self) -> dict[str, Any]:
+    def _of_exchanges(self) -> dict[str, Any]:
         return {
             f"center/{index}/{name}": value
-            for index, center in self._centers()
-            for name, value in center.state().items()
+            for index, exchange in self._exchanges()
+            for name, value in exchange.state().items()
         }
 
     def _moves(self) -> list[Any]:

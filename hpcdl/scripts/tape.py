@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
-from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, key_of, make_alike
+from hpcdl.scripts.exchange import ExchangeSettings, GradientExchange, keeps_rest, key_of, make_alike
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.process.kernels import use_kernels_of_launch
 
@@ -43,6 +44,11 @@ class DistributedGradientTape:
         use_kernels_of_launch()
         if tape is None and tf.executing_eagerly():  # else a forward pass has been, or none has used a value yet
             self._group.keep("weights before the first tape", lambda: existing_alike(self._group))
+        if keeps_rest(compress):
+            raise UsageError(
+                f"compress={compress!r}: nobody keeps what it leaves over of a tape's gradients; use "
+                "hpcdl.DistributedOptimizer, or 'fp16' or 'bf16' here"
+            )
         self._settings = ExchangeSettings(
             strategy=strategy,
             op=op,

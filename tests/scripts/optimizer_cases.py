@@ -365,6 +365,100 @@ def a_center_with_unequal_steps() -> None:
         alike([one.numpy() for one in model.weights])
 
 
+def wide() -> Any:
+    return keras.Sequential([keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(1)])
+
+
+def compressed_as_train_does(compress: str) -> None:
+    """What is left over of gradients goes along at the next step, by the code of `hpcdl train`."""
+    from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
+    from hpcdl.scripts.process.session import communicator
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.base.strategy import Context
+    from hpcdl.strategies.table import find_strategy, load_strategy
+
+    inputs, targets = map(part, data(width=32))
+    info = find_strategy("ring")
+    context = Context(
+        info=info, communicator=communicator(), num_workers=SIZE, num_servers=0, optimizer=OptimizerConfig(),
+        exchange=ExchangeConfig(strategy="ring", compress=compress),
+    )  # fmt: skip
+    keras.utils.set_random_seed(5 + RANK)
+    model, optimizer, worker = wide(), O.SGD(0.05, momentum=0.9), load_strategy(info).worker(context)
+    model.build((None, 32))
+    optimizer.build(model.trainable_variables)
+    step = build_step(model, optimizer, worker, Squares())
+    worker.start([*model.weights, *optimizer.variables])
+    for number, batch in enumerate(zip(numpy.split(inputs, STEPS), numpy.split(targets, STEPS), strict=True)):
+        worker.before_step(number)
+        step(*map(tf.constant, batch))
+        worker.after_step(number)
+    keras.utils.set_random_seed(5 + RANK)
+    distributed = hpcdl.DistributedOptimizer(O.SGD(0.05, momentum=0.9), compress=compress)
+    got = train(wide(), distributed, inputs, targets, BATCH // SIZE)
+    equal(got, [one.numpy() for one in model.weights], tolerance=1e-6)
+    mine, wanted = distributed.gradient_exchange.state(), worker.state()
+    assert mine.keys() == wanted.keys() and len(mine) >= 1
+    for name, rest in wanted.items():
+        assert abs(mine[name] - rest).max() <= 1e-5 * abs(rest).max(), name
+    worker.finish()
+
+
+for _name in ("int8", "topk:5%", "powersgd:2"):
+    CASES[f"compressed by {_name}"] = lambda name=_name: compressed_as_train_does(name)
+
+
+@case
+def what_compression_leaves_over_is_saved_and_resumed() -> None:
+    inputs, targets = map(part, data(width=32))
+    for compress in ("int8", "powersgd:2"):
+        folder, ends = str(hpcdl.broadcast_object(tempfile.mkdtemp())), []
+        for parts in ([3], [1, 3]):
+            for epochs in parts:
+                keras.utils.set_random_seed(5)
+                model = wide()
+                model.build((None, 32))
+                model.compile(hpcdl.DistributedOptimizer(O.SGD(0.05), compress=compress), "mean_squared_error")
+                state = hpcdl.State(model, folder=f"{folder}/{len(parts)}")
+                model.fit(
+                    inputs, targets, BATCH // SIZE, epochs, 0, [hpcdl.callbacks(state)], shuffle=False,
+                    initial_epoch=state.epoch,
+                )  # fmt: skip
+                state.save()
+            ends.append([one.numpy() for one in model.weights])
+        equal(*ends, tolerance=0.0)
+    with refused("compress='int8': a loss scale changes"):
+        hpcdl.DistributedOptimizer(O.LossScaleOptimizer(O.SGD(0.1)), compress="int8")
+    with refused("compress='int8': nobody keeps what it leaves over of a tape's gradients"):
+        hpcdl.DistributedGradientTape(compress="int8")
+    with refused("compress='powersgd:90': no gradient of this model gets smaller by it"):
+        train(mlp(), hpcdl.DistributedOptimizer("sgd", compress="powersgd:90"), *map(part, data()), BATCH // SIZE)
+
+
+@case
+def two_optimizers_keep_a_rest_each() -> None:
+    """One that moves half of the weights in turn, and another one: by variable, not by place in the step."""
+    inputs, targets = map(part, data(width=32))
+    ends = []
+    for halves in (False, True):
+        keras.utils.set_random_seed(5)
+        model, twin = wide(), wide()
+        for one in (model, twin):
+            one.build((None, 32))
+        twin.set_weights(model.get_weights())
+        first, second = (hpcdl.DistributedOptimizer(O.SGD(0.05), compress="topk:5%") for _ in range(2))
+        first.build(model.trainable_variables)
+        second.build(twin.trainable_variables)
+        for x, y in zip(numpy.split(inputs, STEPS), numpy.split(targets, STEPS), strict=True):
+            grads = plain_gradients(model, x, y)
+            pairs = list(zip(grads, model.trainable_variables, strict=True))
+            for chosen in [pairs[2:], pairs[:2]] if halves else [pairs]:
+                first.apply_gradients(chosen)
+            second.apply_gradients(zip([one * 2 for one in grads], twin.trainable_variables, strict=True))
+        ends.append([one.numpy() for one in model.weights])
+    equal(*ends, tolerance=1e-6)
+
+
 @case
 def a_center_in_a_loop_of_its_own() -> None:
     inputs, targets = words()

@@ -24,6 +24,7 @@ CASES = [
     *(f"sparse_{name}" for name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl")),
     *(f"exchange_{name}" for name in (*EXCHANGES, "fp16", "bf16")),
     *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.periodic),
+    *(f"compressed by {name}" for name in ("int8", "topk:5%", "powersgd:2")),
     *cases_of(SCRIPT, r"^@case\ndef (\w+)"),
 ]
 QUICK: dict[int, set[str]] = {
@@ -44,6 +45,11 @@ QUICK: dict[int, set[str]] = {
         "every_optimizer_of_keras_has_a_case",
         "unequal_steps_with_join",
         "strategy_ps",
+        "compressed by int8",
+        "compressed by topk:5%",
+        "compressed by powersgd:2",
+        "what_compression_leaves_over_is_saved_and_resumed",
+        "two_optimizers_keep_a_rest_each",
         "a_center_is_what_is_seen_and_kept",
         "a_center_is_saved_and_resumed",
         "what_a_center_does_not_have_is_refused",

@@ -285,9 +285,17 @@ def test_a_strategy_takes_or_refuses_it_as_declared(name: str, compress: str) ->
 
 
 @pytest.mark.parametrize("compress", FORMS)
-def test_scripts_refuse_it(compress: str) -> None:
-    with pytest.raises(UsageError, match=f"compress='{compress}': hpcdl.State does not keep"):
-        ExchangeSettings(compress=compress).checked()
+def test_scripts_take_it_where_the_rest_is_of_gradients(compress: str) -> None:
+    assert ExchangeSettings(compress=compress).checked().name == "ring"
+    for name, says in (
+        ("streaming-diloco", "sends changes of weights, as fp16 or bf16"),
+        ("sync-easgd", "sends changes of weights, as fp16 or bf16"),
+        ("ps", "does not have it"),
+    ):
+        with pytest.raises(UsageError, match=f"compress='{compress}': strategy '{name}' {says}"):
+            ExchangeSettings(strategy=name, compress=compress).checked()
+    with pytest.raises(UsageError, match=r"compress='topk': .*write topk:P%, such as topk:1%"):
+        ExchangeSettings(compress="topk").checked()
 
 
 @pytest.mark.mpi

@@ -109,6 +109,11 @@ def center_of(optimizer: Any) -> Any:
     return getattr(optimizer, "center_exchange", None)
 
 
+def exchange_of(optimizer: Any) -> Any:
+    """What exchanges an optimizer's weights or gradients, with `state` and `restore`; None where nothing does."""
+    return center_of(optimizer) or getattr(optimizer, "gradient_exchange", None)
+
+
 @contextlib.contextmanager
 def center_in_place(*optimizers: Any) -> Iterator[None]:
     """Inside, the weights that `optimizers` move are those that all ranks share (`sync-easgd`, `diloco` and its like).

@@ -79,6 +79,8 @@ class AllReduceWorker(Worker):
         self._in_place = context.in_place
         self._wire = wire_of(context.exchange.compress, repeatable=context.in_place)
         self._compress = context.exchange.compress
+        self._asked = f"--compress {self._compress}"
+        """As messages name it."""
         self.warnings = warnings_of(self._compress, self._communicator.size)
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
@@ -243,7 +245,7 @@ class AllReduceWorker(Worker):
         """Buckets of one type in the order in which they leave, with what each travels as; compressed ones first."""
         plain = WIRES["none"]
         if self._wire.feedback is not None:
-            check_compressed(self._compress, self._wire, gradients)
+            check_compressed(self._asked, self._wire, gradients)
         kinds = [
             (self._wire if self._wire.carries(gradient.shape) else plain, gradient.dtype) for gradient in gradients
         ]
@@ -291,15 +293,15 @@ class AllReduceWorker(Worker):
         return scale
 
 
-def check_compressed(compress: str, wire: Wire, gradients: Sequence[Any]) -> None:
-    """UsageError where `compress` takes none of the gradients, or one whose numbers are not float32."""
+def check_compressed(asked: str, wire: Wire, gradients: Sequence[Any]) -> None:
+    """UsageError where what is `asked` for takes none of the gradients, or one whose numbers are not float32."""
     taken = [gradient for gradient in gradients if wire.carries(gradient.shape)]
     if not taken:
-        raise UsageError(f"--compress {compress}: no gradient of this model gets smaller by it; leave it out")
+        raise UsageError(f"{asked}: no gradient of this model gets smaller by it; leave it out")
     odd = sorted({gradient.dtype.name for gradient in taken} - {"float32"})
     if odd:
         raise UsageError(
-            f"--compress {compress}: it takes gradients of float32, the model has {', '.join(odd)} ones; "
+            f"{asked}: it takes gradients of float32, the model has {', '.join(odd)} ones; "
             "use fp16 or bf16, or leave it out"
         )
 

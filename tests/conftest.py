@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
+# Some machines tell Python to keep no compiled modules. Then each of the thousands of processes that tests start would
+# compile hpcdl again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 gc.disable()  # until all tests are collected: it would look at what stays, again and again, for a quarter of the time
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")

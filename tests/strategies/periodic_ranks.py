@@ -163,7 +163,7 @@ def error(ours: Any, theirs: Any) -> float:
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
-    """How far this rank's results are from the plain program's; the worst of all ranks', meaningful on rank 0."""
+    """How far the ranks' results are from the plain program's; empty but on rank 0."""
     takes_part = everybody.rank < case["workers"]
     group = everybody.split(0 if takes_part else 1)
     if not takes_part:
@@ -182,16 +182,25 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
         optimizer=OptimizerConfig(), elastic=elastic, deterministic=True, num_steps=case["steps"],
     )  # fmt: skip
     ours = train(case, load_strategy(info).worker(context), group.rank)
+    numbers = [[numpy.asarray(one).tolist() for one in part] for part in ours]
+    found = group.allgather_json([hashlib.sha256(b"".join(one.tobytes() for one in ours[0])).hexdigest(), numbers])
+    return compared(case, found) if group.rank == 0 else {}
+
+
+def compared(case: dict[str, Any], found: list[Any]) -> dict[str, Any]:
+    """The largest difference of any rank to the plain program, which rank 0 alone runs."""
     theirs = plain(case)
-    digest = hashlib.sha256(b"".join(one.tobytes() for one in ours[0])).hexdigest()
-    own = [error(ours[0], theirs[0]), error(ours[1], theirs[1]), error(ours[2], theirs[2][group.rank])]
+    errors = [
+        [error(weights, theirs[0]), error(statistics, theirs[1]), error(optimizer, theirs[2][rank])]
+        for rank, (_, (weights, statistics, optimizer)) in enumerate(found)
+    ]
     if case["period"] == 1:
-        own.append(error(ours[0], synchronous(case)))
-    found = group.allgather_json([digest, own])
-    worst = numpy.max([errors for _, errors in found], axis=0).tolist()
+        expected = synchronous(case)
+        errors = [[*own, error(weights, expected)] for own, (_, (weights, *_)) in zip(errors, found, strict=True)]
+    worst = numpy.max(errors, axis=0).tolist()
     return {
-        "digest": digest,
-        "alike": len({one for one, _ in found}) == 1,
+        "digest": found[0][0],
+        "alike": len({digest for digest, _ in found}) == 1,
         **dict(zip(("weights", "statistics", "optimizer", "synchronous"), worst, strict=False)),
     }
 
@@ -206,7 +215,7 @@ def main() -> None:
             with Path(sys.argv[2]).open("a") as file:
                 file.write(json.dumps(result) + "\n")
         tf.keras.backend.clear_session()
-        everybody.barrier()
+        everybody.allgather_json(None, patient=True)  # a barrier would keep the cores of those who wait busy
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import gc
 import json
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
-# Some machines tell Python to keep no compiled modules. Then each of the thousands of processes that tests start would
-# compile hpcdl again.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 gc.disable()  # until all tests are collected: it would look at what stays, again and again, for a quarter of the time
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "share" / "hpcdl" / "examples" / "digits"
+# Some machines tell Python to keep no compiled modules. Then each of the thousands of processes that tests start would
+# compile hpcdl again, and each of pytest's the tests. Beside a user's own files nothing is kept there all the same.
+KEEPS_NO_MODULES = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    compileall.compile_dir(ROOT / "hpcdl", quiet=2)
 LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI") == "true" else "")) == "required"
 """Where this holds, a lab test whose packages are missing fails instead of being skipped."""
 _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_", "XDG_")
@@ -310,10 +313,11 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Let Python's collector look at what tests make, less often, and never at the thousands of tests themselves.
+    """Keep no more modules; let Python's collector look at what tests make, less often, never at the tests themselves.
 
     They and TensorFlow's modules hold a million objects, which it would walk through again and again.
     """
+    sys.dont_write_bytecode = KEEPS_NO_MODULES
     gc.enable()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

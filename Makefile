@@ -63,7 +63,9 @@ clean:
 export PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFIX FORCE
 
 # VERSION counts only on make's own command line: many environments hold a variable of that name.
-uninstall: export HPCDL_UNINSTALL = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION))
+OWN_VERSION = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION))
+install: export HPCDL_INSTALL = $(OWN_VERSION)
+uninstall: export HPCDL_UNINSTALL = $(OWN_VERSION)
 install uninstall wheelhouse:
 	@scripts/check-python '$(PYTHON)'
 	@'$(PYTHON)' -B scripts/installer $@

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kept import RECEIPT, SCRATCH, write_list
-from modulefile import warn_of_default, write_modulefile
+from modulefile import say_default, warn_of_default, write_modulefile
 from plan import CHECKOUT, InstallError, Plan
 from processes import ignore_stops
 from tree import (
@@ -35,6 +36,9 @@ from tree import (
 from hpcdl.core.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
 
 _PR_SET_PDEATHSIG = 1
+_PIP_UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+PIP_LOG = "pip.log"
+"""In the scratch folder, so that it goes with it."""
 NEWS_S = 15.0
 """A step that takes longer says after each such time that it goes on."""
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -55,13 +59,14 @@ def install(plan: Plan) -> None:
         print(f"hpcdl: warning: {sentence}", file=sys.stderr)
     started = time.monotonic()
     with replacing(plan):
-        fill(plan)
+        fetched = fill(plan)
         write_list(plan)
         write_modulefile(plan)
     seconds, (num_files, num_bytes) = time.monotonic() - started, size_of(plan.tree)
-    print(f"hpcdl: installed in {seconds:.0f} s: {num_bytes / 1e9:.1f} GB in {num_files:,} files")
+    network = f"{fetched / 1e6:,.0f} MB were fetched from package indexes"
+    print(f"hpcdl: installed in {seconds:.0f} s: {num_bytes / 1e9:.1f} GB in {num_files:,} files; {network}")
     print(f"hpcdl: next: module use {plan.moduledir}; module load hpcdl")
-    warn_of_default(plan)
+    say_default(plan)
 
 
 def uninstall(plan: Plan) -> None:
@@ -121,8 +126,11 @@ def add_wheels(wheels: list[Path], folder: Path) -> None:
             shutil.copyfileobj(source, file)
 
 
-def fill(plan: Plan) -> None:
-    """Virtual environment, package, share, manual, completions, receipt; then open it to everybody."""
+def fill(plan: Plan) -> int:
+    """Virtual environment, package, share, manual, completions, receipt; then open it to everybody.
+
+    How many bytes came from package indexes.
+    """
     tree = plan.tree
     made = make_private_folder(SCRATCH, tree)
     scratch = made.path
@@ -133,7 +141,7 @@ def fill(plan: Plan) -> None:
     copy_pages(tree / "share" / "hpcdl" / "docs")
     build_pages(plan, scratch, environment)
     wanted = [f"{scratch / 'source'}[{plan.extras}]", *plan.requirements]
-    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *wanted]
+    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan, scratch), *wanted]
     run(line, "pip install", environment, growing=tree)
     shutil.copytree(CHECKOUT / "share" / "hpcdl", tree / "share" / "hpcdl", dirs_exist_ok=True)
     (tree / "venv" / "share").mkdir(exist_ok=True)
@@ -158,8 +166,10 @@ def fill(plan: Plan) -> None:
         "packages": [line for line in frozen.stdout.split("\n") if line and " @ " not in line],
     }
     create(tree / RECEIPT, f"{json.dumps(receipt, indent=1)}\n".encode())
+    fetched = fetched_bytes(scratch / PIP_LOG)
     made.remove()
     open_to_everybody(tree)
+    return fetched
 
 
 def copy_pages(folder: Path) -> None:
@@ -179,7 +189,8 @@ def build_pages(plan: Plan, scratch: Path, environment: Mapping[str, str]) -> No
     python = scratch / "pages" / "bin" / "python"
     run([sys.executable, "-m", "venv", str(python.parents[1])], "making an environment for the pages")
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan), *project["optional-dependencies"]["docs"]]
+    wanted = project["optional-dependencies"]["docs"]
+    line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan, scratch), *wanted]
     try:
         run(line, "fetching Sphinx for the pages", environment)
     except InstallError:
@@ -217,11 +228,12 @@ def check_mpi(plan: Plan, python: Path, environment: Mapping[str, str]) -> None:
     run(line, "loading MPI", {**environment, **own})
 
 
-def pip_options(plan: Plan) -> list[str]:
-    """How pip finds wheels, and that it leaves no cache in anybody's home."""
+def pip_options(plan: Plan, scratch: Path) -> list[str]:
+    """How pip finds wheels, that it leaves no cache in anybody's home, and where it notes what it does."""
+    own = ["--no-cache-dir", "--log", str(scratch / PIP_LOG)]
     if plan.wheelhouse is None:
-        return ["--no-cache-dir"]
-    return ["--no-cache-dir", "--no-index", "--find-links", str(plan.wheelhouse)]
+        return own
+    return [*own, "--no-index", "--find-links", str(plan.wheelhouse)]
 
 
 def pip_environment(plan: Plan, scratch: Path) -> dict[str, str]:
@@ -284,6 +296,12 @@ def size_of(tree: Path) -> tuple[int, int]:
                 num_bytes += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118  tens of thousands of files
                 num_files += 1
     return num_files, num_bytes
+
+
+def fetched_bytes(log: Path) -> int:
+    """What pip has fetched, by its own log, whose lines end with a file's size: `Downloading NAME.whl (644.8 MB)`."""
+    found = re.findall(r"Downloading \S+ \(([\d.]+) (bytes|[kMG]B)\)", log.read_text() if log.is_file() else "")
+    return round(sum(float(number) * _PIP_UNITS[unit] for number, unit in found))
 
 
 def run(

@@ -35,6 +35,20 @@ def write_modulefile(plan: Plan) -> None:
         file.write(modulefile_text(plan).encode())
 
 
+def say_default(plan: Plan) -> None:
+    """Say which other versions stay, and where the link `default`, which staff make, keeps users on one of them."""
+    link = plan.modulefile.with_name("default")
+    others = sorted(path.stem for path in link.parent.glob("[!.]*.lua") if path != plan.modulefile)
+    if others:
+        print(f"hpcdl: these versions stay as they are: {', '.join(others)}")
+    if link.is_symlink() and link.exists() and link.resolve() != plan.modulefile.resolve():
+        print(
+            f"hpcdl: {link} points at {link.readlink()}: `module load hpcdl` loads that one; "
+            f"`ln -sfn {plan.modulefile.name} {link}` has it load {plan.version}"
+        )
+    warn_of_default(plan)
+
+
 def warn_of_default(plan: Plan) -> None:
     """Say where the link `default`, which staff make, names a version that is not there: loading would go wrong."""
     link = plan.modulefile.with_name("default")

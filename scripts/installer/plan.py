@@ -45,7 +45,8 @@ class Plan:
         if mpi not in MPI_CHOICES:
             choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
             raise InstallError(f"MPI={mpi} is unknown; possible: {choices}")
-        wheels = environment.get("WHEELHOUSE")
+        wheels, suffix = environment.get("WHEELHOUSE"), environment.get("SUFFIX") or ""
+        _check_asked(environment.get("HPCDL_INSTALL") or "", suffix)
         return cls(
             prefix=_folder("PREFIX", environment.get("PREFIX") or "/opt/apps/hpcdl"),
             moduledir=_folder("MODULEDIR", environment.get("MODULEDIR") or "/opt/apps/modulefiles"),
@@ -55,9 +56,7 @@ class Plan:
             wheelhouse=_folder("WHEELHOUSE", wheels) if wheels else None,
             requirements=tuple(shlex.split(environment.get("REQUIREMENTS") or "")),
             force=(environment.get("FORCE") or "0") not in ("0", "no"),
-            version=_version(
-                environment.get("HPCDL_UNINSTALL") or checkout_version() + (environment.get("SUFFIX") or "")
-            ),
+            version=_version(environment.get("HPCDL_UNINSTALL") or checkout_version() + suffix),
         )
 
     @property
@@ -147,6 +146,18 @@ def checkout_version() -> str:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return str(ast.literal_eval(node.value))
     raise InstallError("hpcdl/__init__.py has no __version__; take a whole checkout")
+
+
+def _check_asked(asked: str, suffix: str) -> None:
+    """InstallError where `make install VERSION=...` names another version than this checkout has."""
+    own = checkout_version()
+    if asked in ("", own, own + suffix):
+        return
+    tag = f"v{asked.removesuffix(suffix)}"
+    raise InstallError(
+        f"VERSION={asked}: this checkout is version {own}; `git fetch --tags && git switch --detach {tag}` makes it "
+        "that one if there is such a tag, or leave VERSION out"
+    )
 
 
 def _quotable(variable: str, text: str) -> str:

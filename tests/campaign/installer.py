@@ -12,7 +12,7 @@ sys.path.insert(0, "scripts/installer")
 build = __import__("build")
 
 
-def filled(plan: Any) -> None:
+def filled(plan: Any) -> int:
     """As `build.fill`: an environment, the share folder, programs, the receipt; then open it to everybody."""
     scratch = plan.tree / ".scratch"
     build.copy_sources(scratch / "source")
@@ -22,6 +22,7 @@ def filled(plan: Any) -> None:
     (plan.tree / build.RECEIPT).write_text(json.dumps({"version": plan.version}))
     shutil.rmtree(scratch)
     build.open_to_everybody(plan.tree)
+    return 0
 
 
 build.fill = filled

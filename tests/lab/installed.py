@@ -47,6 +47,11 @@ class Site:
             (f"source {LMOD}/init/bash", f"module use {self.moduledir}", f"{load} || exit", "set -e", *commands)
         )
 
+    def script_without_module(self, *commands: str) -> str:
+        """The same without Lmod: after `source .../bin/activate`, as in a virtual environment of the user's own."""
+        activate = f"source '{self.prefix / self.with_mpich / 'venv' / 'bin' / 'activate'}'"
+        return "\n".join((activate, "set -e", *commands))
+
     def run(
         self,
         lab: Lab,
@@ -105,6 +110,7 @@ def install_site(shared: Path, *, both_train: bool) -> Site:
         "MPI=site",
         f"MPI_LIBRARY={OPEN_MPI}",
         "SUFFIX=-openmpi",
+        "VERSION=1.1",
         "FORCE=1",
     )
     outputs["site"] = second.make("install", *settings, before=strict, timeout_s=1800)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -27,8 +28,11 @@ def test_both_installs_say_what_they_did(site: Site) -> None:
     for what, tree in (("mpich", site.prefix / "1.0"), ("site", site.prefix_with_space / "1.1-openmpi")):
         out = site.outputs[what].out
         assert str(tree) in out and f"module use {site.moduledir}" in out
+        taken = re.search(r"installed in (\d+) s: ([\d.]+) GB in ([\d,]+) files; 0 MB were fetched", out)
+        assert taken and 0 < int(taken[1]) < 3600 and 10_000 < int(taken[3].replace(",", "")) < 100_000, out
         assert (tree / "install.json").is_file() and not (tree / ".hpcdl-unfinished").exists()
     assert not (site.prefix_with_space / "1.1-openmpi" / "stale").exists(), "FORCE=1 replaces the old tree"
+    assert "these versions stay as they are: 1.0\n" in site.outputs["site"].out, "VERSION=1.1, beside the one before"
     assert sorted(path.name for path in (site.moduledir / "hpcdl").iterdir()) == ["1.0.lua", "1.1-openmpi.lua"]
     names = sorted(path.name for path in site.prefix_with_space.iterdir())
     assert names == ["1.1-openmpi", "1.1-openmpi.kept"]
@@ -91,7 +95,7 @@ def test_a_user_loads_it_on_any_host(site: Site, lab_slurm: SlurmLab, version: s
         'test "$(command -v python)" = "$HPCDL_ROOT/bin/python"',
         "python -c 'import hpcdl, keras'" if version == "1.0" else "python -c 'import hpcdl'",
         f'test {"-n" if version == "1.0" else "-z"} "$(command -v mpiexec | grep "$HPCDL_ROOT/bin")"',
-        'test -d "$HPCDL_SHARE/examples/digits/0"',
+        'test -d "$HPCDL_SHARE/examples/digits/0" && test "$HPCDL_DOCS" = "$HPCDL_SHARE/docs"',
         "hpcdl models --json >/dev/null",
         "hpcdl-python -c 'import hpcdl; print(hpcdl.__version__)'",
     )
@@ -119,6 +123,14 @@ def test_manual_and_completion(site: Site, lab_slurm: SlurmLab) -> None:
 def test_two_versions_swap(site: Site, lab_slurm: SlurmLab) -> None:
     finished = site.run(lab_slurm, "hpcdl --version", "module -q swap hpcdl hpcdl/1.1-openmpi", "hpcdl --version")
     assert finished.out == "hpcdl 1.0\nhpcdl 1.1\n", finished.err
+
+
+@pytest.mark.parametrize("version, library", [("1.0", "MPICH Ve"), ("1.1-openmpi", "Open MPI")])
+def test_mpiexec_of_a_page_starts_ranks_of_one_job(site: Site, lab_slurm: SlurmLab, version: str, library: str) -> None:
+    """`mpiexec -n 2 python ...`: the tree's own mpiexec, or the site's, with the module's `python`."""
+    finished = site.run(lab_slurm, f'mpiexec -n 2 python -c "{WORLD}"', version=version, host="node1")
+    assert finished.code == 0, finished.err
+    assert finished.out.splitlines() == [f"2 1 {library}"] * 2
 
 
 @pytest.mark.parametrize("version, mpi, library", [("1.0", "pmi2", "MPICH Ve"), ("1.1-openmpi", "pmix", "Open MPI")])

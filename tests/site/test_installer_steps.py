@@ -70,6 +70,17 @@ def test_a_step_says_that_it_goes_on(checkout: Checkout, tmp_path: Path) -> None
     assert first == "hpcdl: sleeping ..." and news and all(line.endswith("0 s, 3 MB so far") for line in news), news
 
 
+def test_what_pip_fetched_is_counted_by_its_own_log(checkout: Checkout, tmp_path: Path) -> None:
+    log = tmp_path / "pip.log"
+    log.write_text(
+        "2026-11-26T15:00:00,1 Collecting numpy\n2026-11-26T15:00:00,2   Downloading numpy-2.whl (16.5 MB)\n"
+        "2026-11-26T15:00:00,3   Using cached six-1.whl (11 kB)\n2026-11-26T15:00:00,4 Processing ./h5py-3.whl\n"
+        "2026-11-26T15:00:00,5   Downloading absl.whl.metadata (500 bytes)\n"
+    )
+    code = "print(build.fetched_bytes(build.Path(words[0])), build.fetched_bytes(build.Path(words[0] + '.gone')))"
+    assert step(checkout, code, log).stdout == "16500500 0\n"
+
+
 def test_a_default_that_names_no_version_is_told(checkout: Checkout, place: Place) -> None:
     folder = place.moduledir / "hpcdl"
     folder.mkdir(parents=True)

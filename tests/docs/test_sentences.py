@@ -14,6 +14,7 @@ from tests.docs.sentences import PAGES, num_words, sentences, words_of_docs
 LONGEST, LONGEST_MEAN = 35, 17
 LONGEST_README, LONGEST_HOW_TO = 120, 60
 WORDS_OF_DOCS = 60_000
+LONGEST_SITE_GUIDE = 1500
 _FOREIGN = re.compile(r"\b(told|tells|goes on|go on|belief|anew|likewise)\b", re.IGNORECASE)
 """Words that this project once used in place of the field's: warned, says, continues, again."""
 
@@ -48,6 +49,11 @@ def test_the_docs_are_read_in_a_day() -> None:
 @pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=relative)
 def test_a_how_to_is_a_screen(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= LONGEST_HOW_TO
+
+
+def test_the_site_guide_is_read_before_an_install() -> None:
+    """In words, with its commands; options stand in reference/site.md."""
+    assert len((DOCS / "site-guide.md").read_text().split()) <= LONGEST_SITE_GUIDE
 
 
 def test_code_tables_and_headings_are_no_sentences(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_ranks_get_all_cpus_of_the_smallest_node(ask_hpcdl: CommandLine, tmp_pat
     for flags, cpus in (([], 12), (["--ranks-per-node", "4"], 3), (["--partition", "big"], 64)):
         made = ask_hpcdl(["submit", "--dry-run", *flags, "--", *TRAIN], env=env)
         assert f"#SBATCH --cpus-per-task={cpus}\n" in made.out, made.err
+    assert "--cpus-per-task=12\n" in ask_hpcdl(["submit", "--dry-run", "--", "doctor", "--nodes", "all"], env=env).out
     assert "--cpus-per-task" not in ask_hpcdl(["submit", "--dry-run", "--", "report", "runs"], env=env).out
 
 
@@ -236,6 +237,13 @@ def test_what_would_end_at_once_is_not_queued(
     assert len(refused.err.splitlines()) == 1
     shown = ask_hpcdl(["submit", "--dry-run", "--", *command], env=env)
     assert shown.code == 0 and said in shown.err and "warning: the job would be refused" in shown.err
+
+
+def test_each_reason_against_a_job_has_its_line(ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["submit", "--", *TRAIN[:4], "shards", "--strategy", "rong"])
+    lines = refused.err.splitlines()
+    assert refused.code == 2 and [line.partition(":")[0] for line in lines] == ["hpcdl", "hpcdl"], lines
+    assert "unknown strategy 'rong'" in lines[0] and "no such data folder: shards" in lines[1]
 
 
 def test_faults_of_hosts_are_left_to_the_job(ask_hpcdl: CommandLine) -> None:

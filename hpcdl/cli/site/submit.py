@@ -129,8 +129,7 @@ def _check(trial: list[str]) -> None:
         code = run(trial) if trial else 0
     if code:
         lines = printed.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]
-        refused = HpcdlError(
-            "\n".join(line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")) or lines[-1]
-        )
+        own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
+        refused = HpcdlError(*(own or lines[-1:]))
         refused.exit_code = code
         raise refused

@@ -21,7 +21,7 @@ LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
 _RESUMABLE = {"train", "run", "sweep", "infer"}
-_COMPUTES = {"bench", "certify", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
+_COMPUTES = {"bench", "certify", "doctor", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
 """What gets all CPUs of a node where nothing is said."""
 _SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
 """Flags of `run` that no value follows."""

@@ -44,7 +44,7 @@ _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_",
 """Variables of the caller's own environment that would change what the command line does."""
 TOGETHER = {
     "frail_lab": ("tests/lab/test_elsewhere.py", "tests/lab/test_lost_nodes.py"),
-    "site": ("tests/lab/test_installed.py", "tests/lab/test_session.py"),
+    "site": ("tests/lab/test_first_day.py", "tests/lab/test_installed.py", "tests/lab/test_session.py"),
     "lab_slurm": ("tests/lab/", "tests/cluster/test_hostlist.py", "tests/tuning/test_trials.py"),
     "undisturbed": (
         "tests/launch/test_full_disk.py",

@@ -49,7 +49,7 @@ SlurmdTimeout={node_timeout_s}
 InactiveLimit=0
 NodeName=DEFAULT CPUs={cpus} CoresPerSocket={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=node[1-{num_nodes}] NodeAddr={network}.[1-{num_nodes}]
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 DefaultTime=10 State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=1440 DefaultTime=10 State=UP
 """
 
 

@@ -41,4 +41,5 @@ def test_the_tutorial_runs_as_written(site: Site, lab_slurm: SlurmLab, version: 
     record = json.loads((home / "session" / "four" / "record.json").read_text())
     assert (record["status"], record["ranks"], record["steps"]) == ("finished", 4, 20), logs
     assert record["hosts"] == ["node1", "node2", "node3", "node4"]
+    assert record["environment"]["SLURM_CPUS_PER_TASK"] == str(lab_slurm.cpus_per_node)
     assert (home / "session" / "report" / "report.html").stat().st_size > 10_000

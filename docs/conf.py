@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ html_theme_options = {
 STYLE = """<style>
 @media (min-width: 46em) { code.literal .pre { white-space: nowrap; } }
 .highlight-bash pre, .highlight-sh pre { white-space: pre-wrap; overflow-wrap: break-word; }
+@media (max-width: 30em) { article h1 { font-size: 1.8rem; } }
 </style>"""
-"""A command is shown whole: it wraps in its box, and a flag is not cut behind its dashes."""
+"""A command is shown whole: it wraps in its box, and a flag is not cut behind its dashes. Phones: small headings."""
 html_title = f"hpcdl {release}"
 html_extra_path = ["example-report/report"]
 myst_heading_anchors = 4
@@ -85,11 +87,17 @@ def setup(app: Any) -> None:
 
 
 def _contents() -> str:
-    """The side bar: a list of pages for each kind."""
+    """The side bar: a list of pages for each kind, in the order in which index.md names them; then the others."""
+    named = re.findall(r"\]\(([\w/-]+\.md)", (ROOT / "docs" / "index.md").read_text())
+
+    def place(page: Path) -> tuple[int, Path]:
+        name = page.relative_to(ROOT / "docs").as_posix()
+        return (named.index(name) if name in named else len(named), page)
+
     kinds = {"Tutorials": "tutorials", "How-to": "how-to", "Reference": "reference", "Explanation": "explanation"}
-    folders = [(title, sorted((ROOT / "docs" / folder).glob("*.md"))) for title, folder in kinds.items()]
+    folders = [(title, sorted((ROOT / "docs" / folder).glob("*.md"), key=place)) for title, folder in kinds.items()]
     folders += [("Each strategy", sorted((ROOT / "docs" / "reference" / "strategies").glob("*.md")))]
-    folders += [("Also", [path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem != "index"])]
+    folders += [("Also", [path for path in sorted((ROOT / "docs").glob("*.md"), key=place) if path.stem != "index"])]
     folders += [("Decisions", sorted((ROOT / "docs" / "decisions").glob("*.md")))]
     lists = ""
     for title, pages in folders:

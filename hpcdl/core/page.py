@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from html import escape
 from importlib import resources
@@ -12,6 +13,8 @@ from hpcdl.core.palette import CURVES, GROUND, PARTS
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """No script and nothing from elsewhere: a browser enforces it."""
+_BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMGT]?i?B|[µmn]?s|images/s|samples/s)(?!\w))|(?<=±) (?=\d)")
+"""A blank at which no line may end."""
 _HATCHES = {
     "": "",
     "/": "M0 8L8 0M-2 2L2 -2M6 10L10 6",
@@ -32,6 +35,11 @@ def page(title: str, body: Iterable[str], *, style: str = "", see: str = "") -> 
 def escaped(text: str) -> str:
     """`text` as a page shows it: no markup, no control codes."""
     return escape(printable(text), quote=True)
+
+
+def sentence(text: str) -> str:
+    """The same of a text that runs over several lines: none ends between a number and its unit."""
+    return _BEFORE_A_UNIT.sub("&nbsp;", escaped(text))
 
 
 def _page(title: str, body: Iterable[str], style: str, see: str) -> Iterator[str]:

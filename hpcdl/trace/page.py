@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD
-from hpcdl.core.page import escaped, patterns
+from hpcdl.core.page import escaped, patterns, sentence
 from hpcdl.core.page import page as shell
 from hpcdl.core.records import PARTS as RECORD_PARTS
 from hpcdl.core.units import format_bytes, format_seconds
@@ -27,6 +27,7 @@ _LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
 _STYLE = """figcaption{color:var(--soft)}
 figure svg{max-width:100%;min-width:46rem;height:auto;display:block}
 svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
+@media (max-width:46rem){figure svg{min-width:0;overflow:visible;margin-top:.5rem}svg text{font-size:22px}}
 .key span{display:inline-block;margin-right:1rem}
 .key svg{width:1.2em;height:.9em;margin-right:.3em;vertical-align:-.1em}
 """
@@ -55,7 +56,7 @@ def _body(merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
         yield f'<section><h2>{escaped(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
         yield "".join(f"<th>{escaped(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
         for row in rows:
-            yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
+            yield "<tr>" + "".join(f"<td>{sentence(cell)}</td>" for cell in row) + "</tr>"
         yield "</tbody></table></div></section>"
     yield "</main>"
 

@@ -17,7 +17,7 @@ def tables(found: Findings) -> Iterator[TableOf]:
     """The tables, in the order in which one asks; one that has nothing to say is left out."""
     yield "Steps", ("What", "Value"), [*_facts(found)]
     path = [_path_row(found, part) for part in found.critical_path if part.seconds_per_step > 0]
-    yield "The way that no step can be shorter than", ("Part", "Time per step", "Share", "Shorter without it"), path
+    yield "Critical path of a step", ("Part", "Time per step", "Share", "Shorter without it"), path
     if found.layers:
         columns = ("Layer", "Forward", "Backward", "Update", "Gap between updates", "90 % of gaps")
         yield "Layers", columns, [_layer_row(layer) for layer in found.layers]
@@ -48,31 +48,35 @@ def _facts(found: Findings) -> Iterator[tuple[str, str]]:
     yield "mean step", _seconds(found.step_s)
     for part, seconds in found.parts.items():
         yield f"  {part.replace('_', ' ')}", _seconds(seconds)
-    yield "exchange hidden behind computing", "unknown" if found.overlap is None else f"{found.overlap:.1%}"
+    yield "exchange hidden behind computing", "unknown" if found.overlap is None else _percent(found.overlap)
     gaps = found.gaps
     if gaps.median_s is not None and gaps.p90_s is not None:
         yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
     yield "of a step, idle", _seconds(gaps.usable_s_per_step)
     spent = found.background
     if total_s := spent["in_gaps_s"] + spent["outside_s"]:
-        yield "background work", f"{_seconds(total_s)}, {spent['in_gaps_s'] / total_s:.0%} of it in gaps"
-    yield "time spent on recording", f"{found.overhead:.3%}"
+        yield "background work", f"{_seconds(total_s)}, {_percent(spent['in_gaps_s'] / total_s)} of it in gaps"
+    yield "time spent on recording", f"{100 * found.overhead:.3f} %"
 
 
 def _path_row(found: Findings, one: PathPart) -> tuple[str, str, str, str]:
     share = one.seconds_per_step / found.step_s if found.step_s else 0.0
     gain = _seconds(max(one.gain_s, 0.0))
-    return one.part.replace("_", " "), _seconds(one.seconds_per_step), f"{share:.1%}", gain
+    return one.part.replace("_", " "), _seconds(one.seconds_per_step), _percent(share), gain
 
 
 def _network_row(one: HostTraffic) -> tuple[str, ...]:
-    share = "unknown" if one.link_share is None else f"{one.link_share:.1%}"
+    share = "unknown" if one.link_share is None else _percent(one.link_share)
     return (one.host, format_bytes(round(one.mean)), format_bytes(round(one.busiest)), share)
 
 
 def _layer_row(one: LayerTime) -> tuple[str, ...]:
     times_s = (one.forward_s, one.backward_s, one.update_s, one.gap_median_s, one.gap_p90_s)
     return (one.layer, *("" if seconds is None else _seconds(seconds) for seconds in times_s))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _seconds(seconds: float) -> str:

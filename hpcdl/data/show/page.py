@@ -29,7 +29,7 @@ _LONGEST_TEXT = 400
 _CURVE_WIDTH, _CURVE_HEIGHT = 220, 90
 _STYLE = """.bar{display:inline-block;height:.7em;background:var(--curve-0);margin-right:.4em}
 .samples{display:flex;flex-wrap:wrap;gap:1rem}figcaption{color:var(--soft);font-size:.9rem}
-.sample{border:1px solid var(--line);border-radius:6px;padding:.6rem;width:15rem;margin:0}
+.sample{border:1px solid var(--line);border-radius:6px;padding:.6rem;width:min(15rem,calc(50% - .5rem));margin:0}
 .sample img{width:100%;max-height:14rem;object-fit:contain;image-rendering:pixelated;display:block}
 .sample svg{width:100%;height:auto;display:block}.sample p{margin:.3rem 0}
 .sample polyline{fill:none;stroke:var(--curve-0);stroke-width:1.2}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.core.files import write_output
-from hpcdl.core.page import escaped, page
+from hpcdl.core.page import escaped, page, sentence
 from hpcdl.report.document.cells import cell_text, is_numeric
 from hpcdl.report.document.document import Cell, Column, Document, Figure, Listing, Section, Table
 
@@ -37,12 +37,12 @@ def _body(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
     yield '<a class="skip" href="#summary">Skip to the summary</a>\n<nav aria-label="Sections"><ul>'
     yield from (f'<li><a href="#{section.name}">{escaped(section.title)}</a></li>' for section in document.sections)
     yield '</ul></nav>\n<main>\n<ol class="summary" id="summary">'
-    yield from (f"<li>{escaped(line)}</li>" for line in document.summary)
+    yield from (f"<li>{sentence(line)}</li>" for line in document.summary)
     yield "</ol>"
     if document.warnings:
         yield '<section class="caveats" aria-labelledby="caveats">'
         yield '<h2 id="caveats">Before you believe the numbers</h2>\n<ul>'
-        yield from (f"<li>{escaped(line)}</li>" for line in document.warnings)
+        yield from (f"<li>{sentence(line)}</li>" for line in document.warnings)
         yield "</ul>\n</section>"
     for section in document.sections:
         yield from _section(section, drawings)
@@ -51,7 +51,7 @@ def _body(document: Document, drawings: Mapping[str, str]) -> Iterator[str]:
 
 def _section(section: Section, drawings: Mapping[str, str]) -> Iterator[str]:
     yield f'<section aria-labelledby="{section.name}">\n<h2 id="{section.name}">{escaped(section.title)}</h2>'
-    yield from (f"<p>{escaped(line)}</p>" for line in section.lines)
+    yield from (f"<p>{sentence(line)}</p>" for line in section.lines)
     tables = {id(item) for item in section.items if isinstance(item, Table)}
     for item in section.items:
         if isinstance(item, Figure):

@@ -38,7 +38,7 @@ def test_a_study_becomes_all_files(ask_hpcdl: CommandLine, study: Path, tmp_path
     assert accuracy == "held-out accuracy: 88.00 % (lenet, ring, 1 worker, median of 3 runs)"
     document = json.loads((out / "report.json").read_text())
     assert [row["efficiency"]["mean"] for row in document["scaling"]] == pytest.approx([1.0, 0.9, 0.81])
-    assert len(document["summary"]) == 5
+    assert len(document["summary"]) == 6
     assert document["warnings"] == []
     laws = {item["law"] for item in document["fits"]}
     assert {"gustafson", "usl"} <= laws <= {"gustafson", "usl", "alpha-beta"}, "a line through noise is left out"

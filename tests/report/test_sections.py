@@ -85,9 +85,9 @@ def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
     assert name not in names([make_run(1, 100.0)])
 
 
-def test_summary_has_five_lines_with_numbers() -> None:
+def test_summary_has_six_lines_with_numbers() -> None:
     runs = [as_run(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
-    scaling, what, throughput, time, accuracy = document(runs).summary
+    scaling, what, throughput, time, accuracy, _ = document(runs).summary
     assert what == "What ran: 6 runs of lenet on digits by ring, with 1 to 2 workers, on up to 2 nodes of lab."
     assert throughput.startswith(
         "Throughput: at best 181.0 ± 2.5 images/s (lenet by ring with 2 workers x batch 32; mean"
@@ -102,9 +102,27 @@ def test_summary_has_five_lines_with_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "repeats, largest, said",
+    [
+        (2, "wait", "Next: repeat the runs; 2 of 2 settings have fewer than 3"),
+        (3, "wait", "Next: 40.0 % of a step is waiting for the slowest worker; `hpcdl doctor --nodes all`"),
+        (3, "input", "Next: 40.0 % of a step is waiting for input; `hpcdl bench input DATA`"),
+        (3, "compute", "Next: run it with more workers"),
+    ],
+)
+def test_the_summary_ends_with_what_to_do_next(repeats: int, largest: str, said: str) -> None:
+    parts = {"input": 0.05, "compute": 0.5, "wait": 0.05, "exposed_communication": 0.05, "update": 0.01, "other": 0.0}
+    parts[largest] = 0.0
+    parts[largest] = sum(parts.values()) * (2 / 3 if largest != "compute" else 10)
+    made = [make_record(n, 90.0 * n + repeat, parts=parts) for n in (1, 2) for repeat in range(repeats)]
+    found = document([as_run(record, f"r{number}") for number, record in enumerate(made)]).summary
+    assert found[-1].startswith(said) and [line.startswith("Next: ") for line in found].count(True) == 1
+
+
 def test_a_network_that_only_waits_has_learned_nothing() -> None:
     found = document([as_run(make_record(n, 90.0 * n, model="emulated:lenet:2s"), f"r{n}") for n in (1, 2)])
-    assert found.summary[-1] == "Accuracy: not evaluated in these runs."
+    assert found.summary[-2] == "Accuracy: not evaluated in these runs."
     shown = {item.name for part in found.sections for item in part.items if isinstance(item, Figure)}
     assert "loss-epochs" in shown and not [name for name in shown if "accuracy" in name]
 
@@ -188,7 +206,7 @@ def test_the_accuracy_is_the_median_of_a_setting_and_names_its_split() -> None:
     assert accuracy_line(analysis) == "validation accuracy: 85.00 % (lenet, tree, 2 workers, median of 3 runs)"
     tested = evaluated("mpi", (0.95,), "test")
     assert accuracy_line(analyse(Gathered(runs=tuple(tested)))).startswith("test accuracy: 95.00 %")
-    assert "85.0 % on the split val" in summary(analyse(Gathered(runs=(*steady, *tested))))[-1]
+    assert "85.0 % on the split val" in summary(analyse(Gathered(runs=(*steady, *tested))))[-2]
     assert "measured on the split test or on the split val." in " ".join(section([*steady, *tested], "learning").lines)
 
 

@@ -1,14 +1,14 @@
-"""The report in five lines that can be quoted, each with its numbers."""
+"""The report in five lines that can be quoted, each with its numbers, and what to do next."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hpcdl.core.units import counted, format_seconds, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
-from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.document.cells import cell_text, percent
 from hpcdl.report.document.document import Bounds, Column, Interval
 from hpcdl.report.runs.run import Run
@@ -33,11 +33,20 @@ _DOING = {
     "update": "updating the weights",
 }
 """The parts of a step, for people."""
+_REMEDIES = {
+    "input": "`hpcdl bench input DATA` measures the input alone",
+    "wait": "`hpcdl doctor --nodes all` compares the nodes",
+    "exposed_communication": "a larger --batch-size exchanges less often, and `hpcdl trace RUN` shows more",
+    "update": "`hpcdl trace RUN` shows the update beside the rest of a step",
+}
+"""What to do about the largest part of a step beside computing."""
+_WORTH_A_LOOK = 0.1
+"""Share of a step from which a part is worth it."""
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """Five lines: how it scales, what ran, how fast, where the time goes, what it learnt; then the rest."""
-    rules = (_scaling, _what, _throughput, _time, _accuracy) if analysis.runs else ()
+    """How it scales, what ran, how fast, where the time goes, what it learnt, what to do next; then the rest."""
+    rules = (_scaling, _what, _throughput, _time, _accuracy, _next) if analysis.runs else ()
     found = [f"Search: {search_line(search)}." for search in analysis.searches]
     rate = Column.rate(analysis.counted)
     tuned = [f"Tuning: {winner_line(tuning, rate)}." for tuning in analysis.tunings]
@@ -104,11 +113,37 @@ def _efficiency(curve: Curve) -> str:
     return cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high))
 
 
-def _time(analysis: Analysis) -> str:
+def _largest(analysis: Analysis) -> tuple[Point, Mapping[str, float]] | None:
+    """The point of most workers, the fastest of these, and seconds of a step by part; None where no run has parts."""
     measured = [(item.point, item.parts) for own in analysis.breakdowns for item in own]
-    if not measured:
+    return max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean), default=None)
+
+
+def _next(analysis: Analysis) -> str:
+    """What tells most: repeats, the part of a step to look at, the run that a prediction lacks, or more workers."""
+    points = [point for curve in analysis.curves for point in curve.points]
+    few = [point for point in points if point.throughput.n < _FEW]
+    if few:
+        have = "has" if len(few) == 1 else "have"
+        return (
+            f"Next: repeat the runs; {len(few)} of {counted(len(points), 'setting')} {have} fewer than {_FEW}, so that "
+            "an interval is wide or missing."
+        )
+    if largest := _largest(analysis):
+        total = sum(largest[1].values())
+        name, seconds = max(((name, largest[1].get(name, 0.0)) for name in _REMEDIES), key=lambda item: item[1])
+        if seconds > _WORTH_A_LOOK * total:
+            return f"Next: {percent(seconds / total)} of a step is {_DOING[name]}; {_REMEDIES[name]}."
+    for outlook in analysis.outlooks:
+        if run := outlook.document.get("next_run"):
+            return f"Next: the prediction learns most from `{run['command']}`."
+    return "Next: run it with more workers, and report both together."
+
+
+def _time(analysis: Analysis) -> str:
+    if (found := _largest(analysis)) is None:
         return "Time: these runs do not say where the time of a step goes."
-    point, parts = max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean))
+    point, parts = found
     total = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     largest = [(name, value) for name, value in ordered if value > 0]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.shaped_hosts import run_ranks
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
-from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
 
 METHODS: dict[str, tuple[str, ...]] = {
     "easgd": ("easgd",),

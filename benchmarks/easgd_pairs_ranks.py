@@ -21,7 +21,7 @@ from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import HpcdlError  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
-from hpcdl.core.records import read_record  # noqa: E402
+from hpcdl.core.records.run_record import read_record  # noqa: E402
 from hpcdl.rank.job import run_rank  # noqa: E402
 from hpcdl.run import rundir  # noqa: E402
 from hpcdl.run.plan import prepare  # noqa: E402

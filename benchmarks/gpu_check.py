@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.rank.results import now_text
 from hpcdl.strategies.table import STRATEGIES
 

@@ -19,8 +19,8 @@ import time
 from trainer_on_rank import DATA, build, run_on_ranks
 
 from hpcdl.checkpoint.memory import LocalCopies, place
-from hpcdl.core.lifeline import SHARED_MEMORY
-from hpcdl.core.lock import writing
+from hpcdl.core.processes.lifeline import SHARED_MEMORY
+from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_bytes
 
 

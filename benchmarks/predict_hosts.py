@@ -30,8 +30,8 @@ from typing import Any
 
 from benchmarks.shaped_hosts import run_ranks
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
-from hpcdl.core.files import read_json
-from hpcdl.core.records import FILE_NAME, RunRecord, from_json
+from hpcdl.core.records.run_record import FILE_NAME, RunRecord, from_json
+from hpcdl.core.storage.files import read_json
 from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.forecast import Forecast
 from hpcdl.report.runs.run import Run, from_record

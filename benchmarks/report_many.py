@@ -28,9 +28,9 @@ from typing import Any
 
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.files import toml_text
-from hpcdl.core.records import FILE_NAME, PARTS, HistoryPoint, RankRecord, RunRecord
+from hpcdl.core.records.run_record import FILE_NAME, PARTS, HistoryPoint, RankRecord, RunRecord
 from hpcdl.core.statistics import quantiles
+from hpcdl.core.storage.files import toml_text
 
 AXES: Mapping[str, Sequence[Any]] = {
     "machine": ("knl", "skx"),

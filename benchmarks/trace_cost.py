@@ -19,9 +19,9 @@ from hpcdl.comm.observed import BUCKET, CONTROL, EXCHANGE, NOTHING, SENDING, NoR
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.tracing import FULL, OFF, STEPS
-from hpcdl.core.records import read_record
+from hpcdl.core.processes.wall import WALL
+from hpcdl.core.records.run_record import read_record
 from hpcdl.core.statistics import estimate
-from hpcdl.core.wall import WALL
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy
 from hpcdl.supervision import runtime

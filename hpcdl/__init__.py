@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hpcdl.core.streams import open_closed
+from hpcdl.core.processes.streams import open_closed
 
 open_closed()  # before anything else is opened, here or in a script; where nothing is closed it does nothing
 

@@ -18,7 +18,7 @@ import typer.main
 
 from hpcdl import __version__
 from hpcdl.cli.app import app_for
-from hpcdl.core.disk import create, make_folder
+from hpcdl.core.storage.disk import create, make_folder
 
 COMPLETIONS = {"bash": "hpcdl.bash", "zsh": "_hpcdl", "fish": "hpcdl.fish"}
 EXIT_STATUS = (

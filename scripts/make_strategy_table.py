@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcdl.core.files import write_text
+from hpcdl.core.storage.files import write_text
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 

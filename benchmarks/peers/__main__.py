@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from benchmarks.peers import environment, tables
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags, launcher_of
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
-from hpcdl.core.from_json import from_json
+from hpcdl.core.records.from_json import from_json
 from hpcdl.models.table import model_info
 from hpcdl.node.machines import read_topology
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import write_text
+from hpcdl.core.storage.files import write_text
 
 BEGIN, END = "<!-- make peers: from here -->", "<!-- make peers: to here -->"
 LIMIT = (

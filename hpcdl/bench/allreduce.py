@@ -24,8 +24,8 @@ from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.config.schema import AllreduceBenchConfig
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
-from hpcdl.core.files import json_text, read_json, write_output
-from hpcdl.core.from_json import from_json
-from hpcdl.core.page import escaped, page
+from hpcdl.core.pages.page import escaped, page
 from hpcdl.core.paths import own_program
-from hpcdl.core.records import read_record
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
+from hpcdl.core.records.from_json import from_json
+from hpcdl.core.records.run_record import read_record
+from hpcdl.core.storage.disk import make_output_folder
+from hpcdl.core.storage.files import json_text, read_json, write_output
 from hpcdl.core.units import format_seconds
 from hpcdl.faults.inject import TOLD
 from hpcdl.run.journal import JournalReader, seconds_between

@@ -23,8 +23,8 @@ from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import InputBenchConfig, InputBenchRun
-from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.format.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
 from hpcdl.data.format.order import steps_per_epoch

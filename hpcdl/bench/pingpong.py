@@ -19,9 +19,9 @@ from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load, site_rules
 from hpcdl.config.schema import PingpongBenchConfig
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import progress
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.units import format_bytes
 from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
 from hpcdl.run.plan import check_own_nodes

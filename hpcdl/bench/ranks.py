@@ -21,12 +21,12 @@ from hpcdl.cluster.launchers.base import ranks_per_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
-from hpcdl.core.disk import make_folder, make_private_folder, remove_folder, touch
 from hpcdl.core.errors import CorruptError, Interrupted, RankError
-from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import own_program, user_cache_folder
+from hpcdl.core.processes.signals import caught
 from hpcdl.core.progress import Progress
-from hpcdl.core.signals import caught
+from hpcdl.core.storage.disk import make_folder, make_private_folder, remove_folder, touch
+from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.launch.train import able_to_meet
 from hpcdl.node.machines import read_topology
 from hpcdl.node.plan import launch_plan

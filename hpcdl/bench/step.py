@@ -17,9 +17,9 @@ from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import StepBenchConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
-from hpcdl.core.from_json import from_json
 from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.statistics import estimate, mean_of_known
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.dataset import open_dataset

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.from_json import from_json
-from hpcdl.core.records import HistoryPoint
+from hpcdl.core.records.from_json import from_json
+from hpcdl.core.records.run_record import HistoryPoint
 
 _MOST = 2**53
 

@@ -24,8 +24,10 @@ import numpy
 from hpcdl.checkpoint.background import THREAD, AtOnce, BackgroundJob, BackgroundWork, Turn
 from hpcdl.checkpoint.facts import Facts, check_facts
 from hpcdl.comm.observed import observe
-from hpcdl.core.archives import check_stored
-from hpcdl.core.disk import (
+from hpcdl.core.errors import CorruptError, RankError
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.storage.archives import check_stored
+from hpcdl.core.storage.disk import (
     creating,
     free_name,
     make_folder,
@@ -36,9 +38,7 @@ from hpcdl.core.disk import (
     temporary_name,
     touch,
 )
-from hpcdl.core.errors import CorruptError, RankError
-from hpcdl.core.files import read_json, write_json
-from hpcdl.core.protocols import Communicator
+from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.core.units import format_bytes
 
 if TYPE_CHECKING:

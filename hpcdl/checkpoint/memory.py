@@ -28,10 +28,10 @@ from hpcdl.checkpoint.interval import PATIENCE
 from hpcdl.checkpoint.parity import NO_REDUNDANCY, Redundancy
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import RankMonitor
-from hpcdl.core.disk import make_folder, remove_file, remove_folder, remove_private
 from hpcdl.core.errors import CorruptError, Interrupted, StoppedEarly, UsageError
-from hpcdl.core.files import read_json, write_json, write_text
-from hpcdl.core.lock import check_free
+from hpcdl.core.storage.disk import make_folder, remove_file, remove_folder, remove_private
+from hpcdl.core.storage.files import read_json, write_json, write_text
+from hpcdl.core.storage.lock import check_free
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -24,8 +24,8 @@ import numpy
 from hpcdl.checkpoint.background import AtOnce
 from hpcdl.checkpoint.folders import check_room, digest_of, own_digest, read_arrays, write_arrays
 from hpcdl.core.errors import CorruptError, RankError
-from hpcdl.core.files import read_json, write_bytes, write_json
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.storage.files import read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

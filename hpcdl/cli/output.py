@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from hpcdl.core.errors import printable
-from hpcdl.core.files import without_infinities
 from hpcdl.core.progress import Progress, progress
+from hpcdl.core.storage.files import without_infinities
 
 VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""

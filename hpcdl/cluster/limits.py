@@ -12,7 +12,7 @@ import tempfile
 
 from hpcdl.cluster.launchers.mpiexec import mpi_flavour
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.lifeline import SHARED_MEMORY
+from hpcdl.core.processes.lifeline import SHARED_MEMORY
 from hpcdl.core.units import format_bytes
 
 OPEN_FILES = 256

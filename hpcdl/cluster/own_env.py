@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.core.disk import create, make_folder, make_link
+from hpcdl.cluster.overlay import MARK, STAGED, base_of
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.overlay import MARK, STAGED, base_of
 from hpcdl.core.paths import own_program, share_folder
+from hpcdl.core.storage.disk import create, make_folder, make_link
 
 SCHEMA = "hpcdl.env/1"
 PINS = "hpcdl-pins.txt"

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.overlay import STAGED, base_of
 from hpcdl.cluster.processes import NodesFailed, on_every_node
-from hpcdl.core.disk import remove_file, replacing
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.lock import JOB_VARIABLES
-from hpcdl.core.overlay import STAGED, base_of
 from hpcdl.core.paths import own_program, user_cache_folder
+from hpcdl.core.storage.disk import remove_file, replacing
+from hpcdl.core.storage.lock import JOB_VARIABLES
 
 _LEFT_OUT = {"bin/activate", "include"}
 _ENOUGH_S = 1800.0

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from hpcdl.cluster.deaths import send_word
 from hpcdl.cluster.launchers.base import Casualty
-from hpcdl.core.disk import rewrite
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
-from hpcdl.core.files import parse_json, read_json, write_json
-from hpcdl.core.records import from_json
-from hpcdl.core.run_state import RANKS
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.records.run_state import RANKS
+from hpcdl.core.storage.disk import rewrite
+from hpcdl.core.storage.files import parse_json, read_json, write_json
 
 FOLDER = RANKS
 """Folder inside a run directory that holds the status files and the launcher's log."""

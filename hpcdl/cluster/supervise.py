@@ -25,12 +25,12 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.disk import make_folder, open_to_append, remove_file
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
-from hpcdl.core.files import read_json
-from hpcdl.core.lifeline import identity, remove_abandoned, told_to_end_with_parent
+from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
+from hpcdl.core.processes.signals import caught
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.core.signals import caught
+from hpcdl.core.storage.disk import make_folder, open_to_append, remove_file
+from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import format_seconds
 
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"

@@ -20,7 +20,7 @@ from hpcdl.collectives.slices import flattened
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost, Workspace, unseen
 from hpcdl.comm.observed import for_control
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -15,9 +15,9 @@ import numpy
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_json, write_json
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator

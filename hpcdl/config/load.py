@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from hpcdl.config.machine import machine_in_force
 from hpcdl.config.settings import Setting, settings_of
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
-from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file, user_config_folder
+from hpcdl.core.storage.files import read_toml
 
 Config = TypeVar("Config")
 _KEY = "forbid-strategies"

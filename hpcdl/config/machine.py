@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
-from hpcdl.core.files import read_toml
 from hpcdl.core.paths import site_config_file
+from hpcdl.core.storage.files import read_toml
 
 MACHINE_VARIABLE = "HPCDL_MACHINE"
 COMMANDS = ("train", "run", "submit", "sweep", "search")

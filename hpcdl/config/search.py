@@ -13,7 +13,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO, Setting, setting
 from hpcdl.config.study import OF_A_STUDY
 from hpcdl.core.errors import ConfigError, shown, suggestion
-from hpcdl.core.files import read_toml
+from hpcdl.core.storage.files import read_toml
 
 OBJECTIVES: Mapping[str, str] = {
     "accuracy": "maximize",

@@ -21,7 +21,7 @@ from hpcdl.config.load import (
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting, setting
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
-from hpcdl.core.files import read_toml
+from hpcdl.core.storage.files import read_toml
 
 MODES = ("weak", "strong", "scale-up")
 TABLES = ("matrix", "train", "small", "labels", "choose")

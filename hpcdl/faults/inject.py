@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.observed import NOTHING, NoRecorder, Observed, RankMonitor
 from hpcdl.config.tracing import OFF
-from hpcdl.core.disk import publish, touch
+from hpcdl.core.storage.disk import publish, touch
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.network import NetworkFaults
 from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, marker_of, parse_faults, settled, told_of

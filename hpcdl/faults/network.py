@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcdl.cluster.shaping import shape
 from hpcdl.comm.observed import Observed, RankMonitor
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
 from hpcdl.faults.impaired import Impaired, Impairment
 from hpcdl.run.faults import PARTITION, SKEW, Fault
 

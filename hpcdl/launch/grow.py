@@ -17,9 +17,9 @@ from pathlib import Path
 from hpcdl.cluster.status import FOLDER, read_statuses
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.config.schema import ScriptConfig, TrainConfig
-from hpcdl.core.disk import is_own_file, make_folder, remove_file, touch
 from hpcdl.core.errors import UsageError
-from hpcdl.core.lock import check_free
+from hpcdl.core.storage.disk import is_own_file, make_folder, remove_file, touch
+from hpcdl.core.storage.lock import check_free
 from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.run.journal import FileJournal

@@ -17,8 +17,8 @@ from hpcdl.config.infer import InferConfig
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.backend import check_backend
 from hpcdl.core.paths import own_program
-from hpcdl.core.records import RunRecord, read_record
-from hpcdl.core.signals import StopRequest
+from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.train import check_started_with, interruptible, plan_under_profile, ranks_on_node, with_ranks
 from hpcdl.models.spec import model_name

@@ -17,8 +17,8 @@ from hpcdl.checkpoint.memory import newest_copy
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.status import FOLDER as STATUS_FOLDER
 from hpcdl.config.load import ResolvedConfig, replace
-from hpcdl.core.disk import move_over, remove_file
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
+from hpcdl.core.storage.disk import move_over, remove_file
 from hpcdl.launch.grow import REQUEST, Growth
 from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir

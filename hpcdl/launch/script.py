@@ -23,7 +23,7 @@ from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
-from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.units import SAMPLES
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
@@ -171,7 +171,7 @@ def run_inside(
     if undistributed:
         os.environ[ALLOWED_VARIABLE] = "1"
     os.environ.update(_kernels(resolved.config))
-    from hpcdl.core.signals import caught
+    from hpcdl.core.processes.signals import caught
     from hpcdl.rank.start import Joined, as_rank
     from hpcdl.scripts.process.exit import speaks_first
     from hpcdl.scripts.process.script import execute, interrupt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.report.runs.traces import HostNetwork, SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.buckets import readiness

@@ -29,12 +29,12 @@ from hpcdl.config.schema import LaunchConfig, RanksConfig, TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
-from hpcdl.core.lifeline import identity
-from hpcdl.core.lock import check_free
 from hpcdl.core.paths import own_program
+from hpcdl.core.processes.lifeline import identity
+from hpcdl.core.processes.signals import StopRequest, caught
 from hpcdl.core.protocols import Communicator, LaunchPlan
-from hpcdl.core.records import RunRecord, read_record
-from hpcdl.core.signals import StopRequest, caught
+from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.storage.lock import check_free
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.models.spec import model_name

@@ -16,7 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import h5py
 
-from hpcdl.core.archives import (
+from hpcdl.core.errors import shown
+from hpcdl.core.storage.archives import (
     FLOOR_BYTES,
     bounded,
     check_fits_memory,
@@ -25,8 +26,7 @@ from hpcdl.core.archives import (
     pieces,
     place_of,
 )
-from hpcdl.core.errors import shown
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from hpcdl.core.errors import UnknownNameError, UsageError
-from hpcdl.core.files import read_bytes
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.units import parse_seconds
 from hpcdl.models.table import MODELS, check_input, model_info
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import UnknownNameError, UsageError, suggestion
-from hpcdl.core.files import read_toml
 from hpcdl.core.paths import share_folder
+from hpcdl.core.storage.files import read_toml
 from hpcdl.node import hwloc, sysfs
 from hpcdl.node.settings import Settings, settings_from
 from hpcdl.node.topology import Topology

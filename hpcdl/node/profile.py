@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.core.files import read_toml, toml_text, write_output
-from hpcdl.core.from_json import from_json
 from hpcdl.core.paths import share_folder, user_config_folder
+from hpcdl.core.records.from_json import from_json
+from hpcdl.core.storage.disk import make_folder
+from hpcdl.core.storage.files import read_toml, toml_text, write_output
 from hpcdl.core.units import IMAGES
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
 from hpcdl.node.topology import Topology

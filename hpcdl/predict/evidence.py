@@ -15,7 +15,7 @@ from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
-from hpcdl.core.run_state import is_measured
+from hpcdl.core.records.run_state import is_measured
 from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted
 from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own

@@ -12,8 +12,8 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.config.compression import PLAIN
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import UnknownNameError, UsageError
-from hpcdl.core.files import read_json
 from hpcdl.core.paths import share_folder
+from hpcdl.core.storage.files import read_json
 from hpcdl.models.spec import parse_emulation
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.periodic.methods import METHODS as PERIODIC

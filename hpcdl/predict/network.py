@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError, suggestion
-from hpcdl.core.files import read_json, read_toml
 from hpcdl.core.paths import share_folder
+from hpcdl.core.storage.files import read_json, read_toml
 from hpcdl.core.units import parse_bytes
 
 FORMS = "a name of share/hpcdl/networks, a file, or latency,bandwidth such as 2us,12.5GB"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
+from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.units import common_unit
 from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
 from hpcdl.report.analysis.settings import COSTLY

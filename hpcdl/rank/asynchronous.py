@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.checkpoint.state import moving_statistics
 from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
-from hpcdl.core.records import HistoryPoint, from_json
+from hpcdl.core.records.run_record import HistoryPoint, from_json
 from hpcdl.rank.center import move_to_center
 from hpcdl.rank.parts import Parts
 from hpcdl.rank.synchronous import FLUSH_STEPS

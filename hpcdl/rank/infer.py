@@ -23,9 +23,8 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.config.load import flatten
 from hpcdl.core.errors import CorruptError, HpcdlError, StoppedEarly
-from hpcdl.core.files import read_bytes
-from hpcdl.core.lock import writing
-from hpcdl.core.records import (
+from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.records.run_record import (
     FILE_NAME,
     InferenceRecord,
     RankRecord,
@@ -34,8 +33,9 @@ from hpcdl.core.records import (
     read_record,
     write_record,
 )
-from hpcdl.core.signals import StopRequest
 from hpcdl.core.statistics import quantiles
+from hpcdl.core.storage.files import read_bytes
+from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import FileOperationsCounter
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME

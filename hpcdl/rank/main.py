@@ -18,9 +18,9 @@ from hpcdl.cluster.supervise import LAUNCH_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observed, RankMonitor, observe
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, original
-from hpcdl.core.lock import writing
-from hpcdl.core.signals import StopRequest
-from hpcdl.core.streams import outlive
+from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.streams import outlive
+from hpcdl.core.storage.lock import writing
 from hpcdl.rank.job import run_rank
 from hpcdl.rank.start import (
     ALONE,

@@ -19,9 +19,9 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import observe
 from hpcdl.comm.threads.communicator import alone
 from hpcdl.core.errors import Interrupted, StoppedEarly
+from hpcdl.core.processes.signals import StopRequest
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import HistoryPoint, history_point
-from hpcdl.core.signals import StopRequest
+from hpcdl.core.records.run_record import HistoryPoint, history_point
 from hpcdl.data.read.pipeline import Batches, GraphBatches, evaluation_batches, training_batches
 from hpcdl.faults.inject import Injection
 from hpcdl.rank.center import center_in_place

@@ -18,8 +18,9 @@ from typing import Any
 from hpcdl.config.load import as_toml_values
 from hpcdl.core.cpu_sets import format_list
 from hpcdl.core.errors import CorruptError
+from hpcdl.core.processes.wall import NOTICED_S, WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import (
+from hpcdl.core.records.run_record import (
     ALL_STEPS_UP_TO,
     ENVIRONMENT_PREFIXES,
     PARTS,
@@ -29,7 +30,6 @@ from hpcdl.core.records import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
-from hpcdl.core.wall import NOTICED_S, WALL
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome

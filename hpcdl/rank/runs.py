@@ -13,8 +13,8 @@ import tensorflow as tf
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.models.emulated import LAYERS

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup
-from hpcdl.core.records import RankRecord
-from hpcdl.core.signals import StopRequest
+from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.records.run_record import RankRecord
 from hpcdl.rank import results
 from hpcdl.run.plan import RunPlan
 from hpcdl.strategies.base.salvage import gather_center

@@ -25,9 +25,9 @@ from hpcdl.checkpoint.memory import LocalCopies
 from hpcdl.cluster.status import FOLDER, report_left
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup
-from hpcdl.core.lock import writing
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.core.records.run_record import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.core.storage.lock import writing
 from hpcdl.rank import results
 from hpcdl.rank.center import assign_all, move_to_center
 from hpcdl.rank.trainer import Trainer

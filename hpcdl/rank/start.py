@@ -17,11 +17,11 @@ from hpcdl.cluster.environment import OWN_LAUNCHER, WITHOUT_MPI_VARIABLE, Placem
 from hpcdl.cluster.limits import check_own_node
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.observed import Observed, RankMonitor, observe
-from hpcdl.core import lifeline
-from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.processes import lifeline
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.storage.disk import remove_folder
 from hpcdl.run.ended import note_end
 from hpcdl.supervision import runtime
 from hpcdl.supervision.verdict import one_line, verdict

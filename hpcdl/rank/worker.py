@@ -24,10 +24,10 @@ from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.disk import replacing
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.core.records.run_record import HistoryPoint, RunRecord, from_json, write_record
+from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
 from hpcdl.models.load import load_model

@@ -24,9 +24,9 @@ from hpcdl.core.errors import (
     original,
     printable,
 )
-from hpcdl.core.records import FILE_NAME, RunRecord, read_record, write_record
-from hpcdl.core.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
+from hpcdl.core.records.run_record import FILE_NAME, RunRecord, read_record, write_record
+from hpcdl.core.records.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from hpcdl.run.faults import parse_faults, settled
 from hpcdl.run.journal import events_since_start
 

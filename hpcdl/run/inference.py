@@ -15,12 +15,12 @@ from hpcdl.config.infer import EVERY_SPLIT, InferConfig
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
-from hpcdl.core.disk import Made, PlaceError, make_folder, others_in, remove_content
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import read_bytes, read_toml, write_bytes, write_toml
-from hpcdl.core.lock import FILE_NAME as LOCK_NAME
-from hpcdl.core.lock import check_free, writing
-from hpcdl.core.records import InferenceRecord, RunRecord
+from hpcdl.core.records.run_record import InferenceRecord, RunRecord
+from hpcdl.core.storage.disk import Made, PlaceError, make_folder, others_in, remove_content
+from hpcdl.core.storage.files import read_bytes, read_toml, write_bytes, write_toml
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE

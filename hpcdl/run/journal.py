@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdl.comm.clocks import clock_identity
-from hpcdl.core.disk import cut, open_to_append
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import MOST_JSON_BYTES, open_regular, without_infinities
-from hpcdl.core.lock import job_here
-from hpcdl.core.records import event_of
+from hpcdl.core.processes.wall import NOTICED_S, WALL
+from hpcdl.core.records.run_record import event_of
+from hpcdl.core.storage.disk import cut, open_to_append
+from hpcdl.core.storage.files import MOST_JSON_BYTES, open_regular, without_infinities
+from hpcdl.core.storage.lock import job_here
 from hpcdl.core.units import format_seconds
-from hpcdl.core.wall import NOTICED_S, WALL
 
 FILE_NAME = "metrics.jsonl"
 STEP_INTERVAL_S = 0.5

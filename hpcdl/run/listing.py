@@ -13,7 +13,7 @@ from hpcdl.checkpoint.folders import FOLDER, MANIFEST, folder_of, list_checkpoin
 from hpcdl.checkpoint.memory import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
 from hpcdl.checkpoint.parity import check_parity
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json
+from hpcdl.core.storage.files import read_json
 from hpcdl.run.rundir import CONFIG_FILE, read
 from hpcdl.strategies.table import STRATEGIES
 

@@ -14,7 +14,7 @@ from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBen
 from hpcdl.config.settings import AUTO
 from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import is_picture, may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch

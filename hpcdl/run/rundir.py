@@ -26,7 +26,9 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
-from hpcdl.core.disk import (
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
+from hpcdl.core.storage.disk import (
     Made,
     PlaceError,
     make_folder,
@@ -39,11 +41,9 @@ from hpcdl.core.disk import (
     sweep,
     user_name,
 )
-from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
-from hpcdl.core.files import read_bytes, read_toml, toml_text, write_bytes, write_text
-from hpcdl.core.lock import FILE_NAME as LOCK_NAME
-from hpcdl.core.lock import writing
-from hpcdl.core.records import FILE_NAME as RECORD_FILE
+from hpcdl.core.storage.files import read_bytes, read_toml, toml_text, write_bytes, write_text
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.lock import writing
 
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"

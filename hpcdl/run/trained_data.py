@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import HpcdlError
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.data.format.as_trained import classes_as_trained, fields_as_trained
 from hpcdl.data.format.dataset import Dataset, open_dataset
 

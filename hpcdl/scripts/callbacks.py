@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import history_point
+from hpcdl.core.records.run_record import history_point
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted

@@ -16,9 +16,9 @@ from hpcdl.checkpoint.background import OFF, most_patience_s
 from hpcdl.checkpoint.facts import ScriptFacts
 from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.status import FOLDER
-from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
-from hpcdl.core.signals import StopRequest
+from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.storage.disk import make_folder
 from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import write_json
-from hpcdl.core.from_json import read_as
 from hpcdl.core.paths import user_cache_folder
+from hpcdl.core.records.from_json import read_as
+from hpcdl.core.storage.files import write_json
 
 SCHEMA = "hpcdl.buckets/1"
 TRIED = (BUCKET_BYTES, 1 << 20, 4 << 20, 64 << 20)

@@ -25,7 +25,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import NOTHING, observe
 from hpcdl.config.schema import BUCKET_BYTES, ExchangeConfig, ModelConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
 from hpcdl.core.units import format_bytes, format_seconds
 from hpcdl.step.bucket_times import BucketTimes, load_times, save_times, sizes_worth_a_try
 from hpcdl.step.optimizers import build_optimizer

@@ -1,7 +1,7 @@
 """Where the time of a step goes: six parts per step and rank that add up to the step.
 
 The graph stamps the last local gradient and the end of the exchange; ranks compare their stamps now and then, after
-correcting for the offset of their clocks, which nothing but a monotonic clock carries on (core/wall.py).
+correcting for the offset of their clocks, which nothing but a monotonic clock carries on (core/processes/wall.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy
 
 from hpcdl.comm.clocks import clock_identity
 from hpcdl.comm.observed import Traffic, observe
+from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS, HistoryPoint
+from hpcdl.core.records.run_record import ALL_STEPS_UP_TO, PARTS, HistoryPoint
 from hpcdl.core.statistics import Sample
-from hpcdl.core.wall import WALL
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

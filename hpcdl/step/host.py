@@ -16,8 +16,8 @@ import numpy
 from hpcdl.checkpoint import state
 from hpcdl.comm.observed import RankMonitor, Traffic, recorder_of
 from hpcdl.config.settings import AUTO
+from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.wall import WALL
 from hpcdl.data.format.order import NO_SHIFT
 from hpcdl.data.read.pipeline import GraphBatches
 from hpcdl.run.going_back import way_back

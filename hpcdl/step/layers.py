@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, Recorder
 from hpcdl.core.errors import carried
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
 from hpcdl.step.keras_internals import layers_in
 from hpcdl.strategies.base.graph import call_python, has_own_clock, timestamp_beside
 

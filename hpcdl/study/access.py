@@ -13,8 +13,8 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study, load_study, study_tables
 from hpcdl.config.submit import load_submit
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
-from hpcdl.core.files import read_bytes, toml_text, write_output
-from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.storage.files import read_bytes, toml_text, write_output
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.scaling import build_curves

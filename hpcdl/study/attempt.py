@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 from hpcdl.config.study import Study
-from hpcdl.core.disk import make_folder, open_to_append
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.records import RunRecord, read_record, write_record
+from hpcdl.core.records.run_record import RunRecord, read_record, write_record
+from hpcdl.core.storage.disk import make_folder, open_to_append
 from hpcdl.study.plan import PlannedRun
 from hpcdl.tuning.trials import last_words
 

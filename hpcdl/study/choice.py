@@ -10,7 +10,7 @@ from typing import Any
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import TriedSettings
-from hpcdl.core.records import RunRecord
+from hpcdl.core.records.run_record import RunRecord
 from hpcdl.study.plan import StudyPoint
 
 TRIES = "tries"

@@ -12,10 +12,10 @@ from hpcdl.cluster.batch.submission import Wanted, submit_job
 from hpcdl.cluster.batch.systems import NodeWishes, find_system
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.study import Study, study_tables
-from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import write_json, write_toml
-from hpcdl.core.from_json import read_as
+from hpcdl.core.records.from_json import read_as
+from hpcdl.core.storage.disk import make_folder
+from hpcdl.core.storage.files import write_json, write_toml
 from hpcdl.study.plan import StudyRuns
 from hpcdl.study.state import FILE_NAME as STATE_FILE
 from hpcdl.study.state import StudyState, digest_of, new_state, read_state

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl.config.search import Dimension, SearchStudy
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 
 JOURNAL = "journal.log"
 FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"

@@ -23,12 +23,12 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.disk import free_name, make_folder
 from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
-from hpcdl.core.files import write_json, write_toml
-from hpcdl.core.lock import writing
-from hpcdl.core.records import RunRecord, read_record, write_record
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
+from hpcdl.core.records.run_record import RunRecord, read_record, write_record
+from hpcdl.core.storage.disk import free_name, make_folder
+from hpcdl.core.storage.files import write_json, write_toml
+from hpcdl.core.storage.lock import writing
 from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS

@@ -13,8 +13,8 @@ from typing import Any
 
 from hpcdl.config.study import Study
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import write_json
-from hpcdl.core.from_json import read_as
+from hpcdl.core.records.from_json import read_as
+from hpcdl.core.storage.files import write_json
 from hpcdl.study.plan import StudyPoint, StudyRuns
 
 SCHEMA = "hpcdl.study/1"

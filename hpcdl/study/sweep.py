@@ -13,12 +13,12 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
-from hpcdl.core.disk import free_name, make_folder, move
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.files import read_json, write_json, write_toml
-from hpcdl.core.lock import writing
-from hpcdl.core.records import read_record
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
+from hpcdl.core.records.run_record import read_record
+from hpcdl.core.storage.disk import free_name, make_folder, move
+from hpcdl.core.storage.files import read_json, write_json, write_toml
+from hpcdl.core.storage.lock import writing
 from hpcdl.run.rundir import discard, drop_heavy_results
 from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.attempt import (

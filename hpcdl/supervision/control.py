@@ -20,9 +20,9 @@ import numpy
 
 from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.launchers.base import seconds_left
-from hpcdl.core.disk import remove_file
+from hpcdl.core.processes.signals import StopRequest
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.signals import StopRequest
+from hpcdl.core.storage.disk import remove_file
 from hpcdl.strategies.base.strategy import Worker
 
 if TYPE_CHECKING:

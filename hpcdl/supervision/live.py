@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
-from hpcdl.core.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json
-from hpcdl.core.records import FILE_NAME, from_json, read_record
-from hpcdl.core.run_state import continues, state_of
+from hpcdl.core.records.run_record import FILE_NAME, from_json, read_record
+from hpcdl.core.records.run_state import continues, state_of
+from hpcdl.core.storage.disk import is_own, make_folder, remove_file, touch
+from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import IMAGES
 from hpcdl.run.journal import JournalReader, seconds_between
 from hpcdl.supervision.watchdog import FOLDER, VIEWED, Note

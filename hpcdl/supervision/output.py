@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import open_to_append, remove_file
+from hpcdl.core.storage.disk import open_to_append, remove_file
 
 ENDINGS = ("out", "err")
 """Of the files that take what is printed on stdout and stderr."""

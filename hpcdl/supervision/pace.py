@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import PARTS, RankMonitor
-from hpcdl.core.disk import make_folder
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_json
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.disk import make_folder
+from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import format_seconds
 from hpcdl.supervision.watchdog import write_note
 from hpcdl.trace.counters import LEVELS, sample

@@ -28,10 +28,10 @@ from pathlib import Path
 
 from hpcdl.cluster.status import ALONE, WATCH_FOLDER
 from hpcdl.comm.observed import Observed, RankMonitor
-from hpcdl.core.disk import create, make_folder, remove_file, touch
 from hpcdl.core.errors import CorruptError, RankError
-from hpcdl.core.files import read_json
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.disk import create, make_folder, remove_file, touch
+from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import format_seconds
 
 FOLDER = WATCH_FOLDER

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.clocks import ClockPoint
-from hpcdl.core.disk import open_new
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.disk import open_new
+from hpcdl.core.storage.files import open_regular
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]

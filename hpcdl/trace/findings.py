@@ -18,7 +18,7 @@ from hpcdl.comm.observed import (
     RECEIVING,
     UPDATING,
 )
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import HostClock, Merged
 from hpcdl.trace.network import HostTraffic, traffic
 from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps

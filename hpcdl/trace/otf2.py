@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import PARTS
-from hpcdl.core.disk import check_output, move, private_folder
 from hpcdl.core.errors import UsageError
+from hpcdl.core.storage.disk import check_output, move, private_folder
 from hpcdl.trace.merge import Merged
 
 if TYPE_CHECKING:

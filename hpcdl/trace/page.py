@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD
-from hpcdl.core.page import escaped, patterns, sentence
-from hpcdl.core.page import page as shell
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.pages.page import escaped, patterns, sentence
+from hpcdl.core.pages.page import page as shell
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.core.units import format_bytes, format_seconds
 from hpcdl.trace.findings import Findings
 from hpcdl.trace.merge import Merged

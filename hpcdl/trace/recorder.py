@@ -33,7 +33,9 @@ from hpcdl.comm.observed import (
     Recorder,
 )
 from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
-from hpcdl.core.disk import (
+from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.processes.wall import WALL
+from hpcdl.core.storage.disk import (
     creating,
     is_own,
     is_own_file,
@@ -42,8 +44,6 @@ from hpcdl.core.disk import (
     remove_private,
     touch,
 )
-from hpcdl.core.errors import HpcdlError, StoppedEarly
-from hpcdl.core.wall import WALL
 from hpcdl.trace.counters import CPU_US, cpu_us, sample
 from hpcdl.trace.file import COUNTER, TraceFile
 

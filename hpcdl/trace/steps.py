@@ -9,7 +9,7 @@ import numpy
 
 from hpcdl.comm.observed import PARTS
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.trace.merge import Merged
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Steps:
         return float(self.seconds.mean())
 
     def parts(self) -> Array:
-        """(R, S, 6): seconds by the names of records (core/records.py)."""
+        """(R, S, 6): seconds by the names of records (core/records/run_record.py)."""
         had, exchanged = self.borders[:, :, HAD_GRADIENTS], self.borders[:, :, EXCHANGED]
         slowest = had.max(axis=0)[None] if self.synchronous else had
         everybody = numpy.clip(numpy.maximum(slowest, had + self.waited_s), had, numpy.maximum(exchanged, had))

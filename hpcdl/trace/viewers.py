@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD, LAYER_UPDATE, PARTS, RECEIVING, SENDING, UPDATING
-from hpcdl.core.disk import writing_output
+from hpcdl.core.storage.disk import writing_output
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.merge import Merged
 from hpcdl.trace.otf2 import write_otf2

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import creating, cut, make_folder, open_to_append
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import parse_json, read_bytes
-from hpcdl.core.from_json import from_json
+from hpcdl.core.records.from_json import from_json
+from hpcdl.core.storage.disk import creating, cut, make_folder, open_to_append
+from hpcdl.core.storage.files import parse_json, read_bytes
 from hpcdl.tuning.trials import TrialOutcome
 
 SCHEMA = "hpcdl.trials/1"

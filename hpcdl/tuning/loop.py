@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.findings import Found, checked, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import TrialLog

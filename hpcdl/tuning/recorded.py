@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import open_regular
-from hpcdl.core.records import FILE_NAME as RECORD
+from hpcdl.core.records.run_record import FILE_NAME as RECORD
+from hpcdl.core.storage.files import open_regular
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
 from hpcdl.report.runs.sources import Walk

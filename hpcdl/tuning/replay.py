@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import read_bytes
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.tuning.search import Choice, Search
 
 VALUE = "images_per_second"

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
-from hpcdl.core.files import read_toml
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.core.storage.files import read_toml
 from hpcdl.node.engine import Engine
 from hpcdl.node.plan import INTER_OP_DEFAULT, launch_plan
 from hpcdl.node.settings import SETTINGS, Settings

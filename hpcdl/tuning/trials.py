@@ -23,8 +23,8 @@ from typing import Any
 
 from hpcdl.cluster.launchers.base import expand_hosts
 from hpcdl.cluster.processes import end_marked
-from hpcdl.core.disk import open_new, private_folder
 from hpcdl.core.paths import own_program
+from hpcdl.core.storage.disk import open_new, private_folder
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.profile import Profile, write_profile
 from hpcdl.node.settings import Settings

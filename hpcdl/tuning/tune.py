@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpcdl import __version__
 from hpcdl.config.schema import TuneConfig
-from hpcdl.core.disk import check_outputs
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.core.storage.disk import check_outputs
 from hpcdl.models.spec import check_model_spec, model_name
 from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine, find_engine

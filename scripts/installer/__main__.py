@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # this checkout's hpcdl.core.disk, whatever PYTHON has
+sys.path.insert(
+    1, str(Path(__file__).resolve().parents[2])
+)  # this checkout's hpcdl.core.storage.disk, whatever PYTHON has
 
 from build import install, uninstall, wheelhouse
 from plan import InstallError, Plan

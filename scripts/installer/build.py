@@ -33,7 +33,7 @@ from tree import (
     sweep_left,
 )
 
-from hpcdl.core.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
+from hpcdl.core.storage.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
 
 _PR_SET_PDEATHSIG = 1
 _PIP_UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}

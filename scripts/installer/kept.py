@@ -12,7 +12,7 @@ from pathlib import Path
 from modulefile import is_of_this_prefix, modulefile_text
 from plan import CHECKOUT, Plan
 
-from hpcdl.core.disk import create, free_name, is_marked, keep_others, make_folder, move, paths_in
+from hpcdl.core.storage.disk import create, free_name, is_marked, keep_others, make_folder, move, paths_in
 
 MARKER = ".hpcdl-unfinished"
 """In a tree that is being built: says by whom."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plan import CHECKOUT, InstallError, Plan
 
-from hpcdl.core.disk import creating, make_folder, remove_empty, remove_file, sweep
+from hpcdl.core.storage.disk import creating, make_folder, remove_empty, remove_file, sweep
 
 TEMPLATE = CHECKOUT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
 

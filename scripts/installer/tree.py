@@ -16,7 +16,7 @@ from modulefile import is_of_another_prefix, is_of_this_prefix, remove_modulefil
 from plan import InstallError, Plan
 from processes import end_programs_of, ignore_stops, running_from
 
-from hpcdl.core.disk import (
+from hpcdl.core.storage.disk import (
     create,
     is_marked,
     make_folder,

@@ -15,7 +15,7 @@ from hpcdl.checkpoint.memory import LocalCopies, newest_common, place, steps_in
 from hpcdl.config.load import flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
-from hpcdl.core.lock import writing
+from hpcdl.core.storage.lock import writing
 from hpcdl.run.plan import prepare
 from hpcdl.strategies.table import STRATEGIES
 from tests.checkpoint.test_checkpoints import damage_bit, damage_truncate

@@ -19,7 +19,7 @@ from hpcdl.config.load import (
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.core.files import toml_text
+from hpcdl.core.storage.files import toml_text
 from tests.conftest import CommandLine
 
 NEEDED = {"model": "lenet", "data": "shards"}

@@ -1,4 +1,4 @@
-"""Finds what changes a disk: calls of core/disk.py, and calls that should go through it.
+"""Finds what changes a disk: calls of core/storage/disk.py, and calls that should go through it.
 
 `python -m tests.core.disk_changes` writes the table in docs/security.md anew, and prints the places of each call.
 """
@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core import disk
+from hpcdl.core.storage import disk
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "security.md"
 BEGIN, END = "<!-- places -->\n", "<!-- end of places -->\n"
-HOME = "hpcdl/core/disk.py"
+HOME = "hpcdl/core/storage/disk.py"
 GUARDS = (
     "remove_file", "remove_folder", "remove_content", "remove_private", "sweep", "move", "move_over", "cut",
     "rewrite", "creating", "replacing", "writing_output", "touch", "write_bytes", "write_text", "write_json",
     "write_toml", "write_output", "private_folder", "remove_marked", "sweep_marked", "remove_empty", "keep_others",
     "remove_output",
 )  # fmt: skip
-"""Functions of core/disk.py that remove or replace, and those of core/files.py that go through them."""
+"""Functions of core/storage/disk.py that remove or replace, and those of core/storage/files.py that go through them."""
 _OS = {"remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "truncate", "ftruncate", "link",
        "symlink", "mkfifo"}  # fmt: skip
 _SHUTIL = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree"}
@@ -57,7 +57,7 @@ def unguarded(path: Path) -> Iterator[Place]:
 
 
 def guarded(path: Path) -> Iterator[Place]:
-    """Calls in `path` of what removes or replaces in core/disk.py, or goes through it."""
+    """Calls in `path` of what removes or replaces in core/storage/disk.py, or goes through it."""
     yield from _calls(path, _guard)
 
 
@@ -93,8 +93,8 @@ def _names_of_new_files(tree: ast.AST) -> set[str]:
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """Names that a module takes from core/disk.py and core/files.py."""
-    homes = ("hpcdl.core.disk", "hpcdl.core.files")
+    """Names that a module takes from core/storage/disk.py and core/storage/files.py."""
+    homes = ("hpcdl.core.storage.disk", "hpcdl.core.storage.files")
     found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in homes)
     return {alias.name for node in found for alias in node.names}
 
@@ -151,7 +151,7 @@ def places() -> dict[str, list[str]]:
     """The places of each call, as FILE FUNCTION."""
     found: dict[str, set[str]] = {}
     for path in sources():
-        if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/files.py"):
+        if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/storage/files.py"):
             for place in guarded(path):
                 found.setdefault(place.call, set()).add(f"{place.file} {place.function}")
     return {call: sorted(where) for call, where in sorted(found.items())}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core import disk
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import write_output, write_text
-from hpcdl.core.lock import FILE_NAME, check_free, writing
+from hpcdl.core.storage import disk
+from hpcdl.core.storage.files import write_output, write_text
+from hpcdl.core.storage.lock import FILE_NAME, check_free, writing
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user's: needs root")
 NOBODY = 65534

@@ -1,4 +1,4 @@
-"""What changes a disk goes through core/disk.py, and docs/security.md says what guards it."""
+"""What changes a disk goes through core/storage/disk.py, and docs/security.md says what guards it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.core.disk_changes import HOME, PAGE, REPOSITORY, guarded, page, sourc
 
 WORK = "in the work folder that this call has made for itself alone (data/write/target.py)"
 ELSEWHERE = {
-    "hpcdl/core/signals.py": "the null device",
-    "hpcdl/core/streams.py": "the null device",
+    "hpcdl/core/processes/signals.py": "the null device",
+    "hpcdl/core/processes/streams.py": "the null device",
     "hpcdl/supervision/runtime.py": "the null device",
     "hpcdl/data/format/hdf5.py": f"a new shard under the name that replacing() yields; copies {WORK}",
     "hpcdl/data/format/shard_file.py": "a new shard under the name that replacing() yields",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcdl.core import disk, files
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.files import parse_json, parse_toml, read_json, read_toml, toml_text, write_toml
+from hpcdl.core.storage import disk, files
+from hpcdl.core.storage.files import parse_json, parse_toml, read_json, read_toml, toml_text, write_toml
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

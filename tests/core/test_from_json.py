@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.from_json import check_fields, decoded, from_json
+from hpcdl.core.records.from_json import check_fields, decoded, from_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hpcdl.core.page import patterns, variables
-from hpcdl.core.palette import CURVES, GROUND, PARTS, Color, channels
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.pages.page import patterns, variables
+from hpcdl.core.pages.palette import CURVES, GROUND, PARTS, Color, channels
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 
 Array = npt.NDArray[np.float64]
 

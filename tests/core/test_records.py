@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.records import (
+from hpcdl.core.records.run_record import (
     HistoryPoint,
     InferenceRecord,
     RankRecord,
@@ -40,7 +40,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_installed_schema_is_the_dataclass_s() -> None:
-    how = "run: python -m hpcdl.core.records > share/hpcdl/schemas/run-1.json"
+    how = "run: python -m hpcdl.core.records.run_record > share/hpcdl/schemas/run-1.json"
     assert json.loads(INSTALLED.read_text()) == json.loads(json.dumps(record_schema())), how
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core.lock import FILE_NAME, writing
-from hpcdl.core.run_state import RANKS, is_measured, state_of
+from hpcdl.core.records.run_state import RANKS, is_measured, state_of
+from hpcdl.core.storage.lock import FILE_NAME, writing
 
 
 def lock_of(run_dir: Path, **holder: object) -> Path:
@@ -38,7 +38,7 @@ def test_a_run_that_nobody_writes_is_lost_and_looking_changes_nothing(tmp_path: 
 def test_a_run_whose_lock_is_held_goes_on(tmp_path: Path, below: str) -> None:
     """By the process that has started it, or after its end by rank 0."""
     (tmp_path / below).mkdir(exist_ok=True)
-    hold = "import sys, time; from pathlib import Path; from hpcdl.core.lock import writing\n"
+    hold = "import sys, time; from pathlib import Path; from hpcdl.core.storage.lock import writing\n"
     hold += "with writing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", hold, str(tmp_path / below)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

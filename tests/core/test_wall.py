@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core.wall import WallClock
+from hpcdl.core.processes.wall import WallClock
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("hpcdl", "scripts", "benchmarks")
@@ -20,10 +20,10 @@ READS = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 OF_DATETIME = {"now", "utcnow", "today"}
 STAMPS = re.compile(r"(st_[amc]time|st_birthtime)(_ns)?$|get[amc]time$")
 PLACES = {
-    "hpcdl/core/wall.py:__init__ time.time": "the time of day that a run begins with",
-    "hpcdl/core/wall.py:set_by_s time.time": "how far the system's clock was set since: it is said, and is no duration",
-    "hpcdl/core/lifeline.py:remove_abandoned time.time": "a file's age; whoever has it in memory keeps it, however old",
-    "hpcdl/core/lifeline.py:remove_abandoned st_mtime": "a file's age; whoever has it in memory keeps it, however old",
+    "hpcdl/core/processes/wall.py:__init__ time.time": "the time of day that a run begins with",
+    "hpcdl/core/processes/wall.py:set_by_s time.time": "how far the clock was set since: said, and no duration",
+    "hpcdl/core/processes/lifeline.py:remove_abandoned time.time": "a file's age; whoever has it in memory keeps it",
+    "hpcdl/core/processes/lifeline.py:remove_abandoned st_mtime": "a file's age; whoever has it in memory keeps it",
     "hpcdl/cluster/launchers/base.py:seconds_left time.time": "a moment that a job tells by the time of day alone",
     "hpcdl/cluster/batch/submission.py:submit_job time.time": "a stamp, by which jobs are sorted",
     "hpcdl/data/sources/base/index.py:add_files st_mtime_ns": "equal or not",
@@ -34,11 +34,11 @@ PLACES = {
     "hpcdl/cluster/stage_env.py:fingerprint st_mtime_ns": "equal or not",
     "hpcdl/cluster/supervise.py:_table_now st_mtime": "equal or not",
     "hpcdl/cluster/supervise.py:missed st_mtime_ns": "equal or not; since when is by the monotonic clock",
-    "hpcdl/core/run_state.py:_look_at st_mtime": "whether a process is older than a lock, where there is no flock",
-    "hpcdl/core/run_state.py:_silent_s st_mtime": "the silence of an hour on another host, whose files alone tell",
+    "hpcdl/core/records/run_state.py:_look_at st_mtime": "whether a process is older than a lock without flock",
+    "hpcdl/core/records/run_state.py:_silent_s st_mtime": "the silence of an hour on another host",
     "hpcdl/data/sources/base/flat.py:read st_mtime_ns": "equal or not",
     "hpcdl/data/sources/base/flat.py:stamp_of st_mtime_ns": "equal or not",
-    "hpcdl/data/sources/image_folder.py:read st_mtime_ns": "equal or not",
+    "hpcdl/data/sources/images/image_folder.py:read st_mtime_ns": "equal or not",
     "hpcdl/doctor/scheduler.py:check_clocks time.time": "hosts' clocks are compared, unless one was set meanwhile",
     "hpcdl/strategies/base/graph.py:has_own_clock tf.timestamp": "whether TensorFlow has a clock here",
     "hpcdl/strategies/base/graph.py:timestamp tf.timestamp": "TensorFlow has no other; WALL.settled makes it the run's",
@@ -139,7 +139,7 @@ def test_who_reads_a_clock_that_may_be_set_is_known() -> None:
         for path in paths
         for function, what in readings(ast.parse(path.read_text()))
     }
-    assert sorted(found - PLACES.keys()) == [], "take time.monotonic, or WALL of hpcdl/core/wall.py"
+    assert sorted(found - PLACES.keys()) == [], "take time.monotonic, or WALL of hpcdl/core/processes/wall.py"
     assert sorted(PLACES.keys() - found) == [], "gone: out of PLACES"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.lock import FILE_NAME, writing
+from hpcdl.core.storage.lock import FILE_NAME, writing
 
 
 def test_held_freed_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

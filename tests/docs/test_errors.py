@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core import errors, manual
+from hpcdl.core import errors
 from hpcdl.core.errors import HpcdlError
+from hpcdl.core.pages import manual
 from tests.conftest import ROOT, CommandLine
 
 FOREIGN = ("No such command", "No such option", "No space left on device")

@@ -32,13 +32,13 @@ from hpcdl.config.load import Layer, file_layer, load, site_rules, standard_laye
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import load_search
 from hpcdl.config.study import load_study
-from hpcdl.core.files import write_json
-from hpcdl.core.from_json import read_as
-from hpcdl.core.lock import check_free
-from hpcdl.core.records import FILE_NAME as RECORD
+from hpcdl.core.records.from_json import read_as
+from hpcdl.core.records.run_record import FILE_NAME as RECORD
+from hpcdl.core.storage.files import write_json
+from hpcdl.core.storage.lock import check_free
 from hpcdl.data.format import manifest
 from hpcdl.data.show.inspection import inspect, require_sound, verify
-from hpcdl.data.sources.tfrecord import _example_class, masked_crc
+from hpcdl.data.sources.records.tfrecord import _example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult

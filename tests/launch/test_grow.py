@@ -14,7 +14,7 @@ from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.cluster.status import RankStatus, raise_for
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
-from hpcdl.core.lock import writing
+from hpcdl.core.storage.lock import writing
 from hpcdl.launch import grow, relaunch
 from hpcdl.launch.grow import REQUEST, ask_to_grow, is_own_file
 from hpcdl.launch.relaunch import until_done

@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.core.records import read_record
-from hpcdl.core.run_state import state_of
+from hpcdl.core.records.run_record import read_record
+from hpcdl.core.records.run_state import state_of
 from tests.conftest import CommandLine, Mpi
 from tests.training_runs import SHORT, finish, kill_rank, start, wait_for
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.models.load import load_model
 from hpcdl.models.spec import Emulation, check_model_spec, model_name, parse_emulation
 from hpcdl.strategies.table import STRATEGIES

@@ -16,7 +16,7 @@ import keras
 import numpy
 import pytest
 
-from hpcdl.core import archives
+from hpcdl.core.storage import archives
 from hpcdl.models.saved import check_saved, load_saved
 
 MOST = 300 << 20

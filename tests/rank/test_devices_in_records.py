@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.records import RunRecord
+from hpcdl.core.records.run_record import RunRecord
 from hpcdl.rank.results import with_devices
 from tests.conftest import CommandLine
 

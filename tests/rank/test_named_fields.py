@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 from tests.data.sharding import make

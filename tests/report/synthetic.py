@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, from_json, write_record
+from hpcdl.core.records.run_record import HistoryPoint, RankRecord, RunRecord, from_json, write_record
 from hpcdl.report.runs.run import Run, from_record
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hpcdl.core.errors import UnknownNameError, UsageError
-from hpcdl.core.records import HistoryPoint
+from hpcdl.core.records.run_record import HistoryPoint
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests, check_comparable, compare, comparisons, corrected
 from hpcdl.report.analysis.settings import told_apart

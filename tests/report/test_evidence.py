@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdl.core.errors import ConfigError, UnknownNameError, UsageError
-from hpcdl.core.records import RunRecord
+from hpcdl.core.records.run_record import RunRecord
 from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.evidence.checks import MET, NOT_MEASURED, NOT_MET, NOT_SHOWN, Case, Judgement, judge
 from hpcdl.report.evidence.measured import choose_curve, measure

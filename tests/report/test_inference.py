@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.records import InferenceRecord, RunRecord
+from hpcdl.core.records.run_record import InferenceRecord, RunRecord
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.document.document import Bounds, Interval, Table
 from hpcdl.report.runs.anonymous import anonymised

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.records import HistoryPoint
+from hpcdl.core.records.run_record import HistoryPoint
 from hpcdl.core.statistics import estimate
 from hpcdl.report.analysis.analyse import Analysis, analyse
 from hpcdl.report.analysis.comparisons import STRATEGIES

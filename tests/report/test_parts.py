@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.records import PARTS
+from hpcdl.core.records.run_record import PARTS
 from hpcdl.report.analysis.parts import breakdowns, lost_efficiency
 from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.sections.network import imbalance

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render, with_own_colors
 from hpcdl.report.document.cells import cell_text, number, plain, shortened

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.records import HistoryPoint, RankRecord
+from hpcdl.core.records.run_record import HistoryPoint, RankRecord
 from hpcdl.launch.traced import summary_of
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.records import HistoryPoint, RankRecord, RunRecord, from_json, read_record
+from hpcdl.core.records.run_record import HistoryPoint, RankRecord, RunRecord, from_json, read_record
 from hpcdl.report.runs.run import from_record
 from hpcdl.report.runs.sources import gather
 from tests.report.synthetic import make_record, write_run

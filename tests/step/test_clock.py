@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from hpcdl.comm.threads.communicator import alone
-from hpcdl.core.records import ALL_STEPS_UP_TO, PARTS
+from hpcdl.core.records.run_record import ALL_STEPS_UP_TO, PARTS
 from hpcdl.step.clock import StepClock, StepTimes
 
 

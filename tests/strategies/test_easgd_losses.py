@@ -19,7 +19,7 @@ from hpcdl.checkpoint.folders import MANIFEST, folder_of, list_checkpoints
 from hpcdl.cluster.launchers.mpiexec import environment_for
 from hpcdl.cluster.status import FOLDER as RANKS
 from hpcdl.cluster.status import read_statuses
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.run.journal import FILE_NAME
 from tests.conftest import CommandLine, end_family, patience
 

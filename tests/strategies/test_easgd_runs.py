@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-from hpcdl.core.records import RunRecord, read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.strategies.table import find_strategy
 from tests.conftest import DIGITS, CommandLine, selected
 

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdl.core.records import RunRecord, write_record
+from hpcdl.core.records.run_record import RunRecord, write_record
 
 here = Path(sys.argv[1])
 flags = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdl.core.records import RunRecord, write_record
+from hpcdl.core.records.run_record import RunRecord, write_record
 
 here, pace_s = Path(sys.argv[1]), float(sys.argv[2])
 words = sys.argv[3:]

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.config.study import load_study
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.report.evidence.template import find_template
 from hpcdl.study.access import node_counts_for, train_words
 from tests.conftest import ROOT, CommandLine

@@ -10,8 +10,8 @@ import pytest
 
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import ConfigError
-from hpcdl.core.files import write_toml
-from hpcdl.core.records import HistoryPoint, RunRecord
+from hpcdl.core.records.run_record import HistoryPoint, RunRecord
+from hpcdl.core.storage.files import write_toml
 from hpcdl.study.choice import choose
 from hpcdl.study.plan import StudyPoint, make_plan
 from tests.conftest import ROOT, CommandLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from hpcdl.config.study import load_study
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.study.plan import make_plan
 from tests.conftest import ROOT
 

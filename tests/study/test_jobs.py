@@ -13,7 +13,7 @@ import pytest
 from hpcdl.cluster.batch.systems import NodeWishes
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.files import write_toml
+from hpcdl.core.storage.files import write_toml
 from hpcdl.study.allocation import find_allocation
 from hpcdl.study.jobs import STUDY_FILE, JobLimits, part_folder, submit_parts
 from hpcdl.study.plan import make_plan

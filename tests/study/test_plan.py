@@ -12,7 +12,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting
 from hpcdl.config.study import Study, load_study, study_tables
 from hpcdl.core.errors import ConfigError, UsageError
-from hpcdl.core.files import write_toml
+from hpcdl.core.storage.files import write_toml
 from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.points import OWN, prepare_points
 from tests.conftest import ROOT

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.study.state import read_state
 from hpcdl.study.sweep import raise_for
 from tests.conftest import ROOT, patience

@@ -8,8 +8,8 @@ import time
 
 from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.comm.threads import communicator as threads
+from hpcdl.core.processes.signals import StopRequest
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.signals import StopRequest
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
 from hpcdl.supervision.control import Control, ControlFlags, Room

@@ -12,7 +12,7 @@ import pytest
 from hpcdl.cli.training.watch import BAR, bar, lines
 from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.errors import UsageError
-from hpcdl.core.lock import writing
+from hpcdl.core.storage.lock import writing
 from hpcdl.supervision.live import LiveView, RunNow
 from hpcdl.supervision.watchdog import Actions, Limits, Watchdog, watching
 from tests.conftest import CommandLine, patience

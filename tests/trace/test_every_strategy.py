@@ -14,7 +14,7 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, PARTS
-from hpcdl.core.records import read_record
+from hpcdl.core.records.run_record import read_record
 from hpcdl.strategies.base.strategy import StrategyInfo
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.trace.file import RankTrace

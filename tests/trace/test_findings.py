@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records import PARTS as RECORD_PARTS
+from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.findings import findings

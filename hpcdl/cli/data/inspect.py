@@ -39,7 +39,7 @@ def inspect(
     json: JsonFlag = False,
 ) -> None:
     """Show what a data folder holds; check and mend it."""
-    from hpcdl.core.disk import check_outputs, make_output_folder
+    from hpcdl.core.storage.disk import check_outputs, make_output_folder
 
     if repair != (source is not None):
         raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
@@ -107,7 +107,7 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
 
 def _page(folder: Path, out: Path | None) -> str:
     """Write the page; its path."""
-    from hpcdl.core.files import write_output
+    from hpcdl.core.storage.files import write_output
     from hpcdl.data.show.overview import look
     from hpcdl.data.show.page import page
 

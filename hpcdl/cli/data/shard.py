@@ -14,8 +14,8 @@ import typer
 from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved, takes_settings
 from hpcdl.cli.output import Commentary, print_json, say
 from hpcdl.core.paths import typed
+from hpcdl.core.processes.signals import caught
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.signals import caught
 from hpcdl.core.units import counted, format_bytes, format_count, format_seconds
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 

@@ -13,7 +13,7 @@ from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
 
 if TYPE_CHECKING:
-    from hpcdl.core.manual import FoundPage
+    from hpcdl.core.pages.manual import FoundPage
 
 LONGEST_LINE = 110
 """Of a line that holds the words searched for; pages have tables."""
@@ -31,7 +31,7 @@ def docs(
     json: JsonFlag = False,
 ) -> None:
     """Tell where the documentation lies, search it, or open it."""
-    from hpcdl.core.manual import find_words, manual_folder, start_page
+    from hpcdl.core.pages.manual import find_words, manual_folder, start_page
 
     folder = manual_folder()
     start = start_page()
@@ -71,8 +71,8 @@ def explain(
     json: JsonFlag = False,
 ) -> None:
     """Say what an error means and what to do."""
-    from hpcdl.core.manual import ERRORS_PAGE
-    from hpcdl.core.manual import explain as find
+    from hpcdl.core.pages.manual import ERRORS_PAGE
+    from hpcdl.core.pages.manual import explain as find
 
     found = find(" ".join(error))
     if json:

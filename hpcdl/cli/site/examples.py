@@ -27,7 +27,7 @@ def examples(
 
     A file that is there with other content is never replaced.
     """
-    from hpcdl.core.examples import copy_examples, list_examples
+    from hpcdl.core.pages.examples import copy_examples, list_examples
 
     if not names:
         found = list_examples()

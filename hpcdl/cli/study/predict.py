@@ -67,7 +67,7 @@ def predict(
 
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """
-    from hpcdl.core.disk import check_outputs
+    from hpcdl.core.storage.disk import check_outputs
     from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.answer import Question, answer
 
@@ -133,7 +133,7 @@ def _share(text: str | None) -> float | None:
 
 
 def _write(found: Answer, out: Path) -> None:
-    from hpcdl.core.files import json_text, write_output
+    from hpcdl.core.storage.files import json_text, write_output
     from hpcdl.predict.outlook import draw
 
     document = found.as_json()

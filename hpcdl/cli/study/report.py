@@ -250,7 +250,7 @@ def _inches(width: str | None, figures: bool) -> float | None:
 
 def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
     """Where the report goes; UsageError, before any work, where it would replace what is not hpcdl's."""
-    from hpcdl.core.disk import is_own
+    from hpcdl.core.storage.disk import is_own
     from hpcdl.report.compose.build import check_place
 
     folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))

@@ -16,7 +16,7 @@ from hpcdl.core.paths import typed
 from hpcdl.core.units import counted, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.core.records import RunRecord
+    from hpcdl.core.records.run_record import RunRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def infer(
     On this node with --ranks N, or as one rank under mpiexec or srun. Outputs go into verified HDF5 shards.
     """
     from hpcdl.cluster.environment import placement
-    from hpcdl.core.records import read_record
+    from hpcdl.core.records.run_record import read_record
     from hpcdl.launch import infer as launch
     from hpcdl.run.rundir import check_trusted
 

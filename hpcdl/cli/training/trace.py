@@ -29,8 +29,8 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
 
     Every run keeps a small trace of its first ranks; hpcdl train --trace keeps more.
     """
-    from hpcdl.core.disk import check_output
-    from hpcdl.core.files import write_output
+    from hpcdl.core.storage.disk import check_output
+    from hpcdl.core.storage.files import write_output
     from hpcdl.launch.traced import look_into
     from hpcdl.trace.page import page
     from hpcdl.trace.summary import tables

@@ -31,7 +31,7 @@ from hpcdl.core.progress import Progress, progress
 from hpcdl.core.units import counted, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.core.records import RunRecord
+    from hpcdl.core.records.run_record import RunRecord
 
 
 DryRun = Annotated[
@@ -61,7 +61,7 @@ def train(
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.modules import go_on_with
-    from hpcdl.core.records import read_record
+    from hpcdl.core.records.run_record import read_record
     from hpcdl.launch import train as launch
     from hpcdl.run.plan import rule_in_force
 

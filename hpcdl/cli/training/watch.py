@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.output import put, table_lines
-from hpcdl.core.streams import unheard
+from hpcdl.core.processes.streams import unheard
 from hpcdl.core.units import format_rate, format_seconds
 
 if TYPE_CHECKING:

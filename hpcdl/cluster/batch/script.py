@@ -12,10 +12,10 @@ from pathlib import Path
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
 from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
-from hpcdl.core.disk import make_output_folder
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.files import write_output
 from hpcdl.core.paths import own_program, share_folder, site_config_file
+from hpcdl.core.storage.disk import make_output_folder
+from hpcdl.core.storage.files import write_output
 
 _HANDED_ON = (
     "HPCDL_ADDRESS", MACHINE_VARIABLE, "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH",

@@ -15,7 +15,7 @@ from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.submit import BatchConfig, SubmitConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import read_toml
+from hpcdl.core.storage.files import read_toml
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""

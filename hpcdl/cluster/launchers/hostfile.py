@@ -12,8 +12,8 @@ from pathlib import Path
 from hpcdl.cluster.launchers.base import Casualty, Launcher, expand_hosts, refuse_without_mpi, remaining
 from hpcdl.cluster.launchers.mpiexec import CONTINUES, environment_for, find_mpiexec
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import read_bytes
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.core.storage.files import read_bytes
 
 HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
 PROBE_S = 10.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcdl.comm.mpi.start import readable_lines
 from hpcdl.core.errors import UsageError
-from hpcdl.core.lifeline import forget_names
+from hpcdl.core.processes.lifeline import forget_names
 
 INFINIBAND = Path("/sys/class/infiniband")
 _UCX_WITHOUT_HOOKS = ("UCX_MEM_EVENTS", "no")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy
 
 from hpcdl.comm.tcp.group import TcpGroup, create_secret, join
-from hpcdl.core.disk import make_folder, remove_file
 from hpcdl.core.errors import HpcdlError, RankError
+from hpcdl.core.storage.disk import make_folder, remove_file
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request

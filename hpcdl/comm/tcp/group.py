@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcdl.comm.tcp.channel import TIMEOUT_S, Channel, greet, welcome
-from hpcdl.core.disk import create, remove_file
 from hpcdl.core.errors import RankError, UsageError
-from hpcdl.core.files import write_json
+from hpcdl.core.storage.disk import create, remove_file
+from hpcdl.core.storage.files import write_json
 
 Started = TypeVar("Started")
 

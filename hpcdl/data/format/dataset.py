@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.records import FILE_NAME as RECORD_NAME
+from hpcdl.core.records.run_record import FILE_NAME as RECORD_NAME
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.fields import Field, is_picture
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.disk import cut, remove_file
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
+from hpcdl.core.storage.disk import cut, remove_file
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
 

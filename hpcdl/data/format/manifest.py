@@ -15,8 +15,8 @@ from typing import Any
 import xxhash
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_json, write_text
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.files import read_json, write_text
 from hpcdl.data.format.fields import DTYPES, Field
 
 SCHEMA = "hpcdl.data/1"

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.disk import Made, make_private_folder, open_new, remove_private
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import typed
+from hpcdl.core.processes.signals import caught
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.signals import caught
+from hpcdl.core.storage.disk import Made, make_private_folder, open_new, remove_private
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.data.format.manifest import ShardEntry

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import write_output
+from hpcdl.core.storage.disk import check_outputs, make_output_folder
+from hpcdl.core.storage.files import write_output
 from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset, way_to_repair
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest

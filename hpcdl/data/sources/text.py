@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core.disk import cut, open_to_append, remove_file, sync_folder
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import parse_json, read_bytes
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.disk import cut, open_to_append, remove_file, sync_folder
+from hpcdl.core.storage.files import parse_json, read_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX
 from hpcdl.data.write.shards import ShardResult
 

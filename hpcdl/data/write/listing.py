@@ -38,7 +38,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.reader_code import user_reader
+from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, remarks_on_counts
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, make_plan

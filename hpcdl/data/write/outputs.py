@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl import __version__
-from hpcdl.core.disk import make_folder, replacing, sweep
 from hpcdl.core.errors import CorruptError
+from hpcdl.core.storage.disk import make_folder, replacing, sweep
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import FIELDS_SCHEMA as SHARD_SCHEMA

@@ -16,8 +16,8 @@ import xxhash
 
 from hpcdl import __version__
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.files import read_json, write_json
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.core.units import format_bytes, format_count
 from hpcdl.data.format.fields import ROLES, Field
 from hpcdl.data.format.hdf5 import FIELDS_SCHEMA

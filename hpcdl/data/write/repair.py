@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl.config.load import Layer, load
-from hpcdl.core.disk import move_over
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.lock import writing
+from hpcdl.core.storage.disk import move_over
+from hpcdl.core.storage.lock import writing
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base.index import Index

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hpcdl.core.disk import replacing
+from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import NewArray, ShardFrame, filters

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcdl.core.disk import Made, make_folder, remove_folder, sweep
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.lock import FILE_NAME as LOCK_NAME
-from hpcdl.core.lock import check_free
+from hpcdl.core.storage.disk import Made, make_folder, remove_folder, sweep
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.lock import check_free
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest
-from hpcdl.data.sources.reader_code import user_reader
+from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest

@@ -27,11 +27,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core import signals
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.core.lifeline import end_with_parent
 from hpcdl.core.paths import own_program
-from hpcdl.core.records import from_json
+from hpcdl.core.processes import signals
+from hpcdl.core.processes.lifeline import end_with_parent
+from hpcdl.core.records.run_record import from_json
 from hpcdl.data.sources.base.index import Index
 from hpcdl.data.sources.base.source import SourceChanged, UnreadableSample, open_source
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, read_job

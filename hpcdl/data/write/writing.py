@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.core.disk import make_folder, private_folder, remove_file
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.lock import writing
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import from_json
+from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.disk import make_folder, private_folder, remove_file
+from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_rate
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
@@ -29,7 +29,7 @@ from hpcdl.data.format.manifest import (
     write_manifest,
 )
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
-from hpcdl.data.sources.reader_code import user_reader
+from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job
 from hpcdl.data.write.moments import scaled

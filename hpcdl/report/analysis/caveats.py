@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from hpcdl.core.run_state import FAILED, LOST, STOPPED, is_measured
+from hpcdl.core.records.run_state import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcdl.core.records import PARTS
+from hpcdl.core.records.run_record import PARTS
 from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.runs.run import Run
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.core.disk import check_outputs, is_output, make_output_folder, remove_empty, remove_output
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import json_text, read_json, without_infinities, write_output
-from hpcdl.core.palette import CURVES
+from hpcdl.core.pages.palette import CURVES
 from hpcdl.core.progress import NullProgress, Progress
+from hpcdl.core.storage.disk import check_outputs, is_output, make_output_folder, remove_empty, remove_output
+from hpcdl.core.storage.files import json_text, read_json, without_infinities, write_output
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.parts import Breakdown

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.core.disk import check_outputs, make_output_folder
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import json_text, without_infinities, write_output
 from hpcdl.core.statistics import Ratio
+from hpcdl.core.storage.disk import check_outputs, make_output_folder
+from hpcdl.core.storage.files import json_text, without_infinities, write_output
 from hpcdl.core.units import counted, listed
 from hpcdl.report.document.cells import percent
 from hpcdl.report.document.document import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import quoted
-from hpcdl.core.records import RunRecord
+from hpcdl.core.records.run_record import RunRecord
 from hpcdl.core.statistics import Ratio, welch_log_ratio
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.names import curve_names

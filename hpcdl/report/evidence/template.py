@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import ConfigError, UnknownNameError, suggestion
-from hpcdl.core.files import read_toml
 from hpcdl.core.paths import share_folder, site_config_file
+from hpcdl.core.storage.files import read_toml
 
 CHECKS: Mapping[str, bool] = {
     "node-counts": True,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.files import write_output
+from hpcdl.core.storage.files import write_output
 from hpcdl.report.analysis.scaling import COLUMNS, flat_row
 from hpcdl.report.document.cells import plain
 from hpcdl.report.document.document import Bounds, Cell, Column, Document, Interval, Table

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.disk import writing_output
-from hpcdl.core.files import write_output
-from hpcdl.core.palette import CURVES, GROUND, PARTS
+from hpcdl.core.pages.palette import CURVES, GROUND, PARTS
+from hpcdl.core.storage.disk import writing_output
+from hpcdl.core.storage.files import write_output
 from hpcdl.report.document.cells import number, percent, plain, shortened
 from hpcdl.report.document.document import Figure, Series
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcdl.core.files import write_output
-from hpcdl.core.page import escaped, page, sentence
+from hpcdl.core.pages.page import escaped, page, sentence
+from hpcdl.core.storage.files import write_output
 from hpcdl.report.document.cells import cell_text, is_numeric
 from hpcdl.report.document.document import Cell, Column, Document, Figure, Listing, Section, Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.core.files import json_text, write_output
+from hpcdl.core.storage.files import json_text, write_output
 from hpcdl.report.document.document import Document
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcdl.core.files import write_output
+from hpcdl.core.storage.files import write_output
 from hpcdl.report.document.cells import cell_text, is_numeric, plain
 from hpcdl.report.document.document import Document, Figure, Listing, Section, Table
 

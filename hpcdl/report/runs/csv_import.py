@@ -13,7 +13,7 @@ from types import MappingProxyType
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, suggestion
-from hpcdl.core.files import read_bytes
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.progress import Progress
 from hpcdl.core.units import listed
 from hpcdl.report.runs.run import MODES, Run, positive

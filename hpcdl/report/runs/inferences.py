@@ -9,8 +9,8 @@ from typing import Any
 from hpcdl.config.infer import InferConfig
 from hpcdl.config.load import all_settings
 from hpcdl.config.settings import TIME
-from hpcdl.core.records import RunRecord
-from hpcdl.core.run_state import is_measured
+from hpcdl.core.records.run_record import RunRecord
+from hpcdl.core.records.run_state import is_measured
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.run import finite, machine_name, positive
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_toml
-from hpcdl.core.from_json import from_json
+from hpcdl.core.storage.files import read_toml
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.paths import share_folder
 
 

@@ -10,8 +10,8 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from hpcdl.core.records import PARTS, HistoryPoint, RankRecord, RunRecord
-from hpcdl.core.run_state import is_measured
+from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord
+from hpcdl.core.records.run_state import is_measured
 from hpcdl.core.statistics import quantiles
 from hpcdl.core.units import IMAGES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.from_json import read_as
+from hpcdl.core.records.from_json import read_as
 from hpcdl.report.runs.sources import Walk
 
 SCHEMA = "hpcdl.search/1"

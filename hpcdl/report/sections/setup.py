@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hpcdl.core.run_state import LOST, is_measured
+from hpcdl.core.records.run_state import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import default_of, told_keys, values_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from hpcdl.core.disk import create, make_folder, remove_file, replacing, touch
+from hpcdl.core.storage.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
 from hpcdl.scripts.process.session import is_initialized, session
 from hpcdl.step.keras_internals import saving_functions

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpcdl.core.disk import create, make_folder
 from hpcdl.core.errors import HpcdlError, original
+from hpcdl.core.storage.disk import create, make_folder
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed

@@ -16,7 +16,7 @@ from hpcdl.checkpoint.background import BackgroundWork
 from hpcdl.config.load import as_toml_values
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.records import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRecord, write_record
+from hpcdl.core.records.run_record import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRecord, write_record
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import SAMPLES
 from hpcdl.rank import results

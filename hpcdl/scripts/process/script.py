@@ -17,8 +17,8 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
-from hpcdl.core.lock import writing
-from hpcdl.core.signals import caught
+from hpcdl.core.processes.signals import caught
+from hpcdl.core.storage.lock import writing
 from hpcdl.faults.inject import Injection
 from hpcdl.rank.main import supervised
 from hpcdl.rank.start import ALONE, leave

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.backend import check_backend
-from hpcdl.core.disk import remove_folder
 from hpcdl.core.errors import UsageError
+from hpcdl.core.storage.disk import remove_folder
 from hpcdl.scripts.process.exit import Ending
 from hpcdl.scripts.process.undistributed import watch_training
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
 from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
+from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.wall import WALL
 from hpcdl.strategies.base.finite import all_finite, not_finite
 
 if TYPE_CHECKING:

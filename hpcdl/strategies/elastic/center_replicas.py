@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
 from hpcdl.strategies.base.salvage import CenterPart
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import call_python
 from hpcdl.strategies.base.strategy import Worker

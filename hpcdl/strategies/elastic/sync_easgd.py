@@ -16,8 +16,8 @@ import numpy
 
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.core.wall import WALL
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.equations import descend, elastic_step, moving_rate
 from hpcdl.strategies.elastic.replica import Background, Replica

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpcdl.config.schema import OptimizerConfig
 from hpcdl.core.errors import originals
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
 from hpcdl.strategies.base.graph import FiniteGuard, connected, timestamp
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.parameter_server.placement import ITEM_BYTES

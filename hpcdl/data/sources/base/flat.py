@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.core.files import open_descriptor
+from hpcdl.core.storage.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.index import ROW, IndexWriter, Rows

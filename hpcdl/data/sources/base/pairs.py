@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.core.files import open_regular, read_json
+from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import RESERVED, is_name
 from hpcdl.data.sources.base.arrays import field_name

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hpcdl.core.errors import CorruptError, shown
-from hpcdl.core.files import in_json, read_content, shallow
+from hpcdl.core.storage.files import in_json, read_content, shallow
 
 Record = TypeVar("Record")
 _MOST_WHOLE = 2**63

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import parse_json
-from hpcdl.core.lock import FILE_NAME as LOCK_NAME
-from hpcdl.core.records import FILE_NAME, recorded_status
-from hpcdl.core.wall import WALL
+from hpcdl.core.processes.wall import WALL
+from hpcdl.core.records.run_record import FILE_NAME, recorded_status
+from hpcdl.core.storage.files import parse_json
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 
 RANKS = "ranks"
 """The folder in a run directory that holds what its ranks say of themselves."""

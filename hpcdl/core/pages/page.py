@@ -9,7 +9,7 @@ from importlib import resources
 
 from hpcdl import __version__
 from hpcdl.core.errors import printable
-from hpcdl.core.palette import CURVES, GROUND, PARTS
+from hpcdl.core.pages.palette import CURVES, GROUND, PARTS
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """No script and nothing from elsewhere: a browser enforces it."""
@@ -43,7 +43,7 @@ def sentence(text: str) -> str:
 
 
 def _page(title: str, body: Iterable[str], style: str, see: str) -> Iterator[str]:
-    common = resources.files("hpcdl.core").joinpath("page.css").read_text("utf-8")
+    common = resources.files("hpcdl.core.pages").joinpath("page.css").read_text("utf-8")
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'

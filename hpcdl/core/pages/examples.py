@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core import disk
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import share_folder
+from hpcdl.core.storage import disk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcdl.core.disk import remove_file
+from hpcdl.core.storage.disk import remove_file
 
 _PR_SET_PDEATHSIG = 1
 _START_TIME = 19

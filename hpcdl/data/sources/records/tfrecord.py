@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
@@ -30,7 +30,7 @@ from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers,
 from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, leaves_out_split
-from hpcdl.data.sources.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
+from hpcdl.data.sources.records.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4

@@ -14,7 +14,7 @@ import xxhash
 
 from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array
-from hpcdl.data.sources.reader_samples import Roles, UnfitSample, UserSample, Value, item_of, item_text
+from hpcdl.data.sources.reader.samples import Roles, UnfitSample, UserSample, Value, item_of, item_text
 
 DIRECT = ".direct"
 """How the file of a field is called whose values are not kept, but read again from the source."""

@@ -24,7 +24,7 @@ from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS
-from hpcdl.data.sources.tfrecord import example_features, records
+from hpcdl.data.sources.records.tfrecord import example_features, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HEAD_BYTES = 12

@@ -2,7 +2,7 @@
 
 Frozen dataclasses on one side, JSON on the other. /1 only grows: readers ignore fields that they do not know, and
 fields that an older writer left out take their defaults.
-`python -m hpcdl.core.records > share/hpcdl/schemas/run-1.json` writes the schema that is installed.
+`python -m hpcdl.core.records.run_record > share/hpcdl/schemas/run-1.json` writes the schema that is installed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import parse_json, without_infinities, write_json
-from hpcdl.core.from_json import check_fields, read_as, read_with, schema_of
-from hpcdl.core.from_json import from_json as from_json  # rooms that read records take it from here
+from hpcdl.core.records.from_json import check_fields, read_as, read_with, schema_of
+from hpcdl.core.records.from_json import from_json as from_json  # rooms that read records take it from here
+from hpcdl.core.storage.files import parse_json, without_infinities, write_json
 from hpcdl.core.units import IMAGES
 
 SCHEMA = "hpcdl.run/1"

@@ -1,4 +1,4 @@
-"""Documents in files: written whole or not at all (core/disk.py), and read within bounds.
+"""Documents in files: written whole or not at all (core/storage/disk.py), and read within bounds.
 
 What is read may be anybody's: pipes and devices are refused, and sizes and depths are limited, in this one place.
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcdl.core.disk import creating, writing_output
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.storage.disk import creating, writing_output
 
 MOST_JSON_BYTES = 32 << 20
 """`[],[],...` takes 24 times its size in memory."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hpcdl.core.errors import CorruptError
-from hpcdl.core.files import read_json
+from hpcdl.core.storage.files import read_json
 
 MARK = "hpcdl-env.json"
 """In the environment's folder; its `base` is the installation's environment."""

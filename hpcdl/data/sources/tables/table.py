@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
@@ -19,7 +19,7 @@ from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out
-from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
+from hpcdl.data.sources.tables.csv_list import delimiter, is_list_of_files, text_lines
 
 _ENDINGS = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

@@ -25,9 +25,9 @@ from hpcdl.data.format.fields import Field
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.reader_code import FORM, UserReader, user_reader
-from hpcdl.data.sources.reader_processes import OTHERS_FROM_S, TELLING_S, Found, ItemsLeft, read_items, serve
-from hpcdl.data.sources.reader_samples import (
+from hpcdl.data.sources.reader.code import FORM, UserReader, user_reader
+from hpcdl.data.sources.reader.processes import OTHERS_FROM_S, TELLING_S, Found, ItemsLeft, read_items, serve
+from hpcdl.data.sources.reader.samples import (
     RETURNS,
     SampleStream,
     UnfitSample,
@@ -36,7 +36,7 @@ from hpcdl.data.sources.reader_samples import (
     sample_of,
     streams_of,
 )
-from hpcdl.data.sources.spool import (
+from hpcdl.data.sources.reader.spool import (
     DIRECT,
     NotedSample,
     SampleSpool,

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcdl.core.disk import cut, open_folder, remove_file
 from hpcdl.core.errors import UsageError
-from hpcdl.core.files import parse_json
+from hpcdl.core.storage.disk import cut, open_folder, remove_file
+from hpcdl.core.storage.files import parse_json
 
 FILE_NAME = ".hpcdl-lock"
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}

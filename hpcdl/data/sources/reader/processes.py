@@ -1,7 +1,7 @@
 """Processes that read a reader's items for the list of samples, while this one puts what they find in order.
 
-Such a process, `python -m hpcdl.data.sources.reader SPEC DIGEST LOCATION PARENT`, runs the user's reader itself. It
-takes a line of JSON for some items. For each of them it answers a line of JSON and, behind it, the bytes that are kept.
+Such a process, `python -m hpcdl.data.sources.reader.source SPEC DIGEST LOCATION PARENT`, runs the user's reader itself.
+It takes a line of JSON for some items. For each of them it answers a line of JSON and, behind it, the bytes kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from hpcdl.core import signals
 from hpcdl.core.errors import HpcdlError, SourceError
-from hpcdl.core.lifeline import end_with_parent
 from hpcdl.core.paths import own_program
-from hpcdl.data.sources.reader_samples import item_of, item_text
-from hpcdl.data.sources.spool import NotedSample, NotedValue
+from hpcdl.core.processes import signals
+from hpcdl.core.processes.lifeline import end_with_parent
+from hpcdl.data.sources.reader.samples import item_of, item_text
+from hpcdl.data.sources.reader.spool import NotedSample, NotedValue
 
 OTHERS_FROM_S = 3.0
 """Reading that is left when processes are started: Python and the reader's libraries take a second and more."""
@@ -92,7 +92,7 @@ class _Process:
     def __init__(self, command: Sequence[str]) -> None:
         # stderr stays the parent's: what a reader prints, and what a dying interpreter says, should be read.
         self._process = subprocess.Popen(
-            [*own_program("hpcdl.data.sources.reader", *command), str(os.getpid())],
+            [*own_program("hpcdl.data.sources.reader.source", *command), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

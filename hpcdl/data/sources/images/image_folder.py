@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.errors import SourceError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, ask_of_list, class_folders
 from hpcdl.data.sources.base.foreign import HEAD_BYTES, IMAGE_ENDINGS, check_is_image

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text

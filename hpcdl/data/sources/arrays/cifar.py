@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
-from hpcdl.core.files import read_bytes
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.data.sources.base.flat import FlatFiles, add_numbered, class_numbers, stamp_of
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.core.files import open_regular
+from hpcdl.core.storage.files import open_regular
 from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles, checked_labels
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec

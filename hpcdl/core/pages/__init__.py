@@ -1,0 +1,1 @@
+"""Pages: HTML, its colours, the manual, examples."""

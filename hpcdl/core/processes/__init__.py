@@ -1,0 +1,1 @@
+"""Processes, their signals, streams and clock."""

@@ -1,0 +1,1 @@
+"""Files: made, replaced and removed in one place, locked, read, and kept in archives."""

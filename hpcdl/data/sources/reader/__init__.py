@@ -1,0 +1,1 @@
+"""Sources that a reader of the user's own gives."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hpcdl.core.pages import examples
 from tests.conftest import ROOT, CommandLine
 
 EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
@@ -40,3 +42,18 @@ def test_what_is_there_is_not_replaced(ask_hpcdl: CommandLine, tmp_path: Path) -
 def test_an_unknown_one_is_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     refused = ask_hpcdl(["examples", "my_modl.py", "--to", tmp_path])
     assert refused.code == 2 and "did you mean 'my_model.py'" in refused.err
+
+
+def test_what_python_leaves_beside_examples_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example that a user has loaded where it lies, on a machine whose Python keeps compiled modules."""
+    share = tmp_path / "share"
+    shutil.copytree(ROOT / "share" / "hpcdl" / "examples", share / "examples")
+    for folder in (share / "examples", share / "examples" / "readers"):
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"compiled")
+    monkeypatch.setattr(examples, "share_folder", lambda: share)
+    assert "__pycache__" not in [item.name for item in examples.list_examples()]
+    examples.copy_examples(["readers"], tmp_path)
+    assert sorted(path.name for path in (tmp_path / "readers").iterdir()) == sorted(
+        path.name for path in (ROOT / "share" / "hpcdl" / "examples" / "readers").iterdir() if path.suffix == ".py"
+    )

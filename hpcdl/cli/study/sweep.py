@@ -24,7 +24,7 @@ from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.units import format_seconds, format_seconds_interval
+from hpcdl.core.units import counted, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Range
@@ -354,7 +354,8 @@ def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: in
     per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
     measured, tries = len(plan.measured), len(plan.points) - len(plan.measured)
     tried = f", after {tries} tries to choose {', '.join(study.choice.axes)}" if study.choice else ""
-    lines = [f"{measured} points x {study.plan.repeats} repeats{tried} = {len(plan.runs)} runs: {total} to go"]
+    runs = f"{counted(measured, 'point')} x {counted(study.plan.repeats, 'repeat')}{tried}"
+    lines = [f"{runs} = {counted(len(plan.runs), 'run')}: {total} to go"]
     if study.choice:
         seconds = sum(estimate.seconds_by_run.get(run.name, 0.0) for run in plan.runs if run.point.tried_for)
         lines.append(f"of that time the tries take about {format_seconds(seconds)}, one after the other")

@@ -10,6 +10,9 @@ from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import share_folder
 from hpcdl.core.storage import disk
 
+_COMPILED = "__pycache__"
+"""What Python leaves beside an example that was run where it lies."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
@@ -21,7 +24,7 @@ class Example:
 
 def list_examples() -> list[Example]:
     """What there is, by name; the page of a folder, NAME.md, comes with it and is no example itself."""
-    found = sorted(path for path in _folder().iterdir() if path.suffix != ".md")
+    found = sorted(path for path in _folder().iterdir() if path.suffix != ".md" and path.name != _COMPILED)
     return [Example(name=path.name, summary=_summary(path)) for path in found]
 
 
@@ -48,6 +51,7 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
 def _pairs(source: Path, folder: Path) -> list[tuple[Path, Path]]:
     """Each file of an example and where its copy goes."""
     files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+    files = [path for path in files if path.parent.name != _COMPILED]
     return [(path, folder / path.relative_to(source.parent)) for path in files]
 
 

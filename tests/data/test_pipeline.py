@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.dataset import open_dataset
@@ -210,6 +211,25 @@ def test_encoded_data_is_decoded_in_order(tmp_path: Path) -> None:
     make(source, tmp_path / "small", encoding="encoded", image_size="6x5", channels=1)
     small = taken(training_batches(open_dataset(str(tmp_path / "small")), batch_size=8), 1)
     assert small[0][0].shape == (8, 6, 5, 1)
+
+
+def test_encoded_pictures_of_any_size_are_cut_as_raw_ones_are(tmp_path: Path) -> None:
+    """Scaled to cover the size and cut at the centre: not squeezed. Both by a triangle, rounded: one apart at most."""
+    from hpcdl.data.read.pipeline import evaluation_batches
+
+    for number, (height, width) in enumerate([(40, 90), (90, 40), (16, 24), (7, 5), (33, 31), (64, 64)]):
+        noise = np.random.default_rng(number).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        (tmp_path / "s" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+        picture.save(tmp_path / "s" / "ab"[number % 2] / f"{number}.png")
+    found = {}
+    for encoding in ("raw", "encoded"):
+        make(tmp_path / "s", tmp_path / encoding, encoding=encoding, image_size="16x24")
+        dataset = open_dataset(str(tmp_path / encoding))
+        ((images, _),) = evaluation_batches(dataset, dataset.train_split, batch_size=6)
+        found[encoding] = np.asarray(images).astype(int)
+    assert found["raw"].shape == found["encoded"].shape == (6, 16, 24, 3)
+    assert np.abs(found["raw"] - found["encoded"]).max() <= 1
 
 
 def test_tfrecords_as_tensorflow_writes_them(tmp_path: Path) -> None:

@@ -481,12 +481,28 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
 
     def decode(content: Any) -> Any:
         image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-        image = tf.image.resize(image, (height, width), method="bilinear", antialias=True)
-        image = tf.cast(tf.round(image), tf.as_dtype(dataset.dtype))
+        found = tf.shape(image)[:2]
+        covers = lambda: tf.cast(tf.round(_covering(image, found, (height, width))), image.dtype)  # noqa: E731
+        image = tf.cond(tf.reduce_all(found == (height, width)), lambda: image, covers)
+        image = tf.cast(image, tf.as_dtype(dataset.dtype))
         image.set_shape((height, width, channels))
         return image
 
     return decode
+
+
+def _covering(image: Any, found: Any, size: tuple[int, int]) -> Any:
+    """`image`, which has the size `found`, scaled to cover `size` and cut at the centre, as raw shards have it."""
+    scale = tf.reduce_max(tf.constant(size, tf.float32) / tf.cast(found, tf.float32))
+    left_over = scale * tf.cast(found, tf.float32) - tf.constant(size, tf.float32)
+    return tf.raw_ops.ScaleAndTranslate(
+        images=image[tf.newaxis],
+        size=tf.constant(size),
+        scale=tf.stack([scale, scale]),
+        translation=-left_over / 2,
+        kernel_type="triangle",
+        antialias=True,
+    )[0]
 
 
 class _Rows(NamedTuple):

@@ -1,0 +1,219 @@
+"""Pictures written and read beside what others use for it, in turn, in one run.
+
+    python -m benchmarks.beside_loaders [--pictures 2000] [--repeats 5] [--folder DIR]
+
+The pictures are JPEG files of ImageNet's size (500 x 375, about 110 kB) in class folders, in the page cache. Writing
+packs them as they are: `hpcdl shard --encoding encoded` (listed, checked, shuffled, summed), webdataset's ShardWriter
+(tar files in the order of the folder), a plain h5py script (bytes of varying length) and a TFRecord writer; each ends
+when the device has all of it. Reading gives shuffled batches of decoded pixels: hpcdl's and TensorFlow's with two
+threads, webdataset's and PyTorch's DataLoader (over the files, by Pillow) with two processes. webdataset and torch are
+no packages of hpcdl's: an environment that has them beside hpcdl runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import webdataset
+from PIL import Image
+
+from benchmarks.data_writing import jpegs, sharding
+
+BATCH, PROCESSES, FILES = 16, 2, 4
+Write = Callable[[Path], None]
+
+
+def listed(source: Path) -> list[tuple[Path, int]]:
+    """Files with their classes, by name."""
+    return [(path, int(path.parent.name)) for path in sorted(source.rglob("*.jpg"))]
+
+
+def settled(folder: Path) -> None:
+    """Have the device take all files of a folder."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def with_webdataset(source: Path) -> Write:
+    """Tar files with a member for each picture, and one for its class."""
+    files = listed(source)
+
+    def run(target: Path) -> None:
+        target.mkdir()
+        with webdataset.ShardWriter(f"{target}/%d.tar", maxcount=-(-len(files) // FILES), verbose=0) as out:
+            for path, number in files:
+                out.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": number})
+        settled(target)
+
+    return run
+
+
+def with_h5py(source: Path) -> Write:
+    """Files with one array of bytes of varying length."""
+    files = listed(source)
+
+    def run(target: Path) -> None:
+        target.mkdir()
+        for at in range(FILES):
+            part = files[at::FILES]
+            with h5py.File(target / f"{at}.h5", "w") as file:
+                pictures = file.create_dataset("images", (len(part),), h5py.vlen_dtype(np.uint8))
+                for place, (path, _) in enumerate(part):
+                    pictures[place] = np.frombuffer(path.read_bytes(), np.uint8)
+                file["labels"] = [number for _, number in part]
+        settled(target)
+
+    return run
+
+
+def with_tfrecord(source: Path) -> Write:
+    """Records of tf.train.Example."""
+    import tensorflow as tf
+
+    files = listed(source)
+
+    def run(target: Path) -> None:
+        target.mkdir()
+        for at in range(FILES):
+            with tf.io.TFRecordWriter(f"{target}/{at}.tfrecord") as out:
+                for path, number in files[at::FILES]:
+                    feature = {
+                        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[path.read_bytes()])),
+                        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+                    }
+                    out.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        settled(target)
+
+    return run
+
+
+def pixels(content: bytes) -> torch.Tensor:
+    """A decoded picture."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+class PictureFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """What one writes for PyTorch: a file a sample."""
+
+    def __init__(self, source: Path) -> None:
+        self._files = listed(source)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
+        path, number = self._files[at]
+        return pixels(path.read_bytes()), number
+
+
+def from_hpcdl(folder: Path) -> Iterator[Any]:
+    """Batches of hpcdl's shards, without end."""
+    import hpcdl.data
+
+    return iter(hpcdl.data.open(str(folder), batch_size=BATCH, epochs=10**6))
+
+
+def from_tfrecord(folder: Path) -> Iterator[Any]:
+    """Batches by tf.data, as its guide has them."""
+    import tensorflow as tf
+
+    spec = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+
+    def parse(record):  # type: ignore[no-untyped-def]
+        found = tf.io.parse_single_example(record, spec)
+        return tf.ensure_shape(tf.io.decode_jpeg(found["image"], channels=3), (375, 500, 3)), found["label"]
+
+    records = tf.data.TFRecordDataset([str(path) for path in sorted(folder.iterdir())], num_parallel_reads=PROCESSES)
+    batches = records.shuffle(1000).repeat().map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+    return iter(batches.prefetch(tf.data.AUTOTUNE))
+
+
+def from_webdataset(folder: Path) -> Iterator[Any]:
+    """Batches of webdataset's own loader."""
+    files = [str(path) for path in sorted(folder.iterdir())]
+    samples = webdataset.WebDataset(files, shardshuffle=len(files), seed=0, resampled=False).shuffle(1000).repeat()
+    decoded = samples.to_tuple("jpg", "cls").map_tuple(pixels, int).batched(BATCH)
+    return iter(webdataset.WebLoader(decoded, batch_size=None, num_workers=PROCESSES))
+
+
+def from_files(source: Path) -> Iterator[Any]:
+    """Batches of PyTorch's DataLoader over the files, epoch after epoch."""
+    loader = torch.utils.data.DataLoader(
+        PictureFiles(source), BATCH, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True
+    )
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    """Measure, print JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="hpcdl-beside-") as scratch:
+        folder = Path(scratch)
+        source = jpegs(folder, chosen.pictures)
+        writers: dict[str, Write] = {
+            "hpcdl": sharding(source, encoding="encoded", shards=FILES),
+            "webdataset": with_webdataset(source),
+            "h5py": with_h5py(source),
+            "tfrecord": with_tfrecord(source),
+        }
+        written: dict[str, list[float]] = {name: [] for name in writers}
+        for _ in range(chosen.repeats):
+            for name, write in writers.items():
+                shutil.rmtree(folder / name, ignore_errors=True)
+                os.sync()
+                began = time.perf_counter()
+                write(folder / name)
+                written[name].append(time.perf_counter() - began)
+        batches = {
+            "hpcdl": from_hpcdl(folder / "hpcdl"),
+            "tf.data over TFRecord": from_tfrecord(folder / "tfrecord"),
+            "webdataset": from_webdataset(folder / "webdataset"),
+            "DataLoader over files": from_files(source),
+        }
+        read: dict[str, list[float]] = {name: [] for name in batches}
+        steps = chosen.pictures // BATCH // 2
+        for repeat in range(chosen.repeats + 1):
+            for name, ready in batches.items():
+                began = time.perf_counter()
+                for _ in range(steps):
+                    next(ready)
+                if repeat:  # the first time fills what each keeps
+                    read[name].append(time.perf_counter() - began)
+    report("writing", written, chosen.pictures)
+    report("reading", read, steps * BATCH)
+
+
+def report(what: str, seconds: dict[str, list[float]], pictures: int) -> None:
+    """Pictures a second, and how many times as fast as each other hpcdl is: medians of ratios within a repeat."""
+    ratios = {
+        name: statistics.median(other / own for other, own in zip(times, seconds["hpcdl"], strict=True))
+        for name, times in seconds.items()
+    }
+    rates = {name: round(pictures / statistics.median(times)) for name, times in seconds.items()}
+    print(json.dumps({what: {
+        "pictures a second": rates,
+        "times as fast as": {name: round(ratio, 2) for name, ratio in ratios.items() if name != "hpcdl"},
+    }}, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

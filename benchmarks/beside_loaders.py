@@ -7,17 +7,19 @@ packs them as they are: `hpcdl shard --encoding encoded` (listed, checked, shuff
 (tar files in the order of the folder), a plain h5py script (bytes of varying length) and a TFRecord writer; each ends
 when the device has all of it. Reading gives shuffled batches of decoded pixels: hpcdl's and TensorFlow's with two
 threads, webdataset's and PyTorch's DataLoader (over the files, by Pillow) with two processes. webdataset and torch are
-no packages of hpcdl's: an environment that has them beside hpcdl runs this.
+no packages of hpcdl's: what an environment lacks is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +28,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
-import webdataset
 from PIL import Image
 
 from benchmarks.data_writing import jpegs, sharding
@@ -50,6 +50,8 @@ def settled(folder: Path) -> None:
 
 def with_webdataset(source: Path) -> Write:
     """Tar files with a member for each picture, and one for its class."""
+    import webdataset
+
     files = listed(source)
 
     def run(target: Path) -> None:
@@ -101,12 +103,12 @@ def with_tfrecord(source: Path) -> Write:
     return run
 
 
-def pixels(content: bytes) -> torch.Tensor:
+def pixels(content: bytes) -> np.ndarray:
     """A decoded picture."""
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(content)).convert("RGB")))
+    return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-class PictureFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+class PictureFiles:
     """What one writes for PyTorch: a file a sample."""
 
     def __init__(self, source: Path) -> None:
@@ -115,7 +117,7 @@ class PictureFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, at: int) -> tuple[np.ndarray, int]:
         path, number = self._files[at]
         return pixels(path.read_bytes()), number
 
@@ -144,6 +146,8 @@ def from_tfrecord(folder: Path) -> Iterator[Any]:
 
 def from_webdataset(folder: Path) -> Iterator[Any]:
     """Batches of webdataset's own loader."""
+    import webdataset
+
     files = [str(path) for path in sorted(folder.iterdir())]
     samples = webdataset.WebDataset(files, shardshuffle=len(files), seed=0, resampled=False).shuffle(1000).repeat()
     decoded = samples.to_tuple("jpg", "cls").map_tuple(pixels, int).batched(BATCH)
@@ -152,6 +156,8 @@ def from_webdataset(folder: Path) -> Iterator[Any]:
 
 def from_files(source: Path) -> Iterator[Any]:
     """Batches of PyTorch's DataLoader over the files, epoch after epoch."""
+    import torch
+
     loader = torch.utils.data.DataLoader(
         PictureFiles(source), BATCH, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True
     )
@@ -166,12 +172,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path)
     chosen = parser.parse_args()
+    has = {name: importlib.util.find_spec(name) is not None for name in ("webdataset", "torch")}
+    for name in (name for name, there in has.items() if not there):
+        print(f"left out: {name} is not installed", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="hpcdl-beside-") as scratch:
         folder = Path(scratch)
         source = jpegs(folder, chosen.pictures)
         writers: dict[str, Write] = {
             "hpcdl": sharding(source, encoding="encoded", shards=FILES),
-            "webdataset": with_webdataset(source),
+            **({"webdataset": with_webdataset(source)} if has["webdataset"] else {}),
             "h5py": with_h5py(source),
             "tfrecord": with_tfrecord(source),
         }
@@ -186,8 +195,8 @@ def main() -> None:
         batches = {
             "hpcdl": from_hpcdl(folder / "hpcdl"),
             "tf.data over TFRecord": from_tfrecord(folder / "tfrecord"),
-            "webdataset": from_webdataset(folder / "webdataset"),
-            "DataLoader over files": from_files(source),
+            **({"webdataset": from_webdataset(folder / "webdataset")} if all(has.values()) else {}),
+            **({"DataLoader over files": from_files(source)} if has["torch"] else {}),
         }
         read: dict[str, list[float]] = {name: [] for name in batches}
         steps = chosen.pictures // BATCH // 2

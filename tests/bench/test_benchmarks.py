@@ -20,6 +20,7 @@ OUT_OF_TIME = {"node_winner": 75, "predict_hosts": 75}
 SMALLEST = {
     "allreduce_ring": ("--megabytes 1 --repeats 1", (RANKS,)),
     "bucket_size": ("--rounds 1", LONG),
+    "beside_loaders": ("--pictures 64 --repeats 1 --folder FOLDER", (pytest.mark.soak,)),
     "data_reading": ("--mib 16 --repeats 1 --folder FOLDER", (pytest.mark.soak,)),
     "data_waiting": ("--steps 2 --hep-steps 1 --batch-size 4 --folder FOLDER", LONG),
     "data_writing": ("--mib 8 --jpegs 20 --repeats 1 --folder FOLDER", ()),

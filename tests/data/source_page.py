@@ -165,7 +165,7 @@ def _read_as(job: Any) -> str:
     splits = ", ".join(f"{name} {count}" for name, count in job.plan.num_samples.items())
     shape = "x".join(map(str, job.sample_shape))
     what = [item.describe() for item in job.fields] or [f"{shape} {job.dtype}, {len(job.facts.class_names)} classes"]
-    return "; ".join([*what, splits, *job.facts.told])
+    return "; ".join([*what, splits, *job.facts.remarks])
 
 
 def page() -> str:

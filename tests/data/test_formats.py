@@ -346,10 +346,9 @@ def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
     names = {"input": "t2m=t", "target": "rain=rain"}
     with pytest.raises(HpcdlError, match=r"t of sample 3 is not finite .*, 1 samples in all; --nan skip"):
         make(WEATHER, tmp_path / "missing", **names)
-    told = dry_run(request(WEATHER, tmp_path / "all", nan="keep", **names)).facts.told
-    assert (
-        "t2m: read as float32 by its attributes: scale_factor 0.01, add_offset 273.15, 1 missing values as NaN" in told
-    )
+    remarks = dry_run(request(WEATHER, tmp_path / "all", nan="keep", **names)).facts.remarks
+    unpacked = "t2m: read as float32 by its attributes: scale_factor 0.01, add_offset 273.15, 1 missing values as NaN"
+    assert unpacked in remarks
     manifest = make(WEATHER, tmp_path / "all", nan="keep", **names)
     wanted = np.where(stored == -32767, np.nan, stored * 0.01 + 273.15).astype(np.float32)
     found = {str(np.nan_to_num(r)): v for v, r in zip(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.core.pages.page import sentence
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render, with_own_colors
@@ -244,3 +245,9 @@ def test_parts_of_a_bar_differ_in_more_than_colour() -> None:
     drawn = svg(Figure(name="f", title="t", alt="a", x_label="x", y_label="y", series=series, table=table))
     assert drawn.count("<pattern") == len(names) - 1, "one is plain"
     assert all(f"var(--{part.replace('_', '-').replace(' ', '-')}, " in drawn for part in names)
+
+
+def test_commands_are_code_whose_flags_stay_whole() -> None:
+    shown = sentence("Next: `hpcdl submit --ranks-per-node 2 -- train` & 5 ms")
+    flag = "<span>--ranks-per-node</span>"
+    assert shown == f"Next: <code>hpcdl submit {flag} 2 -- train</code> &amp; 5&nbsp;ms"

@@ -15,6 +15,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 """No script and nothing from elsewhere: a browser enforces it."""
 _BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMGT]?i?B|[µmn]?s|images/s|samples/s)(?!\w))|(?<=±) (?=\d)")
 """A blank at which no line may end."""
+_COMMAND = re.compile(r"`([^`]+)`")
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 _HATCHES = {
     "": "",
     "/": "M0 8L8 0M-2 2L2 -2M6 10L10 6",
@@ -38,8 +40,15 @@ def escaped(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """The same of a text that runs over several lines: none ends between a number and its unit."""
-    return _BEFORE_A_UNIT.sub("&nbsp;", escaped(text))
+    """The same of a text that runs over several lines: none ends between a number and its unit, or inside a flag.
+
+    What stands between backticks is a command.
+    """
+    return _COMMAND.sub(_as_code, _BEFORE_A_UNIT.sub("&nbsp;", escaped(text)))
+
+
+def _as_code(command: re.Match[str]) -> str:
+    return f"<code>{_FLAG.sub(lambda flag: f'<span>{flag[0]}</span>', command[1])}</code>"
 
 
 def _page(title: str, body: Iterable[str], style: str, see: str) -> Iterator[str]:

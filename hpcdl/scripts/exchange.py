@@ -34,7 +34,7 @@ from hpcdl.strategies.allreduce.compression import Wire
 from hpcdl.strategies.allreduce.rest import BucketPart
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
 from hpcdl.strategies.base.finite import all_finite
-from hpcdl.strategies.base.graph import behind, call_python
+from hpcdl.strategies.base.graph import behind, call_python, outside_graphs
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.table import find_strategy
@@ -445,7 +445,7 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
         return
     found = {key_of(variable): variable for variable in variables}
     too_late = tf.executing_eagerly()  # the gradient has been computed; when a graph is traced, nothing has yet
-    with tf.init_scope():
+    with outside_graphs():
         new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
         if new:
             forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]

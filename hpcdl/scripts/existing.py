@@ -19,6 +19,7 @@ from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.strategies.base.graph import outside_graphs
 from hpcdl.supervision.safety import digest_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
     """
     if group.size == 1 or group is not session().group:
         return
-    with tf.init_scope():
+    with outside_graphs():
         found = _listed(group)
         rows = _forms(group, found)
         for wait_s in _SWEEPS_S:

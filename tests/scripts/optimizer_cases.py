@@ -7,6 +7,7 @@ Results go to FOLDER/<rank>.json, a line of what is wrong for each case.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -470,6 +471,31 @@ def a_center_in_a_loop_of_its_own() -> None:
     with hpcdl.center_in_place(optimizer):
         alike([one.numpy() for one in model.weights])
     assert all(numpy.array_equal(one.numpy(), mine) for one, mine in zip(model.weights, own, strict=True))
+
+
+@case
+def another_model_may_be_deleted() -> None:
+    """One that a plain optimizer has trained, one that nothing has: neither belongs to the step that is traced next."""
+    inputs, targets = (tf.constant(part(one)[: BATCH // SIZE]) for one in data())
+    others, new = [mlp_of_seed(1), mlp_of_seed(2)], mlp_of_seed(3)
+    others[0].compile(O.SGD(0.05), "mean_squared_error")
+    others[0].fit(inputs, targets, verbose=0)
+    optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05))
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        optimizer.apply_gradients(zip(plain_gradients(new, x, y), new.trainable_variables, strict=True))
+
+    @tf.function
+    def two_steps(x: Any, y: Any) -> None:
+        step(x, y)
+        step(x, y)
+
+    step(inputs, targets)
+    others.clear()
+    gc.collect()
+    two_steps(inputs, targets)
+    alike([one.numpy() for one in new.weights])
 
 
 @case

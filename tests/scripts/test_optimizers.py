@@ -50,18 +50,16 @@ QUICK: dict[int, set[str]] = {
         "compressed by powersgd:2",
         "what_compression_leaves_over_is_saved_and_resumed",
         "two_optimizers_keep_a_rest_each",
+        "another_model_may_be_deleted",
         "a_center_is_what_is_seen_and_kept",
+        "a_center_is_saved_and_resumed",
         "what_a_center_does_not_have_is_refused",
         *(f"strategy_{info.name}" for info in listed_strategies() if not info.features.keras_fit),
     },
     3: set(),
 }
 """By number of ranks: what the normal tests take; test_tutorials.py has a loop with a tape, test_primitives.py sets of
-processes.
-
-a_center_is_saved_and_resumed runs as soak: once, behind other cases, TensorFlow said there that a variable of the graph
-had been deleted, which is not explained. periodic_cases.py resumes by the same OwnWeights.
-"""
+processes."""
 Results = Callable[[int], list[dict[str, str]]]
 
 

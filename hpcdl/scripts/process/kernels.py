@@ -36,11 +36,10 @@ def kernels_in_force() -> tuple[str, ...]:
 
 
 def _used(choice: str) -> tuple[str, ...]:
-    import tensorflow as tf
-
     from hpcdl.step.kernels.table import use_chosen_kernels
+    from hpcdl.strategies.base.graph import outside_graphs
 
-    with tf.init_scope():  # a tape may be made while a step is traced
+    with outside_graphs():  # a tape may be made while a step is traced
         found = use_chosen_kernels(None, choice)
     for text in found.warnings:
         warnings.warn(text, stacklevel=3)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -84,6 +85,17 @@ def timestamp() -> Any:
 def seconds_after(stamp: Any, seconds: Any) -> Any:
     """The `timestamp` so many seconds after `stamp`; both are scalar float64 tensors."""
     return stamp - seconds if has_own_clock() else stamp + seconds
+
+
+@contextlib.contextmanager
+def outside_graphs() -> Iterator[None]:
+    """Inside, TensorFlow is eager, and the graph that is traced takes no notice of what is read.
+
+    In tf.init_scope alone a graph notes each variable that is read while it is traced. It refuses to run once one of
+    them is gone, though it has nothing to do with the graph: the optimizer of another model, of the fold before.
+    """
+    with tf.init_scope(), tf.Graph().as_default(), tf.__internal__.eager_context.eager_mode():
+        yield
 
 
 def has_own_clock() -> bool:

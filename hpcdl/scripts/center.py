@@ -17,12 +17,10 @@ from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError, UsageError
 from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
-    OWN_CHANGES,
     ExchangeSettings,
     compares_after,
     held,
     key_of,
-    name_of,
     note_updates,
     with_shape_of,
 )
@@ -38,7 +36,6 @@ from hpcdl.strategies.elastic.equations import moving_rate
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer
 from hpcdl.strategies.refusals import unstable_rate
 from hpcdl.strategies.table import load_strategy
-from hpcdl.supervision.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -51,9 +48,11 @@ class CenterExchange(OwnWeights):
     `update` is the optimizer's update. The layout of all flat buffers is that of the variables it was built with.
     """
 
+    SHARED = "the center of"
+
     def __init__(self, group: ScriptGroup, settings: ExchangeSettings, optimizer: Any) -> None:
-        super().__init__(group, optimizer)
-        self._info = info = settings.checked()
+        info = settings.checked()
+        super().__init__(group, info, optimizer)
         elastic = ElasticConfig(
             elasticity=settings.elasticity,
             moving_rate=settings.moving_rate,
@@ -82,12 +81,7 @@ class CenterExchange(OwnWeights):
             for one, gradient in zip(variables, gradients, strict=True)
         }
         moved = [held(one) for one in trained_by(self._optimizer)]
-        odd = sorted({one.dtype.name for one in moved} - {"float32"})
-        if odd:
-            raise UsageError(
-                f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
-                "use strategy='ring'"
-            )
+        self._check_types(moved)
         # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
         first = next(reversed(known.values()))
         mine = [known.get(key_of(one), tf.zeros(one.shape, one.dtype)) for one in moved]
@@ -103,9 +97,8 @@ class CenterExchange(OwnWeights):
         if self._own is not None:  # a loop of its own goes on from the center that `fit` has left
             self._own, self._began = None, False
         if not self._began or self._replica.exchanges_at(self._num_updates):
-            forms = [self._name, *(str(tuple(one.shape)) for one in self._variables)]
-            names = ["", *(name_of(one) for one in self._variables)]
-            anew = self.group.agree("an exchange with the center", forms, names=names, weight=float(not self._began))
+            new = float(not self._began)
+            anew = self.group.agree("an exchange with the center", self._forms, names=["", *self._names], weight=new)
             self.group.when_joined(self._follow)
             if anew:
                 first = weights.copy()
@@ -123,8 +116,8 @@ class CenterExchange(OwnWeights):
         try:
             weights, _ = self._replica.step(gradient)
         except NotFiniteError as error:
-            paths = [name_of(one) for one in self._variables]
-            bad = [path for path, part in zip(paths, self._parts(gradient), strict=True) if not all_finite(part)]
+            parts = self._parts(gradient)
+            bad = [name for name, part in zip(self._names, parts, strict=True) if not all_finite(part)]
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise NotFiniteError(
                 f"the gradient of {bad[0]}{more} is not finite on rank {self.group.rank}, {self._after()}"
@@ -140,12 +133,6 @@ class CenterExchange(OwnWeights):
         self._replica.before_step(0)
         rate = numpy.array(self._replica.learning_rate)
         self._assign(self._move(numpy.zeros_like(self._replica.weights), rate))
-
-    def _compare(self) -> None:
-        parts = self._parts(self._replica.center())
-        named = {f"{index}: the center of {name_of(one)}": part for index, (one, part) in
-                 enumerate(zip(self._variables, parts, strict=True))}  # fmt: skip
-        check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
 
     def shared(self) -> Array:
         """The center."""

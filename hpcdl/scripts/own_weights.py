@@ -6,25 +6,34 @@ validation, callbacks, files and the weights after `fit` are the shared ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy
 
-from hpcdl.scripts.exchange import name_in
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.exchange import OWN_CHANGES, name_in, name_of
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
+from hpcdl.supervision.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
     from hpcdl.scripts.process.group import ScriptGroup
+    from hpcdl.strategies.base.strategy import StrategyInfo
 
 
-class OwnWeights:
+class OwnWeights(ABC):
     """What one optimizer trains on this rank. The layout of all flat buffers is that of its variables."""
 
-    def __init__(self, group: ScriptGroup, optimizer: Any) -> None:
+    SHARED: ClassVar[str]
+    """What a message calls the shared value of a variable, before its name."""
+
+    def __init__(self, group: ScriptGroup, info: StrategyInfo, optimizer: Any) -> None:
         self.group = group
+        self._info = info
         self._optimizer = optimizer
         self._name = name_in(group)
         self._began = False
@@ -32,9 +41,9 @@ class OwnWeights:
         """This rank's weights while the variables hold the shared ones."""
         self._num_updates = 0
 
+    @abstractmethod
     def shared(self) -> Array:
         """The weights that all ranks share, flat."""
-        raise NotImplementedError
 
     def own_variables(self) -> list[Any]:
         """The optimizer's variables that are a rank's own."""
@@ -71,8 +80,32 @@ class OwnWeights:
         """
         self.to_center()
 
-    def say_period(self, steps: int | None) -> None:
+    def say_period(self, steps: int | None) -> None:  # noqa: B027 - a center has no period that is too long
         """Tell of a period that is long beside a fit's epoch of so many steps, None where nobody knows."""
+
+    def _check_types(self, variables: Sequence[Any]) -> None:
+        """UsageError for a type that flat buffers of float32 do not hold."""
+        odd = sorted({one.dtype.name for one in variables} - {"float32"})
+        if odd:
+            raise UsageError(
+                f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
+                "use strategy='ring'"
+            )
+
+    def _compare(self) -> None:
+        """Look whether all ranks hold the same shared weights; collective."""
+        parts = zip(self._names, self._parts(self.shared()), strict=True)
+        named = {f"{index}: {self.SHARED} {name}": part for index, (name, part) in enumerate(parts)}
+        check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name_of(one) for one in self._variables]
+
+    @property
+    def _forms(self) -> list[str]:
+        """What all ranks must have alike; the names beside it are an empty one and `_names`."""
+        return [self._name, *(str(tuple(one.shape)) for one in self._variables)]
 
     def _after(self) -> str:
         return after_updates(self._num_updates)

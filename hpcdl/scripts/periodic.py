@@ -20,7 +20,6 @@ from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
-    OWN_CHANGES,
     ExchangeSettings,
     compares_after,
     held,
@@ -39,7 +38,6 @@ from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.elastic.flat import one_buffer
 from hpcdl.strategies.periodic.choose import is_long
 from hpcdl.strategies.periodic.worker import momenta_that_end, shared_weights, take_shared
-from hpcdl.supervision.safety import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -52,10 +50,12 @@ _OF, _UPDATES, _OWN = "strategy", "updates", "weights"
 class PeriodicExchange(OwnWeights):
     """Has ranks meet behind every `period`-th update of one optimizer. Making one is collective over the group."""
 
+    SHARED = "the shared"
+
     def __init__(self, group: ScriptGroup, settings: ExchangeSettings, optimizer: Any) -> None:
-        self._info = info = settings.checked()
+        info = settings.checked()
         _check(info, optimizer)
-        super().__init__(group, optimizer)
+        super().__init__(group, info, optimizer)
         group.agree("an exchange of weights now and then that begins", [repr(settings)])
         self.period = settings.period or info.features.default_period
         elastic = ElasticConfig(
@@ -100,7 +100,7 @@ class PeriodicExchange(OwnWeights):
             refuse_xla()
             note_exchange()
             moved = [held(one) for one in self._variables]
-            _check_types(self._info, moved)
+            self._check_types(moved)
             exchanges = self._announced(gradients, variables, moved)
             with tf.control_dependencies([exchanges]):
                 result = apply(gradients, variables)
@@ -239,11 +239,6 @@ class PeriodicExchange(OwnWeights):
         )
         return True
 
-    def _compare(self) -> None:
-        named = {f"{index}: the shared {name}": part for index, (name, part) in
-                 enumerate(zip(self._names, self._parts(self.shared()), strict=True))}  # fmt: skip
-        check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
-
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps of this rank beside the shared weights."""
         if not self._began:
@@ -275,14 +270,6 @@ class PeriodicExchange(OwnWeights):
         self._meet(starts=False)  # a rank whose data ends before the next exchange has to know it
         self.group.started.update(map(key_of, [*self._variables, *self._optimizer.variables]))
 
-    @property
-    def _names(self) -> list[str]:
-        return [name_of(one) for one in self._variables]
-
-    @property
-    def _forms(self) -> list[str]:
-        return [self._name, *(str(tuple(one.shape)) for one in self._variables)]
-
 
 def _check(info: StrategyInfo, optimizer: Any) -> None:
     """UsageError for an optimizer whose update is not one step of the weights that meet."""
@@ -309,12 +296,3 @@ def _accumulates(info: StrategyInfo, steps: int) -> str:
         f"gradient_accumulation_steps={steps}: strategy {info.name!r} has a period in updates, not in batches; leave "
         "it out, or use strategy='ring'"
     )
-
-
-def _check_types(info: StrategyInfo, variables: Sequence[Any]) -> None:
-    odd = sorted({one.dtype.name for one in variables} - {"float32"})
-    if odd:
-        raise UsageError(
-            f"strategy={info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
-            "use strategy='ring'"
-        )

@@ -482,9 +482,12 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
     def decode(content: Any) -> Any:
         image = tf.io.decode_image(content, channels=channels, expand_animations=False)
         found = tf.shape(image)[:2]
-        covers = lambda: tf.cast(tf.round(_covering(image, found, (height, width))), image.dtype)  # noqa: E731
-        image = tf.cond(tf.reduce_all(found == (height, width)), lambda: image, covers)
-        image = tf.cast(image, tf.as_dtype(dataset.dtype))
+
+        def covering() -> Any:
+            return tf.cast(tf.round(_covering(image, found, (height, width))), image.dtype)
+
+        fits = tf.reduce_all(found == (height, width))
+        image = tf.cast(tf.cond(fits, lambda: image, covering), tf.as_dtype(dataset.dtype))
         image.set_shape((height, width, channels))
         return image
 

@@ -52,6 +52,10 @@ class State:
         self._folder = here.run.run_dir if here.run is not None else Path(folder or "")
         if here.communicator.rank == 0:
             make_folder(self._folder)
+            if here.run is not None and folder is not None:
+                sys.stderr.write(
+                    f"hpcdl: checkpoints are in {self._folder}; folder={str(folder)!r} counts outside `hpcdl run`\n"
+                )
         self._models = list(model) if isinstance(model, Sequence) else [model]
         self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._names = list({"epoch": 0, **values})

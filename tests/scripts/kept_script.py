@@ -16,7 +16,7 @@ keras.utils.set_random_seed(hpcdl.rank())
 x = numpy.random.default_rng(0).normal(size=(64, 6)).astype("float32")[hpcdl.rank() :: hpcdl.size()]
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
 model.compile(optimizer=hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.001 * hpcdl.size())), loss="mse")
-state = hpcdl.State(model)
+state = hpcdl.State(model, folder="elsewhere" if "terminate" in sys.argv else None)
 print("begins at epoch", state.epoch, flush=True)
 
 

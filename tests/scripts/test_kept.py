@@ -24,6 +24,7 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
     assert said(stopped, "begins") == ["begins at epoch 0"] * 2
     assert any("a checkpoint every" in event["text"] for event in events(tmp_path / "run", "message"))
     assert "continue with --resume" in stopped.err
+    assert stopped.err.count(f"checkpoints are in {tmp_path / 'run'}; folder='elsewhere' counts outside") == 1
     ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
     assert ended.code == 0, ended.err
     assert said(ended, "begins") == ["begins at epoch 3"] * 2 and said(ended, "ends") == ["ends at epoch 6"] * 2

@@ -15,7 +15,7 @@ from hpcdl.core.errors import UsageError, originals
 from hpcdl.step.layers import layers_of
 from hpcdl.step.objective import Objective
 from hpcdl.strategies.base.graph import connected, timestamp, timestamp_beside
-from hpcdl.strategies.base.strategy import Worker
+from hpcdl.strategies.base.strategy import Exchange
 
 
 def as_model_input(images: Any) -> Any:
@@ -37,7 +37,7 @@ def _as_float(images: Any) -> Any:
 def build_step(
     model: keras.Model,
     optimizer: Any,
-    worker: Worker,
+    worker: Exchange,
     objective: Objective,
     accumulate: int = 1,
     log: Callable[[str], None] = lambda _: None,
@@ -118,7 +118,7 @@ def inside_engine(seen: RankMonitor, *, mpi: bool, num_workers: int) -> Abstract
     return seen.waiting_for("a step of TensorFlow's engine", hidden=True)
 
 
-def build_follow(model: keras.Model, optimizer: Any, worker: Worker) -> Callable[[], Any]:
+def build_follow(model: keras.Model, optimizer: Any, worker: Exchange) -> Callable[[], Any]:
     """A compiled function that takes a step without a gradient of this worker's own; traced when it is first needed.
 
     It returns the time at which the exchange was over, of `timestamp`.

@@ -107,8 +107,8 @@ class Context:
         return self.communicator.rank < self.num_workers
 
 
-class Worker:
-    """The strategy's part of a worker's step. Tensors are TensorFlow's, in the model's variable order."""
+class Exchange:
+    """How one step's gradients become new weights. Tensors are TensorFlow's, in the model's variable order."""
 
     loss_share: float = 1.0
     """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
@@ -118,22 +118,13 @@ class Worker:
     """Whether NaN in gradients ends the run; False where the optimizer skips such steps. `apply` is traced with it."""
     averaged: Sequence[Any] = ()
     """What `apply` moves weights by, in the order of the variables, where each moves as soon as its own is there."""
-    warnings: Sequence[str] = ()
-    """What the user should know about how this worker exchanges here."""
     waited_s: float = 0.0
     """What the last exchange took longer than the quickest one, in strategies whose workers do not step together."""
     exchanges_between_steps: bool = False
     """Whether an exchange may go on while no step does: its messages are then those of the next step."""
 
-    def start(self, variables: Sequence[Any]) -> None:
-        """Agree on the initial state: all of the model's weights and the optimizer's variables."""
-
     def before_step(self, step: int) -> None:
         """Called before each step, outside the graph."""
-
-    def leaves_early(self, gradients: Sequence[Any]) -> bool:
-        """Whether some of `gradients` may leave before the last one is there."""
-        return True
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Turn local gradients into new weights, while tracing the step.
@@ -143,6 +134,13 @@ class Worker:
         """
         raise NotImplementedError
 
+    def after_step(self, step: int) -> None:
+        """Called after each step, outside the graph."""
+
+    def leaves_early(self, gradients: Sequence[Any]) -> bool:
+        """Whether some of `gradients` may leave before the last one is there."""
+        return True
+
     def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any] | None:
         """The whole step, in place of step/'s, where a strategy brings its own; `apply` is not called then.
 
@@ -150,22 +148,12 @@ class Worker:
         """
         return None
 
-    def after_step(self, step: int) -> None:
-        """Called after each step, outside the graph."""
 
-    follows: bool = False
-    """Whether the step that was just announced goes on without this worker's gradient."""
+class Recoverable:
+    """What outlives the exchange: for a checkpoint, and for those that are left where a rank is lost.
 
-    def news(self) -> str:
-        """What the user should hear after this step; once, and empty nearly always."""
-        return ""
-
-    def wish(self, wishes: Array) -> None:
-        """What this worker wishes of all (supervision/control.py), where `agreed` carries it."""
-
-    def agreed(self) -> Array | None:
-        """The sum of all workers' wishes after this step; None where the workers ask each other instead."""
-        return None
+    A strategy that keeps nothing beside weights and optimizer needs none of it.
+    """
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint must keep of this worker beside weights and optimizer."""
@@ -187,6 +175,29 @@ class Worker:
 
     def take_center(self, center: Center) -> None:
         """What those that are left have of the center, which was in the variables; called before `start`."""
+
+
+class Worker(Exchange, Recoverable):
+    """The strategy's part of a worker: its exchange, what it recovers from, and what it has to tell the run."""
+
+    warnings: Sequence[str] = ()
+    """What the user should know about how this worker exchanges here."""
+    follows: bool = False
+    """Whether the step that was just announced goes on without this worker's gradient."""
+
+    def start(self, variables: Sequence[Any]) -> None:
+        """Agree on the initial state: all of the model's weights and the optimizer's variables."""
+
+    def news(self) -> str:
+        """What the user should hear after this step; once, and empty nearly always."""
+        return ""
+
+    def wish(self, wishes: Array) -> None:
+        """What this worker wishes of all (supervision/control.py), where `agreed` carries it."""
+
+    def agreed(self) -> Array | None:
+        """The sum of all workers' wishes after this step; None where the workers ask each other instead."""
+        return None
 
     def details(self) -> dict[str, Any]:
         """What the record keeps about this rank, as JSON."""

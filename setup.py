@@ -12,7 +12,7 @@ SHIPPED = {
     "hpcdl.share.docs": Path("docs"),
     "hpcdl.share.docs.html": Path("build/site"),
 }
-LEFT_OUT = ("docs/example-report/study", "docs/example-report-two-cores/study", "docs/conf.py")
+LEFT_OUT = ("docs/example-report/study", "docs/example-evidence/study", "docs/conf.py")
 """Of pages: the runs behind the examples, and what builds the site."""
 
 

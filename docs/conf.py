@@ -17,7 +17,7 @@ from hpcdl.core.pages.palette import GROUND  # noqa: E402
 project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
 version = release = hpcdl.__version__
 extensions = ["myst_parser"]
-exclude_patterns = ["example-report/study", "example-report/report"]
+exclude_patterns = ["example-report/study", "example-report/report", "example-evidence/study", "example-evidence/document"]
 html_theme = "furo"
 _BRAND = {"color-brand-primary": "accent", "color-brand-content": "accent", "color-brand-visited": "accent"}
 html_theme_options = {
@@ -31,7 +31,7 @@ STYLE = """<style>
 </style>"""
 """A command is shown whole: it wraps in its box, and a flag is not cut behind its dashes. Phones: small headings."""
 html_title = f"hpcdl {release}"
-html_extra_path = ["example-report/report"]
+html_extra_path = ["example-report/report", "example-evidence/document"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = ["myst.xref_missing", "toc.not_included", "myst.header", "misc.highlighting_failure"]

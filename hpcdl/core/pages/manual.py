@@ -117,7 +117,7 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
     return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(parts))
 
 
-KINDS = ("how-to", "tutorials", "reference", "", "explanation", "example-report", "decisions")
+KINDS = ("how-to", "tutorials", "reference", "", "explanation", "example-report", "example-evidence", "decisions")
 """Folders of pages, those that say what to type first; the empty name: pages in none. Others come last."""
 
 

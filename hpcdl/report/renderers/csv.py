@@ -21,7 +21,8 @@ _UNITS = {"seconds": "s", "bytes": "B"}
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
     """Write scaling.csv (without points its header alone) and tables/NAME.csv into `folder`."""
     path = folder / "scaling.csv"
-    write_output(path, _text(COLUMNS, ([flat_row(row).get(name) for name in COLUMNS] for row in document.rows)))
+    flat = map(flat_row, document.rows)
+    write_output(path, _text(COLUMNS, ([row.get(name) for name in COLUMNS] for row in flat)))
     paths = [path]
     for name, table in document.tables().items():
         path = folder / "tables" / f"{name}.csv"

@@ -23,6 +23,7 @@ LIBRARY_FOLDERS = (
 )
 PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
 _FOR_NETWORKS = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+_BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512"}
 _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 
 
@@ -39,6 +40,8 @@ class Engine:
     isa_caps: tuple[str, ...]
     allocators: tuple[str, ...]
     onednn: bool | None = None
+    bfloat16: str = ""
+    """The instructions by which this processor multiplies bfloat16; empty where it has none."""
 
     @property
     def openmp(self) -> bool:
@@ -65,6 +68,7 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
         isa_caps=_isa_caps(flags),
         allocators=allocators(),
         onednn=_uses_onednn(flags),
+        bfloat16=next((name for flag, name in _BFLOAT16.items() if flag in flags), ""),
     )
 
 

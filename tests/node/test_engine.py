@@ -109,3 +109,12 @@ def test_isa_caps_lie_below_what_the_processor_has(tmp_path: Path) -> None:
     assert find_engine(info).isa_caps == ("default", "AVX2")
     info.write_text("flags\t\t: fpu avx2\n")
     assert find_engine(info).isa_caps == ("default",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"), [("fpu avx512_bf16 amx_bf16", "AMX"), ("avx512f avx512_bf16", "AVX-512"), ("avx512f", "")]
+)
+def test_processors_that_multiply_bfloat16(flags: str, name: str, tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"flags : {flags}\n")
+    assert find_engine(info).bfloat16 == name

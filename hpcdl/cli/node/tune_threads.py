@@ -71,6 +71,12 @@ def tune_threads(
     with commentary.progress("tuning", settings.search.budget) as bar:
         tuned = tune(run_plan, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
     _show_result(tuned, json, commentary)
+    if tuned.path is not None and run_plan.engine.bfloat16:
+        how = typed("bench", "step", "--model", tuned.profile.model, "--batch-size", str(tuned.profile.batch_size))
+        commentary.say(
+            f"this processor multiplies bfloat16 ({run_plan.engine.bfloat16}), which is never chosen for you: try {how} "
+            "--precision mixed_bfloat16, and compare accuracies"
+        )
 
 
 def _replay(path: Path, seed: int, json: bool) -> None:

@@ -1,13 +1,16 @@
-"""docs/example-report is what its study gives: whole, trained to the end, and made by the study file beside it."""
+"""docs/example-report and docs/example-evidence are what their studies give, by the commands that their pages show."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 from hpcdl.config.study import load_study
 from hpcdl.core.records.run_record import read_record
 from hpcdl.study.plan import make_plan
-from tests.conftest import ROOT
+from tests.conftest import ROOT, CommandLine
 
 FOLDER = ROOT / "docs" / "example-report"
 
@@ -27,3 +30,14 @@ def test_the_report_is_of_these_records() -> None:
     page = (FOLDER / "report" / "report.html").read_text()
     assert report["summary"] and all(line.split()[0] in page for line in report["summary"])
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 2_000_000
+
+
+def test_the_evidence_is_of_its_records(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    folder = ROOT / "docs" / "example-evidence"
+    shown = re.search(r"^ {4}hpcdl (report .*)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert shown
+    finished = ask_hpcdl([*shlex.split(shown[1]), "--out", tmp_path / "again", "--format", "html,json"], cwd=ROOT)
+    assert finished.code == 0, finished.err
+    again, kept = (json.loads((at / "evidence.json").read_text()) for at in (tmp_path / "again", folder / "document"))
+    assert again | {"hpcdl": kept["hpcdl"]} == kept
+    assert {item["verdict"] for item in kept["criteria"]} == {"met"}

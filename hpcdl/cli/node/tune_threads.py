@@ -74,8 +74,8 @@ def tune_threads(
     if tuned.path is not None and run_plan.engine.bfloat16:
         how = typed("bench", "step", "--model", tuned.profile.model, "--batch-size", str(tuned.profile.batch_size))
         commentary.say(
-            f"this processor multiplies bfloat16 ({run_plan.engine.bfloat16}), which is never chosen for you: try {how} "
-            "--precision mixed_bfloat16, and compare accuracies"
+            f"this processor multiplies bfloat16 ({run_plan.engine.bfloat16}), which is never chosen for you: "
+            f"try {how} --precision mixed_bfloat16, and compare accuracies"
         )
 
 

@@ -132,6 +132,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
+_ONE_PROCESS = "threads"
+"""What a run of one process notes in MPI's place (comm/threads)."""
+
+
 def from_record(record: RunRecord, name: str) -> Run:
     """The report's view of a record; `name` is what the report calls it."""
     known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
@@ -140,7 +144,9 @@ def from_record(record: RunRecord, name: str) -> Run:
     if record.model.startswith(EMULATED):
         known["accuracy"] = None
         known["history"] = tuple(replace(point, accuracy=None, val_accuracy=None) for point in record.history)
-    software = record.software
+    software = known["software"]
+    if software.get("mpi") == _ONE_PROCESS:
+        known["software"] = software = {package: held for package, held in software.items() if package != "mpi"}
     return Run(
         **known,
         **_of_ranks(record),

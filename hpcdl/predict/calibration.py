@@ -115,6 +115,8 @@ def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array)
     """
     random = numpy.random.default_rng(7)
     values, vectors = numpy.linalg.eigh(covariance)
+    # The sign of an eigenvector is the linear algebra library's: on another processor the draws would be others.
+    vectors *= numpy.sign(vectors[numpy.abs(vectors).argmax(axis=0), numpy.arange(len(point))])
     normal = random.standard_normal((NUM_TRIED, len(point)))
     points = point + normal @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
     off = (normal**2).sum(axis=1) - _costs(residuals, points)

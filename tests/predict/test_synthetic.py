@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy
 import pytest
 
 from hpcdl.predict.evidence import gather_evidence
@@ -46,22 +47,37 @@ def judge(seed: int) -> Outcome:
     )
 
 
-def check(outcomes: list[Outcome], least: float, most: float) -> None:
+LEAST, MOST = 0.85, 0.995
+"""Share of 90 % intervals that hold: more than 90 % here, because real clusters follow other laws (other_laws.py)."""
+
+
+def check(outcomes: list[Outcome]) -> None:
     covered = [hit for outcome in outcomes for hit in outcome.covered]
     errors = sorted(error for outcome in outcomes for error in outcome.errors)
     good = [outcome.loss <= 0.05 for outcome in outcomes]
     told = f"coverage {sum(covered) / len(covered):.3f}, median error {errors[len(errors) // 2]:.3f}, good {sum(good)}"
     print(f"{len(outcomes)} clusters: {told}")
-    assert least <= sum(covered) / len(covered) <= most, told
+    assert LEAST <= sum(covered) / len(covered) <= MOST, told
     assert errors[len(errors) // 2] < 0.05, told
     assert sum(good) >= 0.95 * len(good), told
 
 
 def test_intervals_of_thirty_clusters_hold() -> None:
     """Thirty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
-    check([judge(seed) for seed in range(1000, 1030)], 0.82, 0.98)
+    check([judge(seed) for seed in range(1000, 1030)])
 
 
 @pytest.mark.soak
 def test_intervals_of_five_hundred_clusters_hold() -> None:
-    check([judge(seed) for seed in range(500)], 0.85, 0.95)
+    check([judge(seed) for seed in range(500)])
+
+
+def test_a_prediction_is_the_same_whatever_sign_eigenvectors_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sign is the linear algebra library's choice, by processor."""
+    cluster, eigh = make_cluster(7), numpy.linalg.eigh
+    evidence = gather_evidence(study(cluster, parts=True), None)[0]
+    found = []
+    for sign in (1.0, -1.0):
+        monkeypatch.setattr(numpy.linalg, "eigh", lambda matrix, sign=sign: (eigh(matrix)[0], sign * eigh(matrix)[1]))
+        found.append(Forecast(evidence, None).predict(evidence.at("ring", 8, 8, 0)).step_seconds)
+    assert found[0] == found[1]

@@ -15,6 +15,7 @@ from hpcdl.config.settings import AUTO
 from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.storage.files import open_regular
+from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import is_picture, may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
@@ -172,7 +173,8 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     check_keep_batch(info, config, num_workers)
     if global_batch > num_samples:
         per_worker = config.data.batch_size * config.exchange.accumulate
-        each = f"{num_workers} workers x {per_worker} samples (--batch-size x --accumulate) = {global_batch} a step"
+        each = f"{counted(num_workers, 'worker')} x {per_worker} samples (--batch-size x --accumulate)"
+        each += f" = {global_batch} a step"
         kept = config.data.keep_batch
         raise UsageError(
             f"{each if kept is None else f'--keep-batch {kept}'}, "
@@ -344,14 +346,15 @@ def rule_in_force(run_plan: RunPlan) -> str:
     rule = next(iter(run_plan.info.features.optimizers), values["optimizer"])
     if rule in ("momentum", "nesterov"):
         rule += f" {values['momentum']:g}"
-    each = f"{run_plan.num_workers} workers x batch {values['batch-size']} ="
+    workers = counted(run_plan.num_workers, "worker")
+    each = f"{workers} x batch {values['batch-size']} ="
     if run_plan.config.data.keep_batch is not None:
         fewest = run_plan.samples_of(0)
         most = run_plan.worker_batch
-        each = f"{run_plan.num_workers} workers share" + (f" ({fewest} or {most} each)" if fewest < most else "")
+        each = f"{workers} share" + (f" ({fewest} or {most} each)" if fewest < most else "")
     every = "an exchange at a period to be measured"
     if values["period"] != AUTO:
-        every = f"an exchange every {values['period']} steps"
+        every = "an exchange every " + ("step" if int(values["period"]) == 1 else f"{values['period']} steps")
     meeting = f", {every}" if run_plan.info.features.periodic else ""
     if values["period-within"]:
         meeting += f", inside a node every {values['period-within']}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcdl.config.study import Matrix, Study, StudyMatrix, TriedSettings, axes_of
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import counted
 from hpcdl.strategies.base.strategy import check_ranks
 from hpcdl.strategies.table import find_strategy
 
@@ -46,11 +47,12 @@ class StudyPoint:
     @property
     def label(self) -> str:
         """The point in a few words, for people."""
-        servers = f" + {self.servers} servers" if self.servers else ""
+        servers = f" + {counted(self.servers, 'server')}" if self.servers else ""
         threads = f" x {self.threads} threads" if self.threads else ""
+        settings = f", {self.told_settings}" if self.settings else ""
         return (
-            f"{self.model} on {self.data}, {self.strategy}: {self.workers} workers{servers}{threads}, "
-            f"batch {self.batch_size}, {self.nodes} nodes{f', {self.told_settings}' if self.settings else ''}"
+            f"{self.model} on {self.data}, {self.strategy}: {counted(self.workers, 'worker')}{servers}{threads}, "
+            f"batch {self.batch_size}, {counted(self.nodes, 'node')}{settings}"
         )
 
     @property

@@ -59,5 +59,5 @@ def test_quiet_leaves_the_result_alone(ask_hpcdl: CommandLine) -> None:
     assert (loud.code, quiet.code) == (0, 0), quiet.err
     assert "epoch" in loud.err and "next: " in loud.err
     assert all(line.startswith("warning: ") for line in quiet.err.splitlines()) and quiet.out.startswith(
-        "quiet: 2 steps on 1 workers"
+        "quiet: 2 steps on 1 worker"
     )

@@ -532,7 +532,7 @@ def test_pictures_with_nan_are_asked_about(tmp_path: Path) -> None:
     for number, pixels in enumerate(pictures[..., 0]):
         (tmp_path / "deep" / f"c{number % 2}").mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "deep" / f"c{number % 2}" / f"{number}.tif")
-    with pytest.raises(SourceError, match=r"image 7 of .*NaN or infinity.*, 1 samples in all; --nan skip"):
+    with pytest.raises(SourceError, match=r"image 7 of .*NaN or infinity.*, 1 sample in all; --nan skip"):
         make(tmp_path / "a.npz", tmp_path / "out")
     with pytest.raises(HpcdlError, match=r"c1/7\.tif: it holds values that are not finite .*--nan skip"):
         make(tmp_path / "deep", tmp_path / "out")

@@ -13,7 +13,7 @@ from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_seconds, format_seconds_interval
+from hpcdl.core.units import counted, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.answer import Answer
@@ -155,7 +155,7 @@ def _print(found: Answer) -> None:
         _print_best(rows)
     for tests in found.held_out.values():
         for item in tests:
-            put(f"held out: {item.strategy} on {item.workers} workers took {format_seconds(item.measured)}")
+            put(f"held out: {item.strategy} on {counted(item.workers, 'worker')} took {format_seconds(item.measured)}")
             inside = "inside" if item.covered else "outside"
             guess = f"{format_seconds(item.predicted)} ({100 * item.error:+.1f} %, {inside} its interval)"
             put(f"  predicted from smaller sizes: {guess}")

@@ -125,7 +125,7 @@ def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> N
         facts.append(f"accuracy {record.accuracy:.4f}")
     if record.loss is not None:
         facts.append(f"loss {record.loss:.4f}")
-    put(f"{run_dir}: {record.steps} steps on {record.workers} workers; {', '.join(facts)}")
+    put(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.workers, 'worker')}; {', '.join(facts)}")
     for warning in record.warnings:
         say(f"warning: {warning}")
     say_affinity(record)

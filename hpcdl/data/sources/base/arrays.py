@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name, is_picture
 from hpcdl.data.sources.base.flat import (
@@ -460,7 +461,7 @@ class FieldSource:
             if lines.any() and self._spec.nan != "skip":
                 raise SourceError(
                     f"{self._location}: {item.name} of sample {int(np.argmax(lines))} is not finite (NaN or infinity), "
-                    f"{int(lines.sum())} samples in all; --nan skip leaves them out, --nan keep takes them"
+                    f"{counted(int(lines.sum()), 'sample')} in all; --nan skip leaves them out, --nan keep takes them"
                 )
             bad |= lines
         if not bad.any():

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hpcdl.core.errors import HpcdlError, SourceError
+from hpcdl.core.units import counted
 from hpcdl.data.format.fields import Field
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base.glance import has_folders_of_images
@@ -39,7 +40,7 @@ class NotFinite(UnreadableSample):
     """A picture holds NaN or infinity; `--nan` says what becomes of it."""
 
     def __init__(self, count: int = 0) -> None:
-        more = f", {count} samples in all" if count else ""
+        more = f", {counted(count, 'sample')} in all" if count else ""
         super().__init__(
             f"it holds values that are not finite (NaN or infinity){more}; --nan skip leaves such samples out, --nan "
             "keep takes them"

@@ -150,7 +150,9 @@ def one_rank(trial: Trial) -> str:
     """One rank trains, where it should."""
     batch = str(trial.num_ranks * BATCH_SIZE)
     record = trial.train("single", *trial.model, "--strategy", "single", "--batch-size", batch, "--steps", str(STEPS))
-    return f"{record.images_per_second:.0f} samples/s on {next(iter(record.accelerators), 'the CPU')}"
+    busy = record.rank_records[0].gpu_utilisation
+    used = "" if busy is None else f", which was busy {100 * busy:.0f} % of the time"
+    return f"{record.images_per_second:.0f} samples/s on {next(iter(record.accelerators), 'the CPU')}{used}"
 
 
 def own_gpu(trial: Trial) -> str:

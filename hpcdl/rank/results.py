@@ -30,6 +30,7 @@ from hpcdl.core.records.run_record import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.node.gpu_use import GpuUse
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
@@ -182,7 +183,9 @@ def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord
     return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
 
 
-def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, run_plan: RunPlan) -> RankRecord:
+def worker_record(
+    communicator: Communicator, outcome: Outcome, worker: Worker, run_plan: RunPlan, gpu: GpuUse
+) -> RankRecord:
     """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
     countable = run_plan.info.features.mpi or run_plan.num_workers == 1
     return RankRecord(
@@ -194,6 +197,7 @@ def worker_record(communicator: Communicator, outcome: Outcome, worker: Worker, 
         background=outcome.background,
         clock_set_s=clock_set_s(),
         processors=processors(),
+        gpu_utilisation=gpu.mean,
         details=worker.details(),
     )
 

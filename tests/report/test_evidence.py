@@ -56,6 +56,15 @@ def findings(records: dict[str, RunRecord], name: str = "csc-roihu-large", **cha
     return {item.criterion.check: item for item in judge(Case(template=template, measured=measured, **changes))}
 
 
+def busy(item: RunRecord, *shares: float | None) -> RunRecord:
+    """The record with how busy the GPUs of its workers were, in turn."""
+    ranks = [
+        dataclasses.replace(rank, gpu_utilisation=shares[place % len(shares)])
+        for place, rank in enumerate(item.rank_records)
+    ]
+    return dataclasses.replace(item, rank_records=ranks)
+
+
 LINEAR = {2: 120.0, 4: 62.0, 8: 33.0}
 
 
@@ -129,6 +138,19 @@ def test_placement_is_met_where_every_record_tells_it() -> None:
     assert (found.verdict, found.measured) == (MET, "recorded: a rank on 5 processors of its node")
     one = next(iter(told))
     assert findings({**told, one: records[one]}, "own")["placement"].verdict == NOT_MEASURED
+
+
+def test_how_busy_gpus_were_is_recorded_or_attached() -> None:
+    records = study({1: 120.0, 2: 62.0, 4: 33.0})
+    found = findings(records, "csc-roihu-gpularge")["gpu-utilisation"]
+    assert found.verdict == NOT_MEASURED and "--attach gpu-utilisation=FILE" in found.measured
+    used = {name: busy(item, 0.9, 0.8) for name, item in records.items()}
+    found = findings(used, "csc-roihu-gpularge")["gpu-utilisation"]
+    # Of 1, 2 and 4 workers five times each: (0.9 + 0.9 + 0.8 + 0.9 + 0.8 + 0.9 + 0.8) / 7.
+    assert (found.verdict, found.measured) == (MET, "recorded: 85.7 % in the mean, 80.0 % on the least busy GPU")
+    one = next(iter(used))
+    used[one] = busy(records[one], None)
+    assert findings(used, "csc-roihu-gpularge")["gpu-utilisation"].verdict == NOT_MEASURED
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ or that has none; `not measured` is all that the records do not say.
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -196,6 +197,23 @@ def _placement(case: Case, criterion: Criterion) -> _Answer:
     return MET, f"recorded: a rank on {' or '.join(map(str, counts))} processors of its node"
 
 
+def _gpu_utilisation(case: Case, criterion: Criterion) -> _Answer:
+    if known := utilisations(case):
+        mean, least = percent(statistics.fmean(known)), percent(min(known))
+        return MET, f"recorded: {mean} in the mean, {least} on the least busy GPU"
+    if criterion.attachment:
+        return _attached(case, criterion)
+    return NOT_MEASURED, "not every record says how busy its ranks' GPUs were"
+
+
+def utilisations(case: Case) -> list[float]:
+    """Of each worker's GPU in each run, 0 to 1; empty where a worker's is not known."""
+    records = [case.measured.records.get(run.name) for run in case.measured.runs]
+    ranks = [rank for record in records if record for rank in record.rank_records if rank.role == "worker"]
+    found = [rank.gpu_utilisation for rank in ranks if rank.gpu_utilisation is not None]
+    return found if all(records) and len(found) == len(ranks) else []
+
+
 def _attached(case: Case, criterion: Criterion) -> _Answer:
     found = case.attached.get(criterion.attachment)
     if found is None:
@@ -219,5 +237,6 @@ _CHECKS: Mapping[str, Callable[[Case, Criterion], _Answer]] = {
     "on-machine": _on_machine,
     "batch-script": _batch_script,
     "placement": _placement,
+    "gpu-utilisation": _gpu_utilisation,
     "attached": _attached,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hpcdl.report.document.document import (
     Series,
     Table,
 )
-from hpcdl.report.evidence.checks import MET, Case, Judgement
+from hpcdl.report.evidence.checks import MET, Case, Judgement, utilisations
 from hpcdl.report.evidence.measured import NodePoint
 from hpcdl.report.evidence.template import RuleSource
 from hpcdl.report.renderers import html, markdown
@@ -247,10 +248,16 @@ def _machine(case: Case) -> Section:
         ("node profile", every(run.profile for run in runs)),
         ("environment", every((f"{key}={value}" for record in records for key, value in record.environment.items()
                                if key.startswith(_THREADS)), 20)),
-        ("GPU utilisation", "attached" if _UTILISATION in case.attached else "not recorded"),
+        ("GPU utilisation", _gpu_utilisation(case)),
     ]  # fmt: skip
     items = [_facts("Machine and software", rows), _facts("Threads and placement", threads), *_placement(case)]
     return Section(name="machine", title="Machine", items=items)
+
+
+def _gpu_utilisation(case: Case) -> str:
+    if known := utilisations(case):
+        return f"{percent(statistics.fmean(known))} of the training, in the mean over the workers of all runs"
+    return "attached" if _UTILISATION in case.attached else "not recorded"
 
 
 def _placement(case: Case) -> list[Table]:

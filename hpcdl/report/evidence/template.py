@@ -29,6 +29,7 @@ CHECKS: Mapping[str, bool] = {
     "on-machine": False,
     "batch-script": False,
     "placement": False,
+    "gpu-utilisation": False,
     "attached": False,
 }
 """What a criterion may check, and whether it needs `at-least`; checks.py says how."""
@@ -52,7 +53,10 @@ class RuleSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One rule. `says` is the rule in our words; `at_least` its number; `attachment` what `attached` asks for."""
+    """One rule. `says` is the rule in our words; `at_least` its number.
+
+    `attachment` is what `attached` asks for, and what `gpu-utilisation` takes in the place of records.
+    """
 
     check: str
     says: str
@@ -187,8 +191,8 @@ class _Reader:
         if not needs and number is not None:
             self._wrong(f"check {check} takes no at-least; leave it out")
         attachment = self._text(table, "attachment", "")
-        if (check == "attached") != bool(attachment):
-            self._wrong('check attached, and no other, names an attachment: attachment = "affinity"')
+        if bool(attachment) != (check == "attached") and check != "gpu-utilisation":
+            self._wrong('check attached names an attachment, others do not: attachment = "affinity"')
         names = [item.name for item in attachments]
         if attachment and attachment not in names:
             self._wrong(f"unknown attachment {attachment!r}{suggestion(attachment, names)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord
 from hpcdl.core.records.run_state import is_measured
-from hpcdl.core.statistics import quantiles
+from hpcdl.core.statistics import mean_of_known, quantiles
 from hpcdl.core.units import IMAGES
 
 MODES = ("weak", "strong", "scale-up")
@@ -89,6 +89,7 @@ class Run:
     profile: str = ""
     fast_kernels: Sequence[str] = ()
     accelerators: Mapping[str, int] = field(default_factory=dict)
+    gpu_utilisation: float | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     rounds_per_step: float | None = None
@@ -162,6 +163,7 @@ def from_record(record: RunRecord, name: str) -> Run:
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
         bytes_per_step=None if record.strategy in _UNCOUNTED else finite(record.bytes_sent_per_step),
         profile=record.profile.rpartition("/")[2],
+        gpu_utilisation=mean_of_known([rank.gpu_utilisation for rank in record.rank_records if rank.role == "worker"]),
         config={key: str(value) for key, value in record.config.items()},
     )
 

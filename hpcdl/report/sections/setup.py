@@ -9,6 +9,7 @@ from hpcdl.core.records.run_state import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import default_of, told_keys, values_of
+from hpcdl.report.document.cells import percent
 from hpcdl.report.document.document import Cell, Column, Section, Table
 from hpcdl.report.runs.run import Run
 
@@ -42,6 +43,7 @@ def _setup(runs: Sequence[Run]) -> Table:
         ("workers", [str(run.workers) for run in runs]),
         ("batch per worker", [str(run.batch_per_rank) for run in runs]),
         ("GPUs", [f"{name} ({number} workers)" for run in runs for name, number in run.accelerators.items()]),
+        ("GPU utilisation", [percent(run.gpu_utilisation) for run in runs if run.gpu_utilisation is not None]),
         ("fast kernels", [name for run in runs for name in run.fast_kernels]),
     )
     for name, values in facts:

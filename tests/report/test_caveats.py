@@ -20,7 +20,7 @@ def study(sizes: tuple[int, ...] = (1, 2), repeats: int = 3, **changes: object) 
 
 def test_one_run_is_said_to_be_one() -> None:
     lines = told([make_run(1, 100.0)])
-    assert any("single point" in line for line in lines)
+    assert any("one size alone" in line for line in lines)
     assert any("single measurement" in line for line in lines)
 
 
@@ -32,7 +32,7 @@ def test_a_clean_study_has_no_caveat() -> None:
     ("runs", "words"),
     [
         (study(repeats=1), "single measurement"),
-        ([*study(), make_run(2, 201.0)], "uneven n"),
+        ([*study(), make_run(2, 201.0)], "uneven repeats"),
         (study(sizes=(4, 8)), "missing base"),
         ([*study(), *study(machine="other")], "mixed machines"),
         ([*study(), *study(version="hpcdl 2")], "mixed versions"),
@@ -41,7 +41,7 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([*study(), make_run(1, 50.0, status="failed", message="rank 1 died")], "failed"),
         ([*study(), make_run(1, None, status="running")], "did not finish"),
         ([*study(sizes=(1,), threads=4), *study(sizes=(2,), threads=2)], "threads per worker change"),
-        ([*study(), *study(sizes=(1,), batch_per_rank=100)], "single point"),
+        ([*study(), *study(sizes=(1,), batch_per_rank=100)], "one size alone"),
         ([*study(), make_run(1, 100.5, parts={"compute": -1.0})], "negative part"),
         (study(warnings=("bound to nothing",)), "bound to nothing"),
     ],

@@ -128,11 +128,12 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
     found = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
     if found:
         yield (
-            "missing base: no measurement at n = 1, efficiency is relative to the smallest n present: " + listed(found)
+            "missing base: no measurement of one worker (or thread), efficiency is relative to the smallest size:"
+            f" {listed(found)}"
         )
     lonely = [point_name(curve, curve.base) for curve in curves if len(curve.points) == 1]
     if lonely:
-        yield f"single point: nothing to compare with along n: {listed(lonely)}"
+        yield f"one size alone, so no speed-up and no efficiency: {listed(lonely)}"
 
 
 def _borrowed_base(curves: Sequence[Curve]) -> Iterable[str]:
@@ -155,11 +156,11 @@ def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
         if len(set(counts)) > 1:
             found.append(f"{point_name(curve, curve.base)} and above {min(counts)} to {max(counts)} runs")
     if found:
-        yield f"uneven n: points of one curve have different numbers of runs: {listed(found)}"
+        yield f"uneven repeats: points of one curve have different numbers of runs: {listed(found)}"
 
 
 def _changing(curves: Sequence[Curve]) -> Iterable[str]:
-    """What else than n changes along a curve: servers and settings may grow with it, and a reader must know."""
+    """What else than the size changes along a curve: servers and settings may grow with it, and a reader must know."""
     found: dict[str, list[str]] = {}
     for curve in curves:
         for name, values in _values_along(curve):
@@ -167,7 +168,7 @@ def _changing(curves: Sequence[Curve]) -> Iterable[str]:
                 where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
                 found.setdefault(name, []).append(where)
     for name, places in found.items():
-        yield f"{name} change along a curve, so n is not all that differs: {listed(places)}"
+        yield f"{name} change along a curve, so its size is not all that differs: {listed(places)}"
 
 
 def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from hpcdl.config.compression import FORMS, PLAIN
+from hpcdl.config.compression import TYPED
 from hpcdl.config.tracing import STEPS, is_trace_spec
 from hpcdl.core.errors import UsageError
 
@@ -174,7 +174,7 @@ def _profiles() -> list[str]:
 
 
 _OFFERED: dict[str, Callable[[], list[str]]] = {
-    "compress": lambda: [*PLAIN, *FORMS],
+    "compress": lambda: list(TYPED),
     "strategy": _strategies,
     "model": _models,
     "machine": _machines,

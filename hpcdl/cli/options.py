@@ -12,7 +12,7 @@ import typer
 
 from hpcdl.cli.groups import ALIASES, completer, heading
 from hpcdl.cli.output import Commentary, say
-from hpcdl.config.compression import FORMS, PLAIN
+from hpcdl.config.compression import TYPED
 from hpcdl.config.load import (
     Layer,
     ResolvedConfig,
@@ -68,7 +68,7 @@ _METAVARS = {
     "names": "NAME,NAME",
     "words": "OPTION",
     "trace": "[SPEC]",
-    "compression": "|".join((*PLAIN, *FORMS)),
+    "compression": "|".join(TYPED),
 }
 _WIDEST_CHOICES = 60
 """Characters of `a|b|c` that a flag's line has room for."""

@@ -1,4 +1,4 @@
-"""What `--compress` asks for: in which form gradients travel."""
+"""What `--compress` asks for: in which form gradients, or changes of weights, travel."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from hpcdl.core.errors import shown
 NONE = "none"
 PLAIN = (NONE, "fp16", "bf16")
 """Number formats: every value travels, rounded or not."""
-FORMS = ("int8", "topk:1%", "powersgd:4")
-"""What leaves something over, which the next gradient takes along: as one types them."""
+WITH_REST = ("int8", "topk", "powersgd")
+"""Kinds of gradients that leave something over, which the next gradient takes along."""
+BY_BLOCK = ("int8", "fp4")
+"""Kinds of changes of weights in few bits, with a scale for each block."""
+TYPED = (*PLAIN, "int8", "fp4", "topk:1%", "powersgd:4")
+"""All of them, as one types them."""
 _PERCENT = re.compile(r"topk:(\d{1,3}(?:\.\d{1,6})?)%")
 _RANK = re.compile(r"powersgd:(\d{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """A form of gradients; `text` is the shortest word for it.
+    """A form of what travels; `text` is the shortest word for it.
 
     Of topk `percent` of the values travel, of powersgd matrices of this `rank`.
     """
@@ -31,14 +35,14 @@ class Compression:
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a worker keeps what did not travel, for the next step (error feedback)."""
-        return self.kind not in PLAIN
+        """Whether a worker keeps what did not travel of gradients, for the next step (error feedback)."""
+        return self.kind in WITH_REST
 
 
 def parse_compression(value: Any) -> Compression:
     """The form that `int8`, `topk:1%` or `powersgd:4` asks for; ValueError says what is possible."""
     text = str(value).strip()
-    if text in PLAIN or text == "int8":
+    if text in (*PLAIN, *BY_BLOCK):
         return Compression(kind=text, text=text)
     if found := _PERCENT.fullmatch(text):
         percent = float(found[1])
@@ -53,4 +57,4 @@ def parse_compression(value: Any) -> Compression:
     for kind, form in (("topk", "topk:P%, such as topk:1%"), ("powersgd", "powersgd:R, such as powersgd:4")):
         if text.partition(":")[0] == kind:
             raise ValueError(f"{shown(value)} does not say how much; write {form}")
-    raise ValueError(f"{shown(value)} is not one of {', '.join((*PLAIN, *FORMS))}")
+    raise ValueError(f"{shown(value)} is not one of {', '.join(TYPED)}")

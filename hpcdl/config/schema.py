@@ -167,7 +167,7 @@ class ExchangeConfig:
     )
     compress: str = setting(
         "none",
-        "How gradients (of sync-easgd, streaming-diloco weights' changes) travel; int8, topk, powersgd keep the rest.",
+        "How gradients, or changes of weights, travel; int8, topk and powersgd keep the rest of gradients.",
         kind="compression",
         matters=RESULT | TIME,
     )

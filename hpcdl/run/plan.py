@@ -225,7 +225,7 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
     num_servers = config.exchange.servers if info.features.servers else 0
     num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
     check_exchange(info, config.exchange, num_workers=num_workers)
-    check_compression(config.exchange.compress, config.model.precision)
+    check_compression(info, config.exchange.compress, config.model.precision)
     check_optimizer(info, config.optimizer, config.model.precision)
     check_model(info, config.model, config.run.trace if isinstance(config, TrainConfig) else OFF)
     rules = site_rules()

@@ -37,6 +37,7 @@ from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import behind, call_python, outside_graphs
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
+from hpcdl.strategies.refusals import unfit_form
 from hpcdl.strategies.table import find_strategy
 from hpcdl.supervision.safety import check_same_weights, digest_of
 
@@ -83,7 +84,7 @@ class ExchangeSettings:
 
     def checked(self) -> StrategyInfo:
         """The strategy's entry; UsageError for what is no choice, or does not go together."""
-        has_rest = keeps_rest(self.compress)
+        keeps_rest(self.compress)  # refuses what is no form
         chosen = {"op": self.op, "average_over": self.average_over}
         for (name, value), kind in zip(chosen.items(), Choices, strict=True):
             if value not in get_args(kind):
@@ -95,11 +96,8 @@ class ExchangeSettings:
         info = check_scriptable(self.strategy)
         if self.compress != "none" and not info.features.compression:
             raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} does not have it; leave it out")
-        if has_rest and not info.features.error_feedback:
-            raise UsageError(
-                f"compress={self.compress!r}: strategy {info.name!r} sends changes of weights, as fp16 or bf16; use "
-                "one of these, or an all-reduce such as ring"
-            )
+        if problem := unfit_form(info, self.compress):
+            raise UsageError(f"compress={self.compress!r}: strategy {info.name!r} {problem}")
         if self.servers is not None and not info.features.servers:
             raise UsageError(f"servers={self.servers}: strategy {info.name!r} has none; leave it out, or use 'ps'")
         if self.bucket_size == AUTO:

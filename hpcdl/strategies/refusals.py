@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.compression import parse_compression
+from hpcdl.config.compression import BY_BLOCK, PLAIN, WITH_REST, parse_compression
 from hpcdl.config.schema import (
     ElasticConfig,
     ExchangeConfig,
@@ -27,8 +27,8 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
     if exchange.placement is not None and exchange.placement not in features.placements:
         remedy = f"use one of {', '.join(features.placements)}" if features.placements else "leave it out"
         raise UsageError(f"--placement {exchange.placement}: strategy {info.name!r} does not have it; {remedy}")
-    if features.compression:
-        _check_rest(info, exchange.compress)
+    if features.compression and (problem := unfit_form(info, exchange.compress)):
+        raise UsageError(f"--compress {exchange.compress}: strategy {info.name!r} {problem}")
     refused = {
         f"--compress {exchange.compress}": exchange.compress != "none" and not features.compression,
         f"--accumulate {exchange.accumulate}": exchange.accumulate > 1 and not features.accumulation,
@@ -43,18 +43,22 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
         )
 
 
-def _check_rest(info: StrategyInfo, compress: str) -> None:
-    """UsageError for a form that leaves something over, where nobody keeps it."""
-    if parse_compression(compress).keeps_rest and not info.features.error_feedback:
-        raise UsageError(
-            f"--compress {compress}: strategy {info.name!r} sends changes of weights, as fp16 or bf16; "
-            "use one of these, or an all-reduce such as ring"
-        )
+def unfit_form(info: StrategyInfo, compress: str) -> str:
+    """Why a strategy that compresses does not take this form, and what to use; nothing where it takes it."""
+    features, kind = info.features, parse_compression(compress).kind
+    with_rest = WITH_REST if features.error_feedback else ()
+    by_block: tuple[str, ...] = BY_BLOCK if features.compression_by_block else ()
+    if kind in (*PLAIN, *with_rest, *by_block):
+        return ""
+    if features.error_feedback:
+        return f"sends gradients, not changes of weights as {kind}; use int8, or powersgd:4 for fewer bytes"
+    *first, last = *PLAIN[1:], *by_block
+    return f"sends changes of weights, as {', '.join(first)} or {last}; use one of these, or an all-reduce such as ring"
 
 
-def check_compression(compress: str, precision: str) -> None:
+def check_compression(info: StrategyInfo, compress: str, precision: str) -> None:
     """UsageError where what compression leaves over would be of another size than the next step's gradients."""
-    if precision == "mixed_float16" and parse_compression(compress).keeps_rest:
+    if info.features.error_feedback and precision == "mixed_float16" and parse_compression(compress).keeps_rest:
         raise UsageError(
             f"--compress {compress}: --precision mixed_float16 scales the loss by a factor that changes, which what is "
             "left over would not follow; use mixed_bfloat16, or --compress fp16"

@@ -112,13 +112,14 @@ def bits_of_the_paper(name: str) -> None:
     assert weight.numpy().tolist() == own
 
 
-def as_train_does(name: str) -> None:
+def as_train_does(name: str, compress: str = "none") -> None:
     """Two fits' worth of epochs leave what a run of as many steps leaves: the last step ends with an exchange."""
     inputs, targets = map(part, data())
     info, epochs = find_strategy(name), 3
     context = Context(
-        info=info, communicator=communicator(), num_workers=SIZE, num_servers=0, exchange=ExchangeConfig(),
-        optimizer=OptimizerConfig(), elastic=ElasticConfig(period=4), num_steps=epochs * STEPS,
+        info=info, communicator=communicator(), num_workers=SIZE, num_servers=0,
+        exchange=ExchangeConfig(compress=compress), optimizer=OptimizerConfig(), elastic=ElasticConfig(period=4),
+        num_steps=epochs * STEPS,
     )  # fmt: skip
     keras.utils.set_random_seed(5 + RANK)
     model, optimizer, worker = mlp(), O.SGD(RATE, momentum=0.5), load_strategy(info).worker(context)
@@ -138,7 +139,7 @@ def as_train_does(name: str) -> None:
     worker.finish()
     keras.utils.set_random_seed(5 + RANK)
     again, steps = mlp(), Steps()
-    distributed = hpcdl.DistributedOptimizer(O.SGD(RATE, momentum=0.5), strategy=name, period=4)
+    distributed = hpcdl.DistributedOptimizer(O.SGD(RATE, momentum=0.5), strategy=name, period=4, compress=compress)
     with contextlib.redirect_stderr(io.StringIO()):
         train(again, distributed, inputs, targets, BATCH // SIZE, epochs, callbacks=[steps])
     alike(steps.center)
@@ -149,6 +150,7 @@ def as_train_does(name: str) -> None:
 
 for _name in METHODS:
     CASES[f"{_name} as train does"] = lambda name=_name: as_train_does(name)
+CASES["streaming-diloco in fp4 as train does"] = lambda: as_train_does("streaming-diloco", "fp4")
 for _name in OUTER:
     CASES[f"{_name} by the paper"] = lambda name=_name: bits_of_the_paper(name)
 

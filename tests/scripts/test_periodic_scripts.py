@@ -15,6 +15,7 @@ pytestmark = pytest.mark.mpi
 SCRIPT = "periodic_cases.py"
 CASES = [
     *(f"{name} as train does" for name in METHODS),
+    "streaming-diloco in fp4 as train does",
     *(f"{name} by the paper" for name in keys_of(SCRIPT, "OUTER")),
     *cases_of(SCRIPT, r"^@case\ndef (\w+)"),
 ]

@@ -21,8 +21,8 @@ from hpcdl.strategies.periodic.streaming import StreamedWeights
 from hpcdl.strategies.table import find_strategy
 
 RATE = numpy.float32(0.05)
-LAYERS = [("a/kernel", 7), ("a/bias", 2), ("b/kernel", 11), ("c/kernel", 5), ("c/bias", 3), ("d/kernel", 9)]
-STATISTICS = [("b/mean", 4), ("d/mean", 2)]
+LAYERS = [("a/kernel", 701), ("a/bias", 20), ("b/kernel", 1100), ("c/kernel", 512), ("c/bias", 30), ("d/kernel", 900)]
+STATISTICS = [("b/mean", 40), ("d/mean", 20)]
 WEIGHTS = sum(size for _, size in LAYERS)
 SIZE = WEIGHTS + sum(size for _, size in STATISTICS)
 
@@ -42,6 +42,36 @@ def mean(values: list[numpy.ndarray]) -> numpy.ndarray:
     while len(values) > 1:
         values = [values[place] + values[place + 1] for place in range(0, len(values), 2)]
     return values[0]
+
+
+def rounded(values: numpy.ndarray, compress: str) -> numpy.ndarray:
+    """Blocks of 256 with a scale each: whole numbers up to 127, or the nearest of 0 and 1, 1/2, ..., 1/64."""
+    found = numpy.zeros_like(values)
+    levels = numpy.array([0, *(2.0**-place for place in range(6, -1, -1))], numpy.float32)
+    for start in range(0, len(values), 256):
+        block = values[start : start + 256]
+        if not block.any():  # a fragment that has just come back, without mixing
+            continue
+        if compress == "int8":
+            scale = numpy.float32(abs(block).max() / numpy.float32(127))
+            found[start : start + 256] = numpy.rint(block / scale) * scale
+        else:
+            scale = abs(block).max()
+            nearest = numpy.searchsorted((levels[1:] + levels[:-1]) / 2, abs(block) / scale, side="right")
+            found[start : start + 256] = numpy.copysign(levels[nearest], block) * scale
+    return found
+
+
+def compressed_mean(deltas: list[numpy.ndarray], compress: str) -> numpy.ndarray:
+    """One worker sums each part of the rounded changes, and sends the sum back rounded; nothing is kept."""
+    parts = [numpy.array_split(delta, len(deltas)) for delta in deltas]
+    sums = []
+    for owner in range(len(deltas)):
+        total = numpy.zeros_like(parts[0][owner])
+        for part in parts:
+            total = total + rounded(part[owner], compress)
+        sums.append(rounded(total, compress))
+    return numpy.concatenate(sums) / numpy.float32(len(deltas))
 
 
 def by_the_paper(case: dict[str, Any]) -> tuple[numpy.ndarray, list[numpy.ndarray]]:
@@ -65,7 +95,11 @@ def by_the_paper(case: dict[str, Any]) -> tuple[numpy.ndarray, list[numpy.ndarra
                 mine = numpy.array([one == number for one in fragment])
                 weight = numpy.arange(SIZE) < WEIGHTS
                 deltas = [numpy.where(weight, x - one, one)[mine] for one in own]
-                under_way.append((number, t + tau, mean(deltas) / numpy.float32(num)))
+                change = mean(deltas) / numpy.float32(num)
+                if case.get("compress") in ("int8", "fp4"):
+                    many = numpy.count_nonzero(mine & weight)
+                    change[:many] = compressed_mean([delta[:many] for delta in deltas], case["compress"])
+                under_way.append((number, t + tau, change))
             while under_way and (last or under_way[0][1] <= t):  # lines 11 to 13
                 place, _, delta = under_way.pop(0)
                 mine = numpy.array([one == place for one in fragment])
@@ -112,6 +146,24 @@ def bytes_of(shared: SharedWeights) -> int:
     return shared.group.lane.bytes_sent  # type: ignore[attr-defined]
 
 
+def counted_bytes(case: dict[str, Any], rank: int) -> int:
+    """What a worker sends in a run by the formulas of the docs: of packed weights, and of statistics as they are."""
+    num, count, period = case["workers"], case["fragments"], case["period"]
+    sent = 0
+    for number in range(count):
+        sizes = [sum(size for name, size in group if "abcd".index(name[0]) % count == number)
+                 for group in (LAYERS, STATISTICS)]  # fmt: skip
+        times = sum(
+            1 for t in range(1, case["steps"]) if t % period == (number + 1) * period // count % period
+        ) + 1  # fmt: skip
+        parts = [len(part) for part in numpy.array_split(numpy.arange(sizes[0]), num)]
+        value_bytes = [part if case["compress"] == "int8" else -(-part // 2) for part in parts]
+        packed = [values + 4 * -(-part // 256) for values, part in zip(value_bytes, parts, strict=True)]
+        to_owners, back = sum(packed) - packed[rank], (num - 1) * packed[rank]
+        sent += times * (to_owners + back + 4 * sizes[1] * (num.bit_length() - 1))
+    return sent
+
+
 def run_case(case: dict[str, Any], group: Any) -> dict[str, Any]:
     """What this worker found."""
     ones = numpy.ones(SIZE, numpy.float32)
@@ -130,6 +182,8 @@ def run_case(case: dict[str, Any], group: Any) -> dict[str, Any]:
         train(case, plain, ones.copy(), range(case["steps"]))
         plain.close()
         found["bytes"] = bytes_of(shared) / bytes_of(plain)
+        found["to_plain"] = float(abs(shared.weights - plain.weights).max())
+        found["counted"] = bytes_of(shared) - counted_bytes(case, group.rank)
     if case["overlap"] == 0 and case["fragments"] == 1 and case["mixing"] == 1:
         diloco = begun(SharedWeights(context_of(case, group, "diloco")), ones[:WEIGHTS])
         theirs = train(case, diloco, ones.copy(), range(case["steps"]))

@@ -261,7 +261,23 @@ STREAMING = [
     {"workers": 4, "period": 4, "fragments": 1, "overlap": 0, "mixing": 1, "steps": 11},
     {"workers": 4, "period": 12, "fragments": 3, "overlap": 2, "mixing": 0.5, "steps": 41, "compress": "bf16"},
     {"workers": 4, "period": 12, "fragments": 3, "overlap": 2, "mixing": 0.5, "steps": 41, "compress": "fp16"},
+    *(
+        {
+            "workers": workers,
+            "period": 12,
+            "fragments": 3,
+            "overlap": 2,
+            "mixing": mixing,
+            "steps": 41,
+            "compress": compress,
+            "cuts": [5, 6, 17, 24],
+        }
+        for compress in ("int8", "fp4")
+        for workers, mixing in ((2, 0.5), (4, 1))
+    ),
 ]
+OF_PLAIN = {"int8": (0.15, 0.3), "fp4": (0.1, 0.2)}
+"""What travels in few bits beside float32, statistics included."""
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +293,11 @@ def test_fragments_leave_the_bits_of_the_papers_algorithm(streamed: list[Any], n
     assert len(streamed[number]) == wanted["workers"]
     for found in streamed[number]:
         assert found["moved"] > 0.5
-        if "compress" in wanted:
+        if wanted.get("compress") in OF_PLAIN:
+            least, most = OF_PLAIN[wanted["compress"]]
+            assert found["counted"] == 0 and least < found["bytes"] < most, found
+            assert 0 < found["to_plain"] < 0.2 * found["moved"], found
+        elif "compress" in wanted:
             assert 0 < found["error"] < 0.01 and 0.4 < found["bytes"] < 0.7, found
             continue
         assert found["shared"] and found["own"], found
@@ -337,11 +357,11 @@ def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
 ) -> None:
     """Own weights, own optimizer, outer momentum and the place in the period come back; the last step exchanges.
 
-    In every test the method that keeps most: it has fragments under way too.
+    In every test the method that keeps most: it has fragments under way too, and here in 4 bits.
     """
     more = ["--model", f"{PLANTED}:build", "--period", "13", "--steps", "60"]
     more += ["--optimizer", "adam", "--learning-rate", "0.001"]
-    more += ["--fragments", "2", "--overlap", "4"] if METHODS[strategy].streaming else []
+    more += ["--fragments", "2", "--overlap", "4", "--compress", "fp4"] if METHODS[strategy].streaming else []
     whole = run_hpcdl(train_line(strategy, shards, tmp_path / "whole", *more))
     assert whole.code == 0, whole.err
     line = train_line(strategy, shards, tmp_path / "cut", *more)

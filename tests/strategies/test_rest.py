@@ -253,7 +253,7 @@ def plan_of(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"compress": "int7"}, ["compress", "'int7' is not one of none, fp16, bf16, int8, topk:1%, powersgd:4"]),
+    ({"compress": "int7"}, ["compress", "'int7' is not one of none, fp16, bf16, int8, fp4, topk:1%, powersgd:4"]),
     ({"compress": "topk"}, ["compress", "'topk' does not say how much; write topk:P%, such as topk:1%"]),
     ({"compress": "topk:1"}, ["compress", "write topk:P%"]),
     ({"compress": "topk:0%"}, ["compress", "'topk:0%' is out of range", "above 0% and at most 100%"]),
@@ -263,6 +263,10 @@ def plan_of(**settings: Any) -> Any:
     ({"compress": "int8", "strategy": "ps"}, ["--compress int8: strategy 'ps' does not have it"]),
     ({"compress": "int8", "strategy": "diloco"}, ["--compress int8: strategy 'diloco' does not have it"]),
     ({"compress": "int8", "strategy": "sync-easgd"}, ["int8: strategy 'sync-easgd'", "fp16 or bf16", "ring"]),
+    ({"compress": "topk:1%", "strategy": "streaming-diloco"}, ["'streaming-diloco' sends", "fp16, bf16, int8 or fp4"]),
+    ({"compress": "fp4"}, ["fp4: strategy 'ring' sends gradients", "use int8, or powersgd:4"]),
+    ({"compress": "fp4", "strategy": "sync-easgd"}, ["fp4: strategy 'sync-easgd'", "fp16 or bf16"]),
+    ({"compress": "fp4", "strategy": "diloco"}, ["--compress fp4: strategy 'diloco' does not have it"]),
     ({"compress": "int8", "precision": "mixed_float16"}, ["int8: --precision mixed_float16", "mixed_bfloat16"]),
 ])  # fmt: skip
 def test_what_cannot_hold_is_refused(settings: dict[str, Any], words: list[str]) -> None:
@@ -275,7 +279,8 @@ def test_what_cannot_hold_is_refused(settings: dict[str, Any], words: list[str])
 @pytest.mark.parametrize("compress", FORMS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_takes_or_refuses_it_as_declared(name: str, compress: str) -> None:
-    if STRATEGIES[name].features.error_feedback:
+    features = STRATEGIES[name].features
+    if features.error_feedback or (features.compression_by_block and compress == "int8"):
         assert plan_of(strategy=name, compress=compress).config.exchange.compress == compress
     else:
         with pytest.raises(UsageError, match=f"--compress {compress}: strategy '{name}'"):
@@ -288,10 +293,13 @@ def test_a_strategy_takes_or_refuses_it_as_declared(name: str, compress: str) ->
 def test_scripts_take_it_where_the_rest_is_of_gradients(compress: str) -> None:
     assert ExchangeSettings(compress=compress).checked().name == "ring"
     for name, says in (
-        ("streaming-diloco", "sends changes of weights, as fp16 or bf16"),
-        ("sync-easgd", "sends changes of weights, as fp16 or bf16"),
+        ("streaming-diloco", "sends changes of weights, as fp16, bf16, int8 or fp4; use one of these, or"),
+        ("sync-easgd", "sends changes of weights, as fp16 or bf16; use one of these, or an all-reduce"),
         ("ps", "does not have it"),
     ):
+        if (name, compress) == ("streaming-diloco", "int8"):
+            assert ExchangeSettings(strategy=name, compress=compress).checked().name == name
+            continue
         with pytest.raises(UsageError, match=f"compress='{compress}': strategy '{name}' {says}"):
             ExchangeSettings(strategy=name, compress=compress).checked()
     with pytest.raises(UsageError, match=r"compress='topk': .*write topk:P%, such as topk:1%"):

@@ -34,6 +34,8 @@ class Features:
     compression: bool = False
     error_feedback: bool = False
     """Less than all values may travel: workers keep what did not, and take it along at the next step."""
+    compression_by_block: bool = False
+    """Changes of weights may travel in few bits, with a scale for each block of them."""
     accumulation: bool = False
     lars: bool = False
     exact_resume: bool = False

@@ -71,6 +71,7 @@ class PeriodicMethod:
                 deterministic=True,
                 exact_resume=True,
                 compression=self.streaming is not None,
+                compression_by_block=self.streaming is not None,
                 accumulation=True,
                 lars=True,
                 several_steps=True,

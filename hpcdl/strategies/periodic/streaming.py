@@ -5,6 +5,10 @@ fragment l mod P, the strided pattern of its section 2.1. In each period of H st
 (p + 1) H / P, rounded down. Its mean change comes back `overlap` steps later. The run's last step ends with an
 exchange of all fragments.
 
+Changes of weights travel as float32, in 16 bits, or in 8 or 4 bits with a scale for each block. What rounding loses
+is not kept: a worker's own weights still have it where mixing leaves them apart, and the paper keeps nothing either
+(docs/decisions/0229-changes-in-few-bits.md).
+
 Two things differ from the printed algorithm. A change is measured from the shared weights, which are alike on all
 workers, where line 7 has the worker's own of H steps ago; without mixing these are the same. And `--mixing` is the
 share of the shared weights, 1 minus the paper's alpha: 1 is DiLoCo.
@@ -21,8 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.collectives import auto
+from hpcdl.collectives.slices import spans
 from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import UsageError
+from hpcdl.strategies.allreduce.blocks import BlockFormat, sum_in_two_passes
+from hpcdl.strategies.allreduce.fp4 import FP4
+from hpcdl.strategies.allreduce.int8 import INT8
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.replica import Background
 from hpcdl.strategies.elastic.wire import HalfDifferences
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 HALF_BYTES = 2
+BLOCK_FORMATS = {"int8": INT8, "fp4": FP4}
+"""What a change travels as in fewer bits, by --compress."""
 _FLIGHT, _CHANGE = f"{PREFIX}flight", f"{PREFIX}change"
 
 
@@ -169,6 +179,9 @@ class StreamedWeights(SharedWeights):
         self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
         if self._compress == "none":
             self._background.start(lambda: self._average(change, self.group, self._workspace, fragment))
+        elif self._compress in BLOCK_FORMATS:
+            form = BLOCK_FORMATS[self._compress]
+            self._background.start(lambda: self._average_in_blocks(form, change, weights.size, fragment))
         else:
             self._background.start(lambda: self._average_in_half(mine, weights, change, fragment))
 
@@ -182,8 +195,24 @@ class StreamedWeights(SharedWeights):
             BUCKET, began_s, time.monotonic(), num_bytes=HALF_BYTES * weights.size, bucket=fragment
         )
         numpy.divide(sent.total, -self.group.size, out=change[: weights.size])
-        if change.size > weights.size:
-            self._average(change[weights.size :], self.group, self._workspace, fragment)
+        self._average_statistics(change[weights.size :], fragment)
+
+    def _average_in_blocks(self, form: BlockFormat, change: Array, num_weights: int, fragment: int) -> None:
+        """As `_average`, with the weights' part of `change` in a few bits an element, rounded on either way."""
+        part = change[:num_weights]
+        num_bytes = sum(form.packed_bytes(stop - start) for start, stop in spans(num_weights, self.group.size))
+        began_s = time.monotonic()
+        # Weights that have diverged are not finite in the mean either, and are found where it is merged.
+        with numpy.errstate(over="ignore", invalid="ignore"):
+            sum_in_two_passes(part, numpy.empty_like(part), self.group, form)
+            part /= self.group.size
+        recorder_of(self.group).span(BUCKET, began_s, time.monotonic(), num_bytes=num_bytes, bucket=fragment)
+        self._average_statistics(change[num_weights:], fragment)
+
+    def _average_statistics(self, statistics: Array, fragment: int) -> None:
+        """The moving statistics of a fragment whose weights travel in fewer bits."""
+        if statistics.size:
+            self._average(statistics, self.group, self._workspace, fragment)
 
     def _merge(self, own: Array) -> None:
         """Algorithm 2, lines 11 to 13; statistics are mixed as weights are."""

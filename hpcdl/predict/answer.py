@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl.config.compression import NONE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import IMAGES, common_unit
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.evidence import NO_RUN_DIRS, Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
-from hpcdl.predict.jobs import StepJob, has_servers, kind_of
+from hpcdl.predict.jobs import StepJob, has_servers, kind_of, parts_of
 from hpcdl.predict.network import Network, read_network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
@@ -165,7 +166,7 @@ def _unmeasured(question: Question, network: Network | None) -> Evidence:
 
 
 def _of_network(question: Question, evidence: Evidence, network: Network | None) -> Answer:
-    strategies = [ALIASES.get(name, name) for name in question.strategies] or _usual(evidence)
+    strategies = _labels(evidence, [ALIASES.get(name, name) for name in question.strategies])
     cores = None
     if question.machine is not None and evidence.monitors:
         cores = len(read_machine(question.machine).topology.cores)
@@ -193,9 +194,13 @@ def _of_network(question: Question, evidence: Evidence, network: Network | None)
     )
 
 
-def _usual(evidence: Evidence) -> list[str]:
-    measured = [name for name in evidence.strategies if name != "single"]
-    return list(dict.fromkeys([*measured, *USUAL_STRATEGIES]))
+def _labels(evidence: Evidence, asked: Sequence[str]) -> list[str]:
+    """The strategies that are `asked` for, by default the usual ones, and each in the forms in which it was run."""
+    measured = [label for label in evidence.strategies if label != "single"]
+    if not asked:
+        return list(dict.fromkeys([*measured, *USUAL_STRATEGIES]))
+    forms = [label for name in asked for label in measured if parts_of(label)[0] == name and label != name]
+    return list(dict.fromkeys([*asked, *forms]))
 
 
 def _usual_nodes(evidence: Evidence) -> tuple[int, ...]:
@@ -203,12 +208,12 @@ def _usual_nodes(evidence: Evidence) -> tuple[int, ...]:
     return tuple(1 << power for power in range(reach.bit_length()))
 
 
-def job_for(question: Question, evidence: Evidence, strategy: str, nodes: int) -> StepJob | None:
+def job_for(question: Question, evidence: Evidence, label: str, nodes: int) -> StepJob | None:
     """The job that is asked for on so many nodes; None where there is no room for it."""
-    like = evidence.templates.get(strategy)
+    like = evidence.templates.get(label)
     servers = question.servers or (like.servers if like else 1) or 1
-    job = evidence.job(strategy, nodes, servers, question.batch)
-    if job is not None and question.placement and has_servers(strategy):
+    job = evidence.job(label, nodes, servers, question.batch)
+    if job is not None and question.placement and has_servers(job.strategy):
         job = dataclasses.replace(job, placement=question.placement)
     return job
 
@@ -264,14 +269,14 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     for nodes in sorted({item.job.nodes for item in predictions}):
         rows = [item for item in predictions if item.job.nodes == nodes]
         best = max(rows, key=lambda item: item.images_per_second.mean)
-        close = [item.job.strategy for item in rows
+        close = [item.job.label for item in rows
                  if item is not best and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
-        if best.job.strategy != before:
+        if best.job.label != before:
             found.append({
-                "what": "best strategy", "model": best.job.model, "nodes": nodes, "strategy": best.job.strategy,
+                "what": "best strategy", "model": best.job.model, "nodes": nodes, "strategy": best.job.label,
                 "before": before or None, "not_distinguishable": close,
             })  # fmt: skip
-            before = best.job.strategy
+            before = best.job.label
     return found
 
 
@@ -280,7 +285,7 @@ def _servers(
 ) -> list[ServerChoice]:
     """For each strategy with servers and each size the best number and placement; measured as samples a second."""
     found = []
-    for strategy in filter(has_servers, strategies):
+    for strategy in (label for label in strategies if has_servers(parts_of(label)[0])):
         for count in nodes:
             choices = []
             for servers in _powers(count):
@@ -317,7 +322,7 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
         return None
     reach = 1.645
     return NextRun(
-        model=job.model, strategy=job.strategy, nodes=job.nodes, workers=job.workers, servers=job.servers,
+        model=job.model, strategy=job.label, nodes=job.nodes, workers=job.workers, servers=job.servers,
         width=math.expm1(reach * now), width_after=math.expm1(reach * after), command=command,
     )  # fmt: skip
 
@@ -328,7 +333,7 @@ def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
     found = []
     nodes = 1
     while nodes <= max(1, target.nodes // 2):
-        job = evidence.job(target.strategy, nodes, target.servers or 1)
+        job = evidence.job(target.label, nodes, target.servers or 1)
         if job is not None:
             found.append(job)
         nodes *= 2
@@ -339,7 +344,8 @@ def command_of(job: StepJob, data: str) -> str:
     """How to make this run on the data of the runs."""
     words = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
     servers = ["--servers", job.servers] if job.servers else []
-    words += [*servers, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
+    compress = ["--compress", job.compress] if job.compress != NONE else []
+    words += [*servers, *compress, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
     if job.nodes == 1:
         return typed(*words)
     per_node = -(-(job.workers + job.servers) // job.nodes)
@@ -374,7 +380,7 @@ def _row(item: Prediction) -> dict[str, Any]:
         return None if found is None else dataclasses.asdict(found)
 
     return {
-        "strategy": job.strategy, "model": job.model, "nodes": job.nodes, "workers": job.workers,
+        "strategy": job.label, "model": job.model, "nodes": job.nodes, "workers": job.workers,
         "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": range_json(item.step_seconds),
         "images_per_second": range_json(item.images_per_second), "efficiency": range_json(item.efficiency),
         "limited_by": item.limited_by, "losses": item.losses, "faster": item.faster,

@@ -73,7 +73,7 @@ def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
     if seen.alone and job.servers == 0:
         return True
     servers = seen.servers == job.servers or seen.servers * job.workers == job.servers * seen.workers
-    exchange = ("strategy", "compressed", "placement", "variant", "bucket_bytes")
+    exchange = ("strategy", "compress", "placement", "variant", "bucket_bytes")
     periods = ("period", "period_within", "fragments", "overlap")
     return servers and all(getattr(seen, key) == getattr(job, key) for key in (*exchange, *periods))
 

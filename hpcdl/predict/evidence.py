@@ -23,15 +23,17 @@ from hpcdl.models.spec import EMULATED
 from hpcdl.models.table import MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
+from hpcdl.predict.forms import coded_bytes_of
 from hpcdl.predict.jobs import (
     ITEM_BYTES,
     RankLayout,
     StepJob,
     has_period,
     has_servers,
-    is_modelled,
+    is_coded,
     layers_known,
     lengths_of,
+    parts_of,
     streaming_of,
 )
 from hpcdl.predict.network import Network
@@ -84,7 +86,9 @@ class Evidence:
     learning: tuple[Learning, ...] = ()
     remarks: tuple[str, ...] = ()
     templates: Mapping[str, StepJob] = field(default_factory=dict)
-    """The largest measured job of each strategy: later ones have its settings."""
+    """The largest measured job of each strategy, by label (jobs.py): later ones have its settings."""
+    coded_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Of each form of gradients that takes computing of its own and was run (forms.py)."""
     data: str = ""
     """What was trained on, as `--data` takes it; empty where no record says so."""
     trained: str = ""
@@ -120,58 +124,68 @@ class Evidence:
 
     @property
     def strategies(self) -> list[str]:
-        """Those that were measured, by name."""
-        return sorted({seen.job.strategy for seen in self.monitors})
+        """Those that were measured, by label."""
+        return sorted({seen.job.label for seen in self.monitors})
 
-    def layout(self, strategy: str) -> RankLayout:
+    def layout(self, label: str) -> RankLayout:
         """That of its own runs, else that of others."""
         others = max(self.layouts.values(), key=lambda item: item.workers_per_node, default=RankLayout())
-        return self.layouts.get(strategy, RankLayout(workers_per_node=others.workers_per_node))
+        return self.layouts.get(label, RankLayout(workers_per_node=others.workers_per_node))
 
-    def job(self, strategy: str, nodes: int, servers: int, batch: int | None = None) -> StepJob | None:
+    def job(self, label: str, nodes: int, servers: int, batch: int | None = None) -> StepJob | None:
         """The job on so many nodes; None where servers leave no room for workers, or `single` has more than one."""
-        layout = self.layout(strategy)
+        layout, strategy = self.layout(label), parts_of(label)[0]
         count = servers if has_servers(strategy) else 0
         workers = 1 if strategy == "single" else layout.workers(nodes, count)
         if nodes == 1 and count and workers < 1:
             workers = layout.workers_per_node  # a worker and its server find room on one node
         if workers < 1 or (strategy == "single" and nodes > 1):
             return None
-        return self.at(strategy, nodes, workers, count, batch)
+        return self.at(label, nodes, workers, count, batch)
 
-    def at(self, strategy: str, nodes: int, workers: int, servers: int, batch: int | None = None) -> StepJob:
+    def at(self, label: str, nodes: int, workers: int, servers: int, batch: int | None = None) -> StepJob:
         """The job with these numbers, and its strategy's settings as they were measured."""
         whole = batch or self.batch
-        like = self.templates.get(strategy)
+        strategy, form = parts_of(label)
+        like = self.templates.get(label) or self.templates.get(strategy)
         settings = {} if like is None else {key: getattr(like, key) for key in _SETTINGS}
+        if form:
+            settings |= {"compress": form, "coded_bytes": self.coded_bytes.get(form, 0.0)}
         settings.setdefault("period", STRATEGIES[ALIASES.get(strategy, strategy)].features.default_period)
         fragments, overlap = streaming_of(strategy, settings)
         settings = {"fragments": fragments, "overlap": overlap, **settings}
         return StepJob(
             strategy=strategy, model=self.model, nodes=nodes, workers=workers, servers=servers,
-            workers_per_node=self.layout(strategy).workers_per_node, threads=self.threads,
+            workers_per_node=self.layout(label).workers_per_node, threads=self.threads,
             batch=whole / workers if self.mode == "strong" and batch is None else whole,
             lengths=lengths_of(self.model, self.gradient_bytes, self.recorded), ready=self.ready, **settings,
         )  # fmt: skip
 
 
-_SETTINGS = ("compressed", "bucket_bytes", "placement", "period", "period_within", "fragments", "overlap", "variant")
+_EXCHANGE = ("compress", "coded_bytes", "bucket_bytes", "placement", "variant")
+_SETTINGS = (*_EXCHANGE, "period", "period_within", "fragments", "overlap")
 
 
 def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     """Those of `runs` whose messages a forecast can count, and what is said of the others; UsageError for no run."""
     forms = {run.name: run.config.get("compress", NONE) for run in runs}
-    odd = sorted({form for form in forms.values() if not is_modelled(form)})
+    shown: dict[str, set[str]] = {}
+    for run in runs:
+        if is_coded(forms[run.name]) and run.model not in shown:
+            shown[run.model] = set(coded_bytes_of([one for one in runs if one.model == run.model]))
+    odd = sorted(
+        {forms[run.name] for run in runs if is_coded(forms[run.name]) and forms[run.name] not in shown[run.model]}
+    )
     if not odd:
         return list(runs), ()
     kept = [run for run in runs if forms[run.name] not in odd]
     if not kept:
         raise UsageError(
-            f"all runs have --compress {', '.join(odd)}, of which no forecast is made: what compressing costs "
-            "is not modelled; give runs with none, fp16 or bf16"
+            f"all runs have --compress {', '.join(odd)}, of which no forecast is made: none of several workers has "
+            "counted what it sends; give such runs too, or runs with none, fp16 or bf16"
         )
     left_out = counted(len(runs) - len(kept), "run")
-    return kept, (f"{left_out} with --compress {', '.join(odd)} left out: no forecast models it",)
+    return kept, (f"{left_out} with --compress {', '.join(odd)} left out: no run of several workers shows its cost",)
 
 
 def gather_evidence(
@@ -276,9 +290,11 @@ def _of_model(
     threads = sorted({run.threads for run in runs if run.threads})
     several = len(threads) > 1 and all(run.threads for run in runs)
     gradient_bytes = next((run.gradient_bytes for run in runs if run.gradient_bytes), None)
+    coded = coded_bytes_of(runs)
     groups: dict[StepJob, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[dataclasses.replace(_job_of(run, gradient_bytes, several, remarks, recorded), ready=ready)].append(run)
+        job = _job_of(run, gradient_bytes, several, remarks, recorded)
+        groups[dataclasses.replace(job, ready=ready, coded_bytes=coded.get(job.compress, 0.0))].append(run)
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
@@ -286,7 +302,7 @@ def _of_model(
                and run.seconds_per_epoch]  # fmt: skip
     templates: dict[str, StepJob] = {}
     for job in sorted(groups, key=lambda job: (job.nodes, job.workers)):
-        templates[job.strategy] = job
+        templates[job.label] = job
     return Evidence(
         model=runs[0].model,
         monitors=monitors,
@@ -303,6 +319,7 @@ def _of_model(
         learning=_learning(runs, accuracy) if accuracy is not None else (),
         remarks=tuple(dict.fromkeys(remarks)),
         templates=templates,
+        coded_bytes=coded,
         data=Counter(run.config.get("data", "") for run in runs).most_common(1)[0][0],
         ready=ready,
     )  # fmt: skip
@@ -390,7 +407,7 @@ def _job_of(
         batch=run.global_batch / run.workers,
         threads=(run.threads or 0) if several_threads else 0,
         lengths=lengths_of(run.model, gradient_bytes, recorded),
-        compressed=settings.get("compress", "none") != "none",
+        compress=settings.get("compress", NONE),
         bucket_bytes=run.bucket_bytes or _bytes_of(settings.get("bucket-size", AUTO), run),
         placement=settings.get("placement", "") if has_servers(strategy) else "",
         period=_period_of(strategy, run) if has_period(strategy) else 1,

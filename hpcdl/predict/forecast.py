@@ -163,10 +163,10 @@ class Forecast:
         """The largest size of every strategy that has smaller ones, predicted without any of these."""
         largest: dict[str, int] = {}
         for seen in self.evidence.monitors:
-            sizes = {other.job.workers for other in self.evidence.monitors if other.job.strategy == seen.job.strategy}
+            sizes = {other.job.workers for other in self.evidence.monitors if other.job.label == seen.job.label}
             if len(sizes) > 1 or (min(self.evidence.sizes) < seen.job.workers):
-                largest[seen.job.strategy] = max(sizes)
-        held = [seen for seen in self.evidence.monitors if largest.get(seen.job.strategy) == seen.job.workers]
+                largest[seen.job.label] = max(sizes)
+        held = [seen for seen in self.evidence.monitors if largest.get(seen.job.label) == seen.job.workers]
         kept = tuple(seen for seen in self.evidence.monitors if seen not in held)
         if not held or not kept:
             return ()
@@ -181,9 +181,9 @@ class Forecast:
             timeline = Foreseen(weights=numpy.ones(1), centers=numpy.array([predicted]), spreads=numpy.array([spread]))
             series = series_of(seen.job, smaller, posterior.run_noise)
             weighing = weigh(seen, timeline, computing, series, posterior.run_noise)
-            weighings.setdefault(seen.job.strategy, []).append(weighing)
+            weighings.setdefault(seen.job.label, []).append(weighing)
             found.append(
-                HeldOut(strategy=seen.job.strategy, workers=seen.job.workers, measured=math.exp(seen.log_mean),
+                HeldOut(strategy=seen.job.label, workers=seen.job.workers, measured=math.exp(seen.log_mean),
                         predicted=math.exp(weighing.center), covered=weighing.covered,
                         deviations=(weighing.center - seen.log_mean) / weighing.spread)
             )  # fmt: skip
@@ -205,18 +205,16 @@ class Forecast:
         """What efficiency is relative to: a worker alone where one was measured, of whatever strategy; else the fewest
         workers of its own, with as many servers where there were; one worker where nothing was. The same batch.
         """
-        workers, nodes, servers, strategy = 1, 1, 0, job.strategy
+        workers, nodes, servers, label = 1, 1, 0, job.label
         known = [item.job for item in self.evidence.monitors]
-        own = [item for item in known if item.strategy == job.strategy]
+        own = [item for item in known if item.label == job.label]
         like = [item for item in own if item.servers == job.servers]
         seen = [item for item in known if item.alone] or like or own or known
         if seen:
             first = min(seen, key=lambda item: (item.workers, item.nodes))
-            workers, nodes, servers, strategy = first.workers, first.nodes, first.servers, first.strategy
+            workers, nodes, servers, label = first.workers, first.nodes, first.servers, first.label
         batch = job.batch if self.evidence.mode == "weak" else job.batch * job.workers / workers
-        return dataclasses.replace(
-            self.evidence.at(strategy, nodes, workers, servers), batch=batch, threads=job.threads
-        )
+        return dataclasses.replace(self.evidence.at(label, nodes, workers, servers), batch=batch, threads=job.threads)
 
     def predict(self, job: StepJob) -> Prediction:
         """The step of `job`, with everything that is told of it."""
@@ -264,7 +262,7 @@ class Forecast:
         series = self._series(job)
         logs = mixed(self._models(job, series), timeline, series, job, random)
         own_error = 0.0 if series is not None or job.alone else OWN_SPEED_ERROR
-        if self.evidence.monitors and not job.alone and job.strategy not in self.evidence.strategies:
+        if self.evidence.monitors and not job.alone and job.label not in self.evidence.strategies:
             logs, own_error = logs + self._missed_elsewhere(job.nodes, job.workers), NEVER_RUN_ERROR
         computing = numpy.minimum(logs, numpy.log(found.compute))
         largest = self.evidence.largest_workers if series is None else max(series.workers)
@@ -297,7 +295,7 @@ class Forecast:
         return off
 
     def _models(self, job: StepJob, series: MeasuredSizes | None) -> Mapping[str, float]:
-        return {TIMELINE: 1.0} if series is None else self.weights.get(job.strategy) or prior_weights(job)
+        return {TIMELINE: 1.0} if series is None else self.weights.get(job.label) or prior_weights(job)
 
     def _series(self, job: StepJob) -> MeasuredSizes | None:
         return None if self.other_machine else series_of(job, self.evidence, self.posterior.run_noise)
@@ -340,7 +338,7 @@ class Forecast:
             marks.append("no run between nodes")
         if self.other_machine:
             marks.append("another node type")
-        if self.evidence.monitors and job.strategy not in self.evidence.strategies and not job.alone:
+        if self.evidence.monitors and job.label not in self.evidence.strategies and not job.alone:
             marks.append("strategy not measured")
         if self._models(job, self._series(job))[TIMELINE] < _UNLIKELY:
             marks.append("the timeline does not explain these runs, so what limits a step is a guess")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.config.compression import PLAIN
+from hpcdl.config.compression import NONE, PLAIN
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import share_folder
@@ -30,7 +30,8 @@ class StepJob:
     `lengths` are the gradients' elements in creation order; one of them all where the network is not known. `ready`,
     where a trace has it: shares of all bytes, as they leave, and of computing when these are there. The weights of
     streaming-diloco are exchanged in `fragments`, each beside `overlap` steps. `period_within` (0: none) is that of the
-    workers of one node.
+    workers of one node. Gradients travel as `compress` says; in forms with fewer than 16 bits a value `coded_bytes`
+    stand for what a rank sends (forms.py).
     """
 
     strategy: str
@@ -42,7 +43,8 @@ class StepJob:
     batch: float
     threads: int = 0
     lengths: tuple[int, ...]
-    compressed: bool = False
+    compress: str = NONE
+    coded_bytes: float = 0.0
     bucket_bytes: int = BUCKET_BYTES
     placement: str = ""
     period: int = 1
@@ -55,7 +57,22 @@ class StepJob:
     @property
     def num_bytes(self) -> int:
         """Bytes of all gradients as they travel."""
-        return ITEM_BYTES * sum(self.lengths) // (2 if self.compressed else 1)
+        return ITEM_BYTES * sum(self.lengths) // self.shrunk
+
+    @property
+    def shrunk(self) -> int:
+        """How many times fewer bytes a value has than float32; forms that are coded are counted otherwise."""
+        return 2 if self.compress in PLAIN and self.compress != NONE else 1
+
+    @property
+    def coded(self) -> bool:
+        """Whether gradients travel in a form that takes computing of its own."""
+        return self.compress not in PLAIN and not self.alone
+
+    @property
+    def label(self) -> str:
+        """Its strategy, with the form behind it where that is coded: what has a speed of its own."""
+        return label_of(self.strategy, self.compress)
 
     @property
     def alone(self) -> bool:
@@ -88,9 +105,20 @@ class RankLayout:
         return num_nodes * self.workers_per_node - (0 if self.shared else num_servers)
 
 
-def is_modelled(compress: str) -> bool:
-    """Whether a forecast knows what gradients of this form cost; a word that it does not know is none of them."""
-    return compress in PLAIN
+def is_coded(compress: str) -> bool:
+    """Whether gradients of this form cost what only runs tell; so do those of a word that nobody knows."""
+    return compress not in PLAIN
+
+
+def label_of(strategy: str, compress: str) -> str:
+    """`ring`, or `ring int8`: what measured sizes are of."""
+    return f"{strategy} {compress}" if is_coded(compress) else strategy
+
+
+def parts_of(label: str) -> tuple[str, str]:
+    """Strategy and form of a label; the form is empty where it is not coded."""
+    strategy, _, compress = label.partition(" ")
+    return strategy, compress
 
 
 def kind_of(strategy: str) -> str:

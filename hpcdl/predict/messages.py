@@ -137,7 +137,7 @@ _SHARES_ABROAD: Mapping[str, Callable[[StepJob], ShareAbroad]] = {
 @functools.lru_cache(maxsize=4096)
 def buckets_of(job: StepJob) -> tuple[int, ...]:
     """Bytes of each bucket, in the order in which they leave."""
-    sizes = [ITEM_BYTES * length // (2 if job.compressed else 1) for length in job.lengths]
+    sizes = [ITEM_BYTES * length // job.shrunk for length in job.lengths]
     return tuple(sum(sizes[index] for index in bucket) for bucket in plan_buckets(sizes, job.bucket_bytes))
 
 
@@ -147,9 +147,8 @@ def server_loads(job: StepJob) -> tuple[BucketLoad, ...]:
     placement = job.placement or DEFAULT_PLACEMENTS.get(job.strategy, "split")
     # TensorFlow sends every variable by itself, as it comes: one bucket, whose busiest server bounds it.
     bucket_bytes = job.bucket_bytes if job.strategy == "ps" else ITEM_BYTES * sum(job.lengths) + 1
-    shrunk = 2 if job.compressed else 1
     found = []
     for bucket in plan(job.lengths, job.servers, placement, bucket_bytes):
-        parts = [ITEM_BYTES * (stop - start) / shrunk for start, stop in itertools.pairwise(bucket.bounds)]
+        parts = [ITEM_BYTES * (stop - start) / job.shrunk for start, stop in itertools.pairwise(bucket.bounds)]
         found.append(BucketLoad(busiest=max(parts), all_servers=sum(parts)))
     return tuple(found)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdl.config.compression import NONE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.units import common_unit
 from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
+from hpcdl.predict.jobs import label_of
 from hpcdl.report.analysis.settings import COSTLY
 from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.runs.outlook import MeasuredRate, Outlook
@@ -131,7 +133,8 @@ def _most_common(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[Ru
 def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
     rates: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
     for run in runs:
-        rates[run.strategy, run.nodes, run.workers, run.global_batch].append(run.images_per_second or 0.0)
+        label = label_of(run.strategy, run.config.get("compress", NONE))
+        rates[label, run.nodes, run.workers, run.global_batch].append(run.images_per_second or 0.0)
     return [
         MeasuredRate(
             strategy=strategy, nodes=nodes, workers=workers, batch_per_rank=batch / workers,

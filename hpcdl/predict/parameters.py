@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.predict.jobs import parts_of
 from hpcdl.predict.network import Network
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ USUAL: tuple[Prior, ...] = (
     _log("file_system_images_s", 1e12, 0.01, "samples per second that the file system gives all nodes"),
 )
 EFFICACY = "efficacy "
+CODING = "coding "
 EFFICACY_SPREAD = 0.15
 """How much a strategy's exchange may differ from what its messages would take (logarithm)."""
 UNKNOWN_LAYERS_SPREAD = 0.6
@@ -79,7 +81,7 @@ UNKNOWN_LAYERS_SPREAD = 0.6
 
 
 def priors(
-    strategies: Iterable[str],
+    strategies: Sequence[str],
     network: Network,
     stated: Mapping[str, tuple[float, float]],
     *,
@@ -87,8 +89,8 @@ def priors(
 ) -> list[Prior]:
     """The priors: usual values, in place of them what the network states, then `stated`.
 
-    `stated` holds values with the spreads of their logarithms. Where layers are not known, buckets and the busiest
-    server's share are guesses, and every strategy's own speed is wide.
+    `strategies` are labels (jobs.py). `stated` holds values with the spreads of their logarithms. Where layers are not
+    known, buckets and the busiest server's share are guesses, and every strategy's own speed is wide.
     """
     known: dict[str, tuple[float, float]] = {}
     for prefix, latency, bandwidth in (
@@ -112,7 +114,13 @@ def priors(
         Prior(name=EFFICACY + name, center=0.0, spread=spread, natural=_same, words=f"{name}'s own speed")
         for name in sorted(set(strategies))
     )
-    return [*found, *own]
+    return [*found, *own, *_coding(strategies)]
+
+
+def _coding(labels: Iterable[str]) -> list[Prior]:
+    """Of the forms that gradients are coded in: some passes over each value, more or fewer."""
+    forms = sorted({form for _, form in map(parts_of, labels) if form})
+    return [_log(CODING + form, 10e-9, 1.5, f"packing and unpacking a value as {form}") for form in forms]
 
 
 _SOFTWARE_S = 5e-6

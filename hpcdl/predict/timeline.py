@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.predict.forms import coded_messages
 from hpcdl.predict.jobs import StepJob, kind_of
 from hpcdl.predict.messages import Messages, allreduce_messages, buckets_of, server_loads
 from hpcdl.predict.network import Network
@@ -35,7 +36,7 @@ GRID = 24
 """Workers whose arrival at a server is followed one by one; of more, as many stand for all."""
 QUEUE_ROUNDS = 10
 QUEUE_EVENTS = 60_000
-LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update")
+LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update", "coding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ def simulate(job: StepJob, parameters: Parameters, network: Network) -> StepTime
     compute = compute_seconds(job, parameters)
     timeline = _TIMELINES["single" if job.alone else kind_of(job.strategy)]
     losses = {**timeline(job, parameters, network, compute)}
+    if job.coded:
+        losses["coding"] = coding_seconds(job, parameters) / job.period
     losses["update"] = parameters["update_s"] + 0 * compute
     losses["input"] = parameters["input_s"] + 0 * compute
     seconds = compute + _sum(losses.values())
@@ -66,6 +69,12 @@ def compute_seconds(job: StepJob, parameters: Parameters) -> Array:
     if job.threads:
         seconds = seconds * job.threads ** -parameters["thread_power"]
     return seconds
+
+
+def coding_seconds(job: StepJob, parameters: Parameters) -> Array:
+    """What a worker computes to pack and unpack all gradients once, beside nothing: it takes the processor."""
+    result: Array = parameters[f"coding {job.compress}"] * sum(job.lengths)
+    return result
 
 
 def exchange_seconds(job: StepJob, parameters: Parameters, network: Network) -> Array:
@@ -155,7 +164,11 @@ def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) ->
 @functools.lru_cache(maxsize=4096)
 def _bucket_messages(job: StepJob, network: Network) -> Array:
     """Rounds and bytes between nodes, rounds and bytes in memory, bytes summed, of each bucket: (buckets, 5)."""
-    found = [allreduce_messages(job.strategy, job, size, network) for size in buckets_of(job)]
+    sizes = buckets_of(job)
+    if job.coded:
+        found = [coded_messages(job, size / sum(sizes), network) for size in sizes]
+    else:
+        found = [allreduce_messages(job.strategy, job, size, network) for size in sizes]
     return numpy.array([_amounts(item) for item in found])
 
 
@@ -171,7 +184,7 @@ def _amounts(messages: Messages) -> tuple[float, ...]:
 
 def _unit_seconds(job: StepJob, p: Parameters) -> Array:
     """What one of each of these takes: (sets, 5)."""
-    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
     costs = (
         p["latency_s"],
         p["byte_s"] * _contention(job, p),
@@ -238,7 +251,7 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         own_pieces = min(load.all_servers, job.servers * MESSAGE_BYTES) * link_s
         passed = gone + numpy.maximum(job.workers * served[:, None], own_link)
         gone = numpy.maximum(came + numpy.maximum(job.workers * piece, own_pieces)[:, None], passed)
-    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
     exposed = efficacy * _mean(gone - slowest) + 2 * latency_s
     return {
         "compute noise": _mean(slowest) - compute,
@@ -283,7 +296,7 @@ def _grpc_servers(job: StepJob, p: Parameters, compute: Array) -> Losses:
     """TensorFlow sends variables as they come and fetches them as they are needed: beside the whole step."""
     slowest = _mean(compute[:, None] * slowest_of(job.workers, p["noise"]))
     busiest = sum(load.busiest for load in server_loads(job))
-    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
     served = efficacy * job.workers * busiest * p["grpc_byte_s"]
     return {
         "compute noise": slowest - compute,
@@ -296,7 +309,7 @@ def _center(job: StepJob, p: Parameters, network: Network, compute: Array) -> Lo
     """Workers exchange with a center every `period` steps: in rank order, as they come, or without a lock."""
     method = METHODS[job.strategy]
     between = job.period * compute
-    efficacy = numpy.exp(p.get(f"efficacy {job.strategy}", 0.0 * p["noise"]))
+    efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
     if method.lock_free:
         port = p["memory_byte_s"] if job.local else p["byte_s"] * _contention(job, p)
         served = efficacy * 2 * job.num_bytes * port
@@ -395,6 +408,8 @@ def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> 
 @functools.lru_cache(maxsize=4096)
 def _fragment_messages(job: StepJob, network: Network) -> Array:
     """As `_whole_messages`, of one of the fragments that all weights are exchanged in."""
+    if job.coded:
+        return numpy.array(_amounts(coded_messages(job, 1 / job.fragments, network)))
     return numpy.array(_amounts(allreduce_messages("auto", job, job.num_bytes // job.fragments, network)))
 
 

@@ -18,7 +18,8 @@ from hpcdl.models.spec import parse_emulation
 from hpcdl.models.table import MODELS
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, Range
-from hpcdl.predict.jobs import StepJob, has_period, is_modelled, kind_of, streaming_of
+from hpcdl.predict.forms import coded_bytes_of
+from hpcdl.predict.jobs import StepJob, has_period, is_coded, kind_of, label_of, streaming_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.traces import TracedRun
@@ -117,7 +118,7 @@ def predict_cost(
 
     Points whose form of gradients no forecast models have none, and a warning names them.
     """
-    plan, left_out = _modelled(study, plan, run_plan)
+    plan, left_out = _modelled(study, plan, run_plan, known)
     found: dict[str, Evidence] = {}
     problems: list[str] = []
     for model in dict.fromkeys(point.model for point in plan.points):
@@ -128,7 +129,9 @@ def predict_cost(
     if problems:
         raise UsageError(f"{study.origin}: no cost can be predicted: {'; '.join(problems)}")
     forecasts = {
-        model: Forecast(evidence, known.network, [_strategy(point) for point in plan.points if point.model == model])
+        model: Forecast(
+            evidence, known.network, [_label(point, run_plan) for point in plan.points if point.model == model]
+        )
         for model, evidence in found.items()
     }
     left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
@@ -148,24 +151,34 @@ def predict_cost(
     )  # fmt: skip
 
 
-def _modelled(study: Study, plan: StudyRuns, run_plan: Mapping[int, RunPlan]) -> tuple[StudyRuns, list[str]]:
-    """`plan` without the points that compress in a form with a rest, and a line that names these."""
+def _modelled(
+    study: Study, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known
+) -> tuple[StudyRuns, list[str]]:  # fmt: skip
+    """`plan` without the points in a form of gradients that no earlier run of its network has; a line names these."""
     forms = {point.number: run_plan[point.number].config.exchange.compress for point in plan.points}
-    odd = [point for point in plan.points if not is_modelled(forms[point.number])]
+    shown = {
+        model: set(coded_bytes_of([run for run in known.runs if run.model == model]))
+        for model in {point.model for point in plan.points}
+    }
+    odd = [
+        point
+        for point in plan.points
+        if is_coded(forms[point.number]) and forms[point.number] not in shown[point.model]
+    ]
     if not odd:
         return plan, []
     if len(odd) == len(plan.points):
         raise UsageError(
             f"{study.origin}: no cost can be predicted: all points have --compress "
-            f"{', '.join(dict.fromkeys(forms.values()))}, and what compressing costs is not modelled; leave it out for "
-            "the estimate"
+            f"{', '.join(dict.fromkeys(forms.values()))}, and no earlier run shows what that costs: name one of "
+            "several workers with --evidence RUN, or leave it out for the estimate"
         )
     gone = {point.number for point in odd}
     runs = [run for run in plan.runs if run.point.number not in gone]
     kept = dataclasses.replace(plan, points=[point for point in plan.points if point.number not in gone], runs=runs)
     names = listed([f"{point.label} (--compress {forms[point.number]})" for point in odd], 6)
     left_out = counted(len(plan.runs) - len(runs), "run")
-    return kept, [f"{left_out} not predicted and in no total, what compressing costs is not modelled: {names}"]
+    return kept, [f"{left_out} not predicted and in no total, no earlier run shows what compressing costs: {names}"]
 
 
 def _evidence(model: str, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known) -> Evidence:
@@ -197,10 +210,15 @@ def _strategy(point: StudyPoint) -> str:
     return ALIASES.get(point.strategy, point.strategy)
 
 
+def _label(point: StudyPoint, run_plan: Mapping[int, RunPlan]) -> str:
+    return label_of(_strategy(point), run_plan[point.number].config.exchange.compress)
+
+
 def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> StepJob:
     """The step that a run of `point` makes again and again, with the settings of this study."""
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
-    job = evidence.at(strategy, point.nodes, point.workers, point.servers, run_plan.worker_batch)
+    label = label_of(strategy, exchange.compress)
+    job = evidence.at(label, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
     default = run_plan.info.features.default_period  # what a run would find by itself only the run knows
     fragments, overlap = streaming_of(strategy, vars(elastic))
@@ -208,7 +226,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
         job,
         workers_per_node=per_node,
         threads=(point.threads or _threads(job, per_node, evidence)) if job.threads else 0,
-        compressed=exchange.compress != "none",
+        compress=exchange.compress,
         bucket_bytes=exchange.bucket_bytes,
         placement=(exchange.placement or "") if point.servers else "",
         period=(elastic.period_steps or default) if has_period(strategy) else 1,

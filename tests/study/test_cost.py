@@ -16,6 +16,8 @@ from hpcdl.study.points import prepare_points
 from hpcdl.study.state import StudyState, new_state
 from tests.conftest import ROOT, CommandLine
 from tests.predict.clusters import SEED, make_cluster, study, true_step, write_study
+from tests.predict.test_forms import runs_of
+from tests.predict.test_forms import true_step as coded_step
 from tests.study.studies import small_study
 
 CLUSTER = make_cluster(SEED)
@@ -71,6 +73,19 @@ def test_a_compressed_point_is_named_and_the_others_are_predicted() -> None:
     assert line.startswith("2 runs not predicted and in no total") and f"{other.label} (--compress topk:1%)" in line
     with pytest.raises(UsageError, match=r"no cost can be predicted: all points have --compress int8, .*leave it out"):
         predicted(study(CLUSTER), compress="int8", strategy="ring", servers=1)
+
+
+def test_a_compressed_point_is_predicted_from_runs_that_have_its_form() -> None:
+    earlier = [*study(CLUSTER), *runs_of(CLUSTER, "int8", 1e-8)]
+    cost = predicted(earlier, compress="int8", strategy="ring", servers=1)
+    assert [item.point.workers for item in cost.points] == [8, 16] and not any("not pre" in x for x in cost.warnings)
+    for item in cost.points:
+        assert item.marks == ()
+        assert item.step_seconds.low < coded_step(CLUSTER, "int8", item.point.workers, 5, 1e-8) < item.step_seconds.high
+    other = predicted(earlier, compress="int8", strategy="tree", servers=1).points[0]
+    assert other.marks == ("strategy not measured",)
+    own = cost.points[0].step_seconds
+    assert other.step_seconds.high / other.step_seconds.low > own.high / own.low
 
 
 def test_what_is_finished_costs_no_more_and_tells_what_a_start_takes() -> None:

@@ -169,7 +169,7 @@ def _print(found: Answer) -> None:
 
 def _cells(item: Prediction) -> tuple[str, ...]:
     job = item.job
-    name = f"{job.strategy}/{job.servers}" if job.servers else job.strategy
+    name = f"{job.label}/{job.servers}" if job.servers else job.label
     mark = " *" if item.marks else ""
     limit = {"compute noise": "noise"}.get(item.limited_by, item.limited_by)
     return (
@@ -194,7 +194,7 @@ def _print_best(rows: Sequence[Prediction]) -> None:
         gain = max(best.faster, key=lambda part: best.faster[part] if part != "node" else -1.0)
         target = [format_seconds(best.target_seconds.mean)] if best.target_seconds else []
         cells.append(
-            (str(nodes), best.job.strategy, format_seconds(best.epoch_seconds.mean), _ends(best.epoch_seconds),
+            (str(nodes), best.job.label, format_seconds(best.epoch_seconds.mean), _ends(best.epoch_seconds),
              f"{best.epoch_node_hours.mean:.3g}", *target, f"{gain} -{100 * best.faster[gain]:.0f} %")
         )  # fmt: skip
     put()
@@ -206,10 +206,10 @@ def _print_best(rows: Sequence[Prediction]) -> None:
 def _reasons(rows: Sequence[Prediction]) -> list[str]:
     """What each strategy's intervals are made of: how probable the held-out sizes leave each model."""
     lines = []
-    for item in {item.job.strategy: item for item in rows if len(item.models) > 1}.values():
+    for item in {item.job.label: item for item in rows if len(item.models) > 1}.values():
         shares = sorted(item.models.items(), key=lambda pair: -pair[1])
         text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
-        lines.append(f"{item.job.strategy}: models by held-out sizes: {text}; beyond them the model error grows")
+        lines.append(f"{item.job.label}: models by held-out sizes: {text}; beyond them the model error grows")
     return lines
 
 

@@ -127,6 +127,67 @@ def test_a_network_that_only_waits_has_learned_nothing() -> None:
     assert "loss-epochs" in shown and not [name for name in shown if "accuracy" in name]
 
 
+def traffic_runs(*settings: tuple[str, float, float], workers: int = 4, repeats: int = 3) -> list[Run]:
+    """Runs of strategies by the bytes of a step and the accuracy that the fifth of five evaluations has."""
+    return [
+        as_run(
+            make_record(
+                workers, 90.0 + repeat, strategy=strategy, bytes_sent_per_step=sent, repeat=repeat,
+                history=[HistoryPoint(epoch=float(epoch), step=100 * epoch, seconds=float(epoch), loss=1.0,
+                                      val_accuracy=best - 0.1 * (5 - epoch)) for epoch in range(1, 6)],
+            ),
+            f"{strategy}-{workers}-{repeat}",
+        )
+        for strategy, sent, best in settings for repeat in range(repeats)
+    ]  # fmt: skip
+
+
+def test_what_traffic_buys_is_shown_where_runs_differ_much_in_it() -> None:
+    found = section(traffic_runs(("ring", 4e6, 0.955), ("diloco", 1e5, 0.97)), "traffic")
+    (figure,) = [item for item in found.items if isinstance(item, Figure)]
+    assert [(one.label, one.x[-1], one.y[-1]) for one in figure.series] == [
+        ("diloco", pytest.approx(5e7 / 2**30), 0.97), ("ring", pytest.approx(2e9 / 2**30), 0.955),
+    ]  # fmt: skip
+    assert figure.x_log and figure.y_percent and "diloco ends at 97 % after 0.0466 GiB" in figure.alt
+    (table,) = [item for item in found.items if isinstance(item, Table)]
+    assert texts(table) == [
+        ["diloco", "3", "97.7 KiB ± 0 B", "47.7 MiB ± 0 B", "2.5 %", "97.0 ± 0.0 %", "47.7 MiB ± 0 B"],
+        ["ring", "3", "3.81 MiB ± 0 B", "1.86 GiB ± 0 B", "100.0 %", "95.5 ± 0.0 %", "1.86 GiB ± 0 B"],
+    ]
+    assert (
+        "4 workers: to 95 % accuracy a rank sent 47.7 MiB by diloco, and 1.86 GiB by ring, 40 times" in found.lines[1]
+    )
+
+
+@pytest.mark.parametrize("settings", [
+    [("ring", 4e6, 0.95), ("halving-doubling", 4e6, 0.95)],
+    [("ring", 4e6, 0.95), ("ps", 2.1e6, 0.95)],
+    [("ring", 4e6, 0.95)],
+])  # fmt: skip
+def test_runs_of_about_as_much_traffic_say_nothing_of_it(settings: list[tuple[str, float, float]]) -> None:
+    assert "traffic" not in names(traffic_runs(*settings))
+
+
+def test_traffic_is_compared_among_as_many_workers_only() -> None:
+    apart = [*traffic_runs(("ring", 4e6, 0.95), workers=2), *traffic_runs(("diloco", 1e5, 0.95), workers=4)]
+    assert "traffic" not in names(apart)
+    both = [run for n in (2, 4, 8) for run in traffic_runs(("ring", 4e6, 0.95), ("diloco", 1e5, 0.95), workers=n)]
+    found = section(both, "traffic")
+    assert [item.name for item in found.items if isinstance(item, Figure)] == ["accuracy-traffic", "accuracy-traffic-2"]
+    titles = [item.title for item in found.items if isinstance(item, Table)]
+    assert titles == [f"What traffic buys, {n} workers" for n in (8, 4, 2)]
+    assert "The figures show 2 of 3" in found.lines[-1]
+
+
+def test_an_accuracy_that_a_run_never_reached_has_no_bytes() -> None:
+    made = traffic_runs(("ring", 4e6, 0.99), ("diloco", 1e5, 0.95), repeats=2)
+    low = dataclasses.replace(made[-1], history=tuple(dataclasses.replace(point, val_accuracy=0.1)
+                                                      for point in made[-1].history))  # fmt: skip
+    (table,) = [item for item in section([*made[:-1], low], "traffic").items if isinstance(item, Table)]
+    rows = {row[0]: row for row in texts(table)}
+    assert table.columns[-1].name == "sent to 52 %" and rows["diloco"][-1] == "–" != rows["ring"][-1]
+
+
 def test_servers_balance_is_shown() -> None:
     servers = [
         RankRecord(rank=2 + i, host="s", role="server", bytes_sent_per_step=size, busy_seconds_per_step=seconds)

@@ -22,6 +22,7 @@ SECTIONS = Registry(
         "strategies": Entry(target=f"{_HERE}.strategies:build", summary="Strategies side by side, verdicts."),
         "compared": Entry(target=f"{_HERE}.strategies:build_compared", summary="What --compare names, side by side."),
         "network": Entry(target=f"{_HERE}.network:build", summary="Bytes, bandwidth, balance of servers."),
+        "traffic": Entry(target=f"{_HERE}.traffic:build", summary="Accuracy against bytes sent."),
         "trace": Entry(target=f"{_HERE}.trace:build", summary="Inside the steps of traced runs."),
         "inference": Entry(target=f"{_HERE}.inference:build", summary="Rate and latency of hpcdl infer."),
         "fits": Entry(target=f"{_HERE}.fits:build", summary="Amdahl, Gustafson, USL, alpha-beta."),

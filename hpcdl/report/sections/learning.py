@@ -38,7 +38,7 @@ def build(analysis: Analysis) -> Section | None:
     if not groups:
         return None
     table = _measures(groups, Column.rate(analysis.counted))
-    curves = [(name, run) for name, run in _representatives(groups) if len(run.history) > 1]
+    curves = [(name, run) for name, run in representatives(groups) if len(run.history) > 1]
     figures = [figure for kind in _KINDS for figure in _figures(kind, curves[:MOST_LINES])]
     lines = [f"Latency is seconds per epoch. {_measured_on(groups)}"]
     if len(curves) > MOST_LINES:
@@ -150,7 +150,8 @@ def _difference(run: Run, names: Sequence[str]) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def _representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
+def representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
+    """A run of each setting with what tells it from the others, those of most workers first."""
     runs = [next((run for run in group if len(run.history) > 1), group[0]) for group in groups]
     varying = [name for name in _SHOWN if len({getattr(run, name) for run in runs}) > 1]
     shown = varying or ["strategy"]

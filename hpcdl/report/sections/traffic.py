@@ -1,0 +1,180 @@
+"""What a gibibyte of traffic buys: accuracy against the bytes that a rank has sent, where runs differ much in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdl.core.units import counted, format_bytes, listed
+from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.document.document import Cell, Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.sections.learning import final_accuracy, representatives, settings_of_runs
+
+LEAST_RATIO = 2.0
+"""Runs on as many workers have several amounts of traffic where one sends so many times another's bytes in a step."""
+MOST_FIGURES, MOST_CURVES = 2, 8
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestants:
+    """The settings of one network, data set and number of workers whose runs counted bytes and evaluated.
+
+    `settings` holds the runs of each by what tells it from the others, those that sent least first. `target` is the
+    highest whole percentage that the mean run of each reached; 0 where one did not reach any.
+    """
+
+    subject: str
+    settings: Sequence[tuple[str, Sequence[Run]]]
+    target: float
+
+
+def build(analysis: Analysis) -> Section | None:
+    """A figure and a table for each network with several amounts of traffic; None where there is none."""
+    found = contestants(analysis.runs)
+    if not found:
+        return None
+    figures = [_figure(item, number) for number, item in enumerate(found[:MOST_FIGURES], start=1)]
+    lines = [
+        "Bytes are those that one rank has sent by then: those of a measured step times the steps. Curves further to"
+        " the left buy their accuracy with less traffic.",
+        *(line for item in found if (line := _sentence(item))),
+    ]
+    if len(found) > MOST_FIGURES:
+        lines.append(f"The figures show {MOST_FIGURES} of {len(found)} such comparisons, those of most workers.")
+    items: list[Figure | Table] = [*figures, *map(_table, found)]
+    return Section(name="traffic", title="Accuracy for traffic", lines=lines, items=items)
+
+
+def contestants(runs: Sequence[Run]) -> list[Contestants]:
+    """Of each network, data set and number of workers, where settings differ enough; those of most workers first."""
+    groups: dict[tuple[str, str, int], list[Run]] = {}
+    for run in runs:
+        known = run.usable and run.workers > 1 and positive(run.bytes_per_step) and _points(run)
+        if known:
+            groups.setdefault((run.model, run.data, run.workers), []).append(run)
+    several = len({key[:2] for key in groups}) > 1
+    found = []
+    for (model, data, workers), members in groups.items():
+        settings = _named(members)
+        per_step = [_mean([run.bytes_per_step or 0.0 for run in own]) for _, own in settings]
+        if max(per_step) < LEAST_RATIO * min(per_step):
+            continue
+        place = counted(workers, "worker")
+        found.append(
+            Contestants(
+                subject=", ".join([model, data, place] if several else [place]),
+                settings=sorted(settings, key=lambda pair: _mean([sent_bytes(run) for run in pair[1]])),
+                target=_target([own for _, own in settings]),
+            )
+        )
+    return sorted(found, key=lambda item: -item.settings[0][1][0].workers)
+
+
+def sent_bytes(run: Run) -> float:
+    """What a rank sent from the run's first step to its last evaluation."""
+    return (run.bytes_per_step or 0.0) * _points(run)[-1][0]
+
+
+def bytes_to(run: Run, target: float) -> float | None:
+    """What a rank had sent when accuracy first was `target`; None where it never was."""
+    step = next((step for step, accuracy in _points(run) if accuracy >= target), None)
+    return None if step is None else (run.bytes_per_step or 0.0) * step
+
+
+def _points(run: Run) -> list[tuple[int, float]]:
+    """Steps and accuracies of the run's evaluations: held out, where it has such, else of training."""
+    for field in ("val_accuracy", "accuracy"):
+        found = [(point.step, value) for point in run.history if (value := getattr(point, field)) is not None]
+        if found and all(0 <= value <= 1 for _, value in found) and found[-1][0] > 0:
+            return found
+    return []
+
+
+def _named(runs: Sequence[Run]) -> list[tuple[str, Sequence[Run]]]:
+    """The runs of each setting, by what tells the settings apart."""
+    groups = settings_of_runs(runs)
+    names = {id(run): name for name, run in representatives(groups)}
+    return [(next(names[id(run)] for run in group if id(run) in names), group) for group in groups]
+
+
+def _target(settings: Sequence[Sequence[Run]]) -> float:
+    best = min(_mean([max(value for _, value in _points(run)) for run in own]) for own in settings)
+    return math.floor(100 * best + 1e-9) / 100
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _sentence(item: Contestants) -> str:
+    """Who reached the accuracy that all did with the fewest bytes, and who with the most."""
+    known = [
+        (name, _mean([sent for sent in found if sent is not None]))
+        for name, own in item.settings
+        if None not in (found := [bytes_to(run, item.target) for run in own])
+    ]
+    if item.target <= 0 or len(known) < 2:
+        return ""
+    (least, few), (most, many) = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
+    return (
+        f"{item.subject}: to {100 * item.target:.0f} % accuracy a rank sent {format_bytes(few)} by {least}, and"
+        f" {format_bytes(many)} by {most}, {many / few:,.3g} times as much."
+    )
+
+
+def _figure(item: Contestants, number: int) -> Figure:
+    series, rows = [], []
+    for color, (name, own) in enumerate(item.settings[:MOST_CURVES]):
+        run = max(own, key=lambda one: len(_points(one)))
+        points = [(step * (run.bytes_per_step or 0.0), value) for step, value in _points(run) if step > 0]
+        series.append(
+            Series(
+                label=name, x=[sent / _GIB for sent, _ in points], y=[value for _, value in points], style="line",
+                color=color, strategy=run.strategy,
+            )
+        )  # fmt: skip
+        rows += [(name, sent, value) for sent, value in points]
+    ends = [f"{one.label} ends at {100 * one.y[-1]:.3g} % after {one.x[-1]:.3g} GiB" for one in series]
+    title = f"Accuracy against bytes sent, {item.subject}"
+    columns = (
+        Column(name="setting"),
+        Column(name="sent by a rank", kind="bytes"),
+        Column(name="accuracy", kind="percent"),
+    )
+    return Figure(
+        name="accuracy-traffic" if number == 1 else f"accuracy-traffic-{number}",
+        title=title,
+        alt=f"Accuracy against the GiB that a rank has sent: {listed(ends, 8)}.",
+        x_label="GiB sent by a rank",
+        y_label="accuracy",
+        series=series,
+        table=Table(title=title, columns=columns, rows=rows),
+        x_log=True,
+        y_percent=True,
+    )
+
+
+def _table(item: Contestants) -> Table:
+    target = f"to {100 * item.target:.0f} %"
+    columns = (
+        Column(name="setting"), Column(name="runs", kind="count"), Column(name="bytes per step and rank", kind="bytes"),
+        Column(name="sent by a rank", kind="bytes"), Column(name="of the most", kind="percent"),
+        Column(name="accuracy", kind="percent"), Column(name=f"sent {target}", kind="bytes"),
+    )  # fmt: skip
+    most = max(_mean([sent_bytes(run) for run in own]) for _, own in item.settings)
+    rows: list[tuple[Cell, ...]] = []
+    for name, own in item.settings:
+        sent = [sent_bytes(run) for run in own]
+        reached = [bytes_to(run, item.target) for run in own]
+        finals = [found[0] for run in own if (found := final_accuracy(run)) is not None]
+        rows.append((
+            name, len(own), Interval.of(run.bytes_per_step for run in own), Interval.of(sent), _mean(sent) / most,
+            Interval.of(finals), None if None in reached else Interval.of(reached),
+        ))  # fmt: skip
+    note = (
+        f"{target[3:]} is the highest whole percentage that every setting reached; empty where one of its runs did not."
+    )
+    return Table(title=f"What traffic buys, {item.subject}", columns=columns, rows=rows, note=note)

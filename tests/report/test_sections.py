@@ -16,6 +16,7 @@ from hpcdl.report.compose.build import compose
 from hpcdl.report.compose.summary import accuracy_line, summary
 from hpcdl.report.document.cells import cell_text
 from hpcdl.report.document.document import Document, Figure, Section, Table
+from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.anonymous import WITHHELD, anonymised_traces
 from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run
@@ -148,7 +149,10 @@ def test_what_traffic_buys_is_shown_where_runs_differ_much_in_it() -> None:
     assert [(one.label, one.x[-1], one.y[-1]) for one in figure.series] == [
         ("diloco", pytest.approx(5e7 / 2**30), 0.97), ("ring", pytest.approx(2e9 / 2**30), 0.955),
     ]  # fmt: skip
-    assert figure.x_log and figure.y_percent and "diloco ends at 97 % after 0.0466 GiB" in figure.alt
+    assert figure.x_log and figure.y_percent and figure.x_label == "GiB sent by a rank"
+    assert "diloco ends at 97 % after 0.0466 GiB" in figure.alt
+    drawn = svg(figure)
+    assert all(f">{tick}</text>" in drawn for tick in ("0.0156", "0.0625", "0.250", "1")), "ticks are powers of two"
     (table,) = [item for item in found.items if isinstance(item, Table)]
     assert texts(table) == [
         ["diloco", "3", "97.7 KiB ± 0 B", "47.7 MiB ± 0 B", "2.5 %", "97.0 ± 0.0 %", "47.7 MiB ± 0 B"],

@@ -124,6 +124,8 @@ class Figure:
     x_log: bool = False
     y_log: bool = False
     y_percent: bool = False
+    x_counts: bool = True
+    """Whether ticks of a logarithmic x axis stand at the points; else at powers of two."""
     square: bool = False
     """Both axes alike, so that what is proportional to x is the diagonal."""
 

@@ -202,7 +202,7 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
     ticks = sorted({float(x) for series in figure.series if series.style != "fit" for x in series.x})
     if figure.x_log and ticks and ticks[0] > 0:
         axes.set_xscale("log", base=2)
-        kept = _thinned(ticks)
+        kept = _thinned(ticks) if figure.x_counts else _powers(ticks[0], ticks[-1])
         axes.xaxis.set_major_locator(FixedLocator(kept))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value) if value % 1 else f"{value:,.0f}"))
@@ -247,6 +247,13 @@ def _thinned(ticks: Sequence[float]) -> list[float]:
         if not kept or tick / kept[-1] >= room:
             kept.append(tick)
     return kept
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """At most nine powers of two from `low` to `high`; both ends where none lies there."""
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = max(1, -(-(last - first + 1) // 9))
+    return [2.0**power for power in range(first, last + 1, step)] or [low, high]
 
 
 def _tick(value: float, labelled: str) -> str:

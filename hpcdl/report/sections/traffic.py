@@ -15,7 +15,7 @@ from hpcdl.report.sections.learning import final_accuracy, representatives, sett
 LEAST_RATIO = 2.0
 """Runs on as many workers have several amounts of traffic where one sends so many times another's bytes in a step."""
 MOST_FIGURES, MOST_CURVES = 2, 8
-_GIB = 1 << 30
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +127,19 @@ def _sentence(item: Contestants) -> str:
 
 def _figure(item: Contestants, number: int) -> Figure:
     series, rows = [], []
+    most = max(sent_bytes(run) for _, own in item.settings for run in own)
+    unit, size = next((pair for pair in _UNITS if most >= pair[1]), ("B", 1))
     for color, (name, own) in enumerate(item.settings[:MOST_CURVES]):
         run = max(own, key=lambda one: len(_points(one)))
         points = [(step * (run.bytes_per_step or 0.0), value) for step, value in _points(run) if step > 0]
         series.append(
             Series(
-                label=name, x=[sent / _GIB for sent, _ in points], y=[value for _, value in points], style="line",
+                label=name, x=[sent / size for sent, _ in points], y=[value for _, value in points], style="line",
                 color=color, strategy=run.strategy,
             )
         )  # fmt: skip
         rows += [(name, sent, value) for sent, value in points]
-    ends = [f"{one.label} ends at {100 * one.y[-1]:.3g} % after {one.x[-1]:.3g} GiB" for one in series]
+    ends = [f"{one.label} ends at {100 * one.y[-1]:.3g} % after {one.x[-1]:.3g} {unit}" for one in series]
     title = f"Accuracy against bytes sent, {item.subject}"
     columns = (
         Column(name="setting"),
@@ -147,12 +149,13 @@ def _figure(item: Contestants, number: int) -> Figure:
     return Figure(
         name="accuracy-traffic" if number == 1 else f"accuracy-traffic-{number}",
         title=title,
-        alt=f"Accuracy against the GiB that a rank has sent: {listed(ends, 8)}.",
-        x_label="GiB sent by a rank",
+        alt=f"Accuracy against what a rank has sent: {listed(ends, 8)}.",
+        x_label=f"{unit} sent by a rank",
         y_label="accuracy",
         series=series,
         table=Table(title=title, columns=columns, rows=rows),
         x_log=True,
+        x_counts=False,
         y_percent=True,
     )
 

@@ -23,7 +23,7 @@ class Contestants:
     """The settings of one network, data set and number of workers whose runs counted bytes and evaluated.
 
     `settings` holds the runs of each by what tells it from the others, those that sent least first. `target` is the
-    highest whole percentage that the mean run of each reached; 0 where one did not reach any.
+    highest whole percentage that each reached, its runs' best accuracies in the mean; 0 where there is none.
     """
 
     subject: str
@@ -177,7 +177,5 @@ def _table(item: Contestants) -> Table:
             name, len(own), Interval.of(run.bytes_per_step for run in own), Interval.of(sent), _mean(sent) / most,
             Interval.of(finals), None if None in reached else Interval.of(reached),
         ))  # fmt: skip
-    note = (
-        f"{target[3:]} is the highest whole percentage that every setting reached; empty where one of its runs did not."
-    )
+    note = f"{target[3:]}: the highest whole percentage that all settings reached, in the mean of runs; – where not."
     return Table(title=f"What traffic buys, {item.subject}", columns=columns, rows=rows, note=note)

@@ -154,12 +154,12 @@ def train(case: dict[str, Any], worker: Worker, rank: int) -> tuple[list[Any], l
     return list(center), [numpy.asarray(one) for one in model.non_trainable_variables], list(optimizer.variables)
 
 
-def error(ours: Any, theirs: Any) -> float:
-    """Largest difference over the largest value, of the worst tensor; 1e-7 is nothing: some biases stay near zero."""
+def error(ours: Any, theirs: Any, nothing: float = 1e-7) -> float:
+    """Largest difference over the largest value, of the worst tensor; `nothing` is none: some biases stay near zero."""
     pairs = [
         (numpy.asarray(a, numpy.float64), numpy.asarray(b, numpy.float64)) for a, b in zip(ours, theirs, strict=True)
     ]
-    return max(float(max(abs(a - b).max() - 1e-7, 0.0) / max(abs(b).max(), 1e-12)) for a, b in pairs)
+    return max(float(max(abs(a - b).max() - nothing, 0.0) / max(abs(b).max(), 1e-12)) for a, b in pairs)
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
@@ -196,7 +196,9 @@ def compared(case: dict[str, Any], found: list[Any]) -> dict[str, Any]:
     ]
     if case["period"] == 1:
         expected = synchronous(case)
-        errors = [[*own, error(weights, expected)] for own, (_, (weights, *_)) in zip(errors, found, strict=True)]
+        # Sums in another order: of a bias whose gradient's parts cancel, oneDNN's rounding leaves some 1e-7 a step.
+        apart = [error(weights, expected, nothing=1e-6) for _, (weights, *_) in found]
+        errors = [[*own, one] for own, one in zip(errors, apart, strict=True)]
     worst = numpy.max(errors, axis=0).tolist()
     return {
         "digest": found[0][0],

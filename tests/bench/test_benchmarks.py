@@ -39,6 +39,7 @@ SMALLEST = {
     "node_reads": ("--mib 8 --ranks 2 --folder FOLDER", (pytest.mark.soak,)),
     "observed_cost": ("", ()),
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),
+    "optimizer_passes": ("--network lenet --tries 1", (pytest.mark.soak,)),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
     "small_exchange": ("--models small --strategies ring --rounds 4", LONG),
     "stage_tree": ("--mib 1 --hosts 2", (HOSTS, pytest.mark.soak)),

@@ -1,11 +1,11 @@
-"""hpcdl beside Horovod, MultiWorkerMirroredStrategy and a loop over MPI as one writes it by hand: `make peers`.
+"""hpcdl beside Horovod, PyTorch DDP, MultiWorkerMirroredStrategy and a hand-written loop over MPI: `make peers`.
 
     python -m benchmarks.peers [--networks lenet,alexnet] [--engines auto,horovod] [--tries 5] [--out PAGE]
 
 Every try runs each engine on each network in turn: two ranks, steps with and without exchange in turn in the same
-processes. Real-time priority where that is allowed, so that other work on the machine waits. Horovod gets an
-environment of its own in build/, which needs a network and compilers once. Tries are kept in --journal as they end;
-`--tables JOURNAL` makes the tables from one again. An engine that fails is a row that says so.
+processes. Real-time priority where that is allowed, so that other work on the machine waits. Horovod and PyTorch get
+environments of their own in build/, which needs a network once, and compilers for Horovod. Tries are kept in --journal
+as they end; `--tables JOURNAL` makes the tables from one again. An engine that fails is a row that says so.
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ from hpcdl.node.machines import read_topology
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.jsonl")
-NETWORKS = {"lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "resnet50": (8, 8), "hepcnn": (8, 10)}
+PYTORCH_ENVIRONMENT = Path("build/peers-pytorch")
+NETWORKS = {
+    "lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "googlenet": (8, 10), "resnet50": (8, 8),
+    "hepcnn": (8, 10), "transformer": (8, 30),
+}  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
+OWN_FILES = {"transformer": (HERE / "transformer.py", 3_162_122)}
+"""Networks that hpcdl has not by name: the file whose function `build` makes one, and its trainable weights."""
 LABELS = {
-    "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod",
+    "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod", "pytorch-ddp": "PyTorch DDP",
     "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
 }  # fmt: skip
 PATIENCE_S = 900.0
@@ -72,15 +78,18 @@ def plan(
 
 
 class Engines:
-    """How each engine is started; Horovod's environment is built before anything is measured."""
+    """How each engine is started; environments of their own are built before anything is measured."""
 
     def __init__(self, chosen: Sequence[str]) -> None:
         self._bare = dict(os.environ)
         self._own = find_mpiexec()
         self._horovod: list[str] = []
         self._horovod_environment = self._bare
+        self._pytorch: Path | None = None
+        if "pytorch-ddp" in chosen:
+            self._pytorch = environment.with_pytorch(ROOT / PYTORCH_ENVIRONMENT, self._bare)
         if "horovod" in chosen:
-            python = environment.built(ROOT / ENVIRONMENT, self._bare)
+            python = environment.with_horovod(ROOT / ENVIRONMENT, self._bare)
             flavour, its_version = launcher_of(Path("mpiexec"))
             self._horovod_mpi = f"{flavour} {its_version}"
             self._horovod = ["mpiexec", *launch_flags(flavour), "-n", "2", str(python), str(HERE / "horovod_rank.py")]
@@ -91,12 +100,18 @@ class Engines:
         amount = [run.network, str(run.batch_size), str(run.steps)]
         if run.engine == "horovod":
             return [*self._horovod, *amount], self._horovod_environment
+        if run.engine == "pytorch-ddp":
+            flags = ["--standalone", "--nproc-per-node", "2"]
+            line = [str(self._pytorch), "-m", "torch.distributed.run", *flags, str(HERE / "pytorch_rank.py"), *amount]
+            return line, self._bare
+        model = model_of(run.network)
         if run.engine == "mpi-loop":
             flags = launch_flags(self._own.flavour)
-            line = [str(self._own.path), *flags, "-n", "2", sys.executable, str(HERE / "mpi_rank.py"), *amount]
+            line = [str(self._own.path), *flags, "-n", "2", sys.executable, str(HERE / "mpi_rank.py"), model]
+            line += amount[1:]
             return line, {**self._bare, **environment_for(self._own.flavour)}
         line = [
-            sys.executable, "-m", "hpcdl", "bench", "step", "--model", run.network, "--batch-size", amount[1],
+            sys.executable, "-m", "hpcdl", "bench", "step", "--model", model, "--batch-size", amount[1],
             "--ranks", "2", "--strategy", run.engine, "--steps", amount[2], "--allow-grpc", "--json",
         ]  # fmt: skip
         return line, self._bare
@@ -106,9 +121,21 @@ class Engines:
         own = (
             f"hpcdl {version('hpcdl')} with TensorFlow {version('tensorflow')}, {self._own.flavour} {self._own.version}"
         )
-        if not self._horovod:
-            return own
-        return f"{own}; {environment.HOROVOD} with {environment.TENSORFLOW}, {self._horovod_mpi}"
+        if self._horovod:
+            own += f"; {environment.HOROVOD} with {environment.TENSORFLOW}, {self._horovod_mpi}"
+        if self._pytorch:
+            own += f"; torch=={environment.version_of(self._pytorch, 'torch', self._bare)} with gloo"
+        return own
+
+
+def model_of(network: str) -> str:
+    """What `--model` of hpcdl takes for it."""
+    return f"{OWN_FILES[network][0]}:build" if network in OWN_FILES else network
+
+
+def num_parameters(network: str) -> int:
+    """Trainable weights that every engine's network has to have."""
+    return OWN_FILES[network][1] if network in OWN_FILES else model_info(network).parameters
 
 
 def priority(wanted: str) -> tuple[Sequence[str], str]:
@@ -149,7 +176,7 @@ def answered(given: Mapping[str, Any], stdout: str) -> tables.Try:
         one = tables.Try(**given, **{name: value for name, value in found.items() if name in known})
     except (ValueError, AttributeError, TypeError):
         return tables.Try(**given, error=f"no result in {stdout[-100:]!r}")
-    wanted = model_info(one.network).parameters
+    wanted = num_parameters(one.network)
     if one.parameters and one.parameters != wanted:
         return tables.Try(**given, error=f"another network: {one.parameters:,} parameters, not {wanted:,}")
     if found.get("ranks", 2) != 2 or not one.step_seconds > 0:

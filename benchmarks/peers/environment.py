@@ -1,10 +1,11 @@
-"""An environment of its own for Horovod, built once: Horovod 0.28.1 builds against no newer TensorFlow than 2.12."""
+"""Environments of their own for peers, each built once: Horovod builds against no newer TensorFlow than 2.12."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.core.errors import HpcdlError, UsageError
@@ -12,6 +13,9 @@ from hpcdl.core.errors import HpcdlError, UsageError
 HOROVOD, TENSORFLOW = "horovod==0.28.1", "tensorflow-cpu==2.12.1"
 FIRST = ("setuptools<70", "wheel", "packaging", "numpy<1.24", TENSORFLOW)
 """What Horovod's setup imports, and the newest that it goes with."""
+PYTORCH = "torch==2.13.0"
+"""pip takes a wheel for processors alone, `2.13.0+cpu`, where its indexes and --find-links have one."""
+WITH_PYTORCH = ("numpy", PYTORCH)
 PYTHON = "python3.11"
 """The newest that TensorFlow 2.12 has wheels for."""
 COMPILERS = ("g++", "make", "cmake", "mpicxx", "mpiexec")
@@ -19,10 +23,12 @@ SETTINGS = {
     "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
     "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1",
 }  # fmt: skip
-ELSE = "or leave Horovod out: --engines ring,auto,grpc-ring,mpi-loop"
+WITHOUT_HOROVOD = "or leave Horovod out: --engines ring,auto,grpc-ring,mpi-loop,pytorch-ddp"
+WITHOUT_PYTORCH = "or leave PyTorch out: --engines ring,auto,grpc-ring,mpi-loop,horovod"
+HAS_GLOO = "import torch.distributed; assert torch.distributed.is_gloo_available()"
 
 
-def built(folder: Path, environment: dict[str, str]) -> Path:
+def with_horovod(folder: Path, environment: dict[str, str]) -> Path:
     """Python of the environment in `folder`, made if it is not whole; `environment`'s PATH has the compilers.
 
     UsageError where a program is missing, HpcdlError where packages cannot be had or Horovod does not build.
@@ -32,33 +38,57 @@ def built(folder: Path, environment: dict[str, str]) -> Path:
     if missing:
         raise UsageError(
             f"Horovod is built from source, and these are not on PATH: {', '.join(missing)}; on Debian 12: "
-            f"sudo apt-get install python3-venv g++ make cmake libopenmpi-dev openmpi-bin, {ELSE}"
+            f"sudo apt-get install python3-venv g++ make cmake libopenmpi-dev openmpi-bin, {WITHOUT_HOROVOD}"
         )
     python = folder / "bin" / "python"
     if _answers([str(python), "-c", "import horovod.tensorflow"], environment):
         return python
     print(f"hpcdl: building {HOROVOD} in {folder} (some minutes, once)", file=sys.stderr, flush=True)
-    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv")
-    _install(python, FIRST, environment)
+    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", WITHOUT_HOROVOD)
+    _install(python, FIRST, environment, WITHOUT_HOROVOD)
     # Its setup looks for cmake and the compilers on PATH, and for TensorFlow in this environment.
     building = {**environment, **SETTINGS, "PATH": f"{python.parent}:{path}"}
-    _install(python, ("--no-build-isolation", HOROVOD), building)
+    _install(python, ("--no-build-isolation", HOROVOD), building, WITHOUT_HOROVOD)
     if not _answers([str(python), "-c", "import horovod.tensorflow"], environment):
-        raise HpcdlError(f"{HOROVOD} was built, but does not load in {folder}; {ELSE}")
+        raise HpcdlError(f"{HOROVOD} was built, but does not load in {folder}; {WITHOUT_HOROVOD}")
     return python
 
 
-def _install(python: Path, what: tuple[str, ...], environment: dict[str, str]) -> None:
+def with_pytorch(folder: Path, environment: dict[str, str]) -> Path:
+    """Python of the environment in `folder`, made if it is not whole.
+
+    UsageError where that Python is missing, HpcdlError where PyTorch cannot be had or does not load.
+    """
+    if not shutil.which(PYTHON, path=environment.get("PATH", "")):
+        raise UsageError(f"PyTorch gets an environment of {PYTHON}, which is not on PATH; {WITHOUT_PYTORCH}")
+    python = folder / "bin" / "python"
+    if _answers([str(python), "-c", HAS_GLOO], environment):
+        return python
+    print(f"hpcdl: installing {PYTORCH} in {folder} (a minute or two, once)", file=sys.stderr, flush=True)
+    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", WITHOUT_PYTORCH)
+    _install(python, WITH_PYTORCH, environment, WITHOUT_PYTORCH)
+    if not _answers([str(python), "-c", HAS_GLOO], environment):
+        raise HpcdlError(f"{PYTORCH} was installed, but does not load with gloo in {folder}; {WITHOUT_PYTORCH}")
+    return python
+
+
+def version_of(python: Path, package: str, environment: Mapping[str, str]) -> str:
+    """What is installed there, such as 2.13.0+cpu."""
+    line = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _install(python: Path, what: tuple[str, ...], environment: dict[str, str], otherwise: str) -> None:
     line = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--retries", "1", *what]
-    _done(line, environment, f"pip, which needs a network for {what[-1]},")
+    _done(line, environment, f"pip, which needs a network for {what[-1]},", otherwise)
 
 
-def _done(line: list[str], environment: dict[str, str], who: str) -> None:
+def _done(line: list[str], environment: dict[str, str], who: str, otherwise: str) -> None:
     finished = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if finished.returncode:
         told = [text for text in finished.stderr.splitlines() if text.strip()] or [f"exit code {finished.returncode}"]
         errors = [text for text in told if text.startswith("ERROR")] or told[-1:]
-        raise HpcdlError(f"{who} failed: {errors[0]}; {ELSE}")
+        raise HpcdlError(f"{who} failed: {errors[0]}; {otherwise}")
 
 
 def _answers(line: list[str], environment: dict[str, str]) -> bool:

@@ -1,9 +1,9 @@
 """One rank of a loop as one writes it by hand: gradients, one MPI_Allreduce of them all, update; rank 0 prints JSON.
 
-    mpiexec -n 2 python benchmarks/peers/mpi_rank.py NETWORK BATCH STEPS
+    mpiexec -n 2 python benchmarks/peers/mpi_rank.py MODEL BATCH STEPS
 
-Nothing of hpcdl but the network. Also told: what an in-place MPI_Allreduce of the same bytes takes by itself, in one
-call and in slices that stay in the cache; the faster one is the limit that exchanges are held against.
+MODEL is what --model takes; nothing else is hpcdl's. Also told: what an in-place MPI_Allreduce of the same bytes takes
+by itself, in one call and in slices that stay in the cache; the faster one is the limit of every exchange.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SLICE = 4 * 2**20 // 4
 
 
 def main() -> None:
-    network, batch, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    spec, batch, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     ranks = MPI.COMM_WORLD
     keras.utils.set_random_seed(1)
-    model = load_model(network)
+    model = load_model(spec)
     buffer = numpy.empty(sum(variable.shape.num_elements() for variable in weights(model)), numpy.float32)
     together: dict[str, Any] = {
         "barrier": ranks.Barrier, "slowest": lambda seconds: ranks.allreduce(seconds, MPI.MAX),

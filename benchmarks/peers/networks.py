@@ -1,4 +1,4 @@
-"""The five networks for TensorFlow 2.12, which knows no Keras 3: layers and sizes of the files in hpcdl/models/."""
+"""The networks for TensorFlow 2.12, which knows no Keras 3: as in hpcdl/models/ and transformer.py."""
 
 from __future__ import annotations
 
@@ -38,6 +38,31 @@ def alexnet() -> Any:
     return tf.keras.Model(images, layers.Dense(1000)(x))
 
 
+def googlenet() -> Any:
+    stages = (
+        ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+        (
+            (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+            (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
+        ),
+        ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+    )  # fmt: skip
+    images = tf.keras.Input((224, 224, 3))
+    x = layers.Conv2D(64, 7, 2, padding="same", activation="relu")(images)
+    x = _across_channels(layers.MaxPooling2D(3, 2, padding="same")(x))
+    x = _across_channels(_convolution(_convolution(x, 64, 1), 192, 3))
+    for stage in stages:
+        x = layers.MaxPooling2D(3, 2, padding="same")(x)
+        for direct, reduce3, three, reduce5, five, projection in stage:
+            pooled = layers.MaxPooling2D(3, 1, padding="same")(x)
+            x = layers.Concatenate()([
+                _convolution(x, direct, 1), _convolution(_convolution(x, reduce3, 1), three, 3),
+                _convolution(_convolution(x, reduce5, 1), five, 5), _convolution(pooled, projection, 1),
+            ])  # fmt: skip
+    x = layers.Dropout(0.4)(layers.GlobalAveragePooling2D()(x))
+    return tf.keras.Model(images, layers.Dense(1000)(x))
+
+
 def resnet50() -> Any:
     images = tf.keras.Input((224, 224, 3))
     x = layers.ReLU()(_normalised(images, 64, 7, stride=2))
@@ -60,8 +85,20 @@ def hepcnn() -> Any:
     return tf.keras.Model(images, layers.Dense(2)(x))
 
 
+def transformer() -> Any:
+    vectors = x = tf.keras.Input((64, 256))
+    for _ in range(4):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(8, 32)(y, y)])
+        y = layers.Dense(1024, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(256)(y)])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return tf.keras.Model(vectors, layers.Dense(10)(x))
+
+
 NETWORKS = {
-    "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "resnet50": resnet50, "hepcnn": hepcnn,
+    "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "googlenet": googlenet, "resnet50": resnet50,
+    "hepcnn": hepcnn, "transformer": transformer,
 }  # fmt: skip
 
 

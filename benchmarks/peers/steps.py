@@ -16,7 +16,7 @@ LEARNING_RATE = 0.01
 
 def take_own_cores(num_ranks: int) -> int:
     """Bind this process to its share of the node's cores, before threads start; how many these are."""
-    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK")
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK", "LOCAL_RANK")
     rank = int(next((os.environ[name] for name in names if name in os.environ), "0"))
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // num_ranks)

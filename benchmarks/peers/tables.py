@@ -13,12 +13,11 @@ from hpcdl.core.storage.files import write_text
 
 BEGIN, END = "<!-- make peers: from here -->", "<!-- make peers: to here -->"
 LIMIT = (
-    "The limit is one raw in-place MPI_Allreduce of the same bytes on warm memory, whole or in slices of 4 MiB, "
-    "whichever is faster, measured in the processes of the loop by hand. The best peer is the one that exposes least; "
-    "hpcdl is `auto`, what it does unasked. Ratios are medians of the ratios within a try, and left out where the "
-    "other's exchange is no more than the noise around zero."
+    "Engines here: hpcdl's `auto`, what it does unasked, and the peers. The limit is a raw in-place MPI_Allreduce of "
+    "the same bytes on warm memory, whole or in slices of 4 MiB, whichever is faster, measured in the processes of the "
+    "loop by hand; its ratio is of the exposed time."
 )
-PEERS, LOOP, OWN = ("horovod", "grpc-ring", "mpi-loop"), "mpi-loop", "auto"
+PEERS, LOOP, OWN = ("horovod", "pytorch-ddp", "grpc-ring", "mpi-loop"), "mpi-loop", "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +72,21 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
         f"`{head.command}`, {head.date}: {head.machine}; {head.versions}. Two ranks, each with half of the cores; "
         f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}. A try is the median "
         "of its steps; the table has medians over the tries (minimum to maximum). Exposed: the step with exchange less "
-        "the step without, which take turns in the same processes."
+        "the step without, which take turns in the same processes. Behind who is ahead stands hpcdl's `auto` over the "
+        "row's engine: the median of the ratios within a try. It is left out where that exchange is lost in noise."
     )
     return "\n".join([
         _paragraph(said),
         "",
-        "| network, batch per rank | engine | step with, ms | exposed, ms | efficiency |",
-        "|---|---|---|---|---|",
+        "| network, batch per rank | engine | whole step, ms | ahead | exposed, ms | ahead |",
+        "|---|---|---|---|---|---|",
         *(_row(labels, tries, network, engine) for network in networks for engine in _engines(tries, network)),
         "",
         _paragraph(LIMIT),
         "",
-        "| network | limit, ms | best peer, exposed ms | hpcdl `auto`, exposed ms | hpcdl / limit | hpcdl / peer |",
-        "|---|---|---|---|---|---|",
-        *(_held_against(labels, tries, network) for network in networks),
+        "| network | fastest whole step, ms | least exposed, ms | limit, ms | `auto` / limit |",
+        "|---|---|---|---|---|",
+        *(_summary(labels, tries, network) for network in networks),
     ])  # fmt: skip
 
 
@@ -119,36 +119,59 @@ def _row(labels: dict[str, str], tries: Sequence[Try], network: str, engine: str
     counted = f" ({len(good)} of {len(every)} tries; failed: {failed})" if failed else ""
     name = f"| {network}, {every[0].batch_size} | {labels[engine]}{counted} "
     if not good:
-        return f"{name}| did not run | | |"
-    step = spread([one.step_seconds for one in good], ms)
-    exposed = spread([one.exposed_seconds for one in good], ms)
-    efficiency = f"{statistics.median(one.efficiency for one in good):.3f}"
-    return f"{name}| {step} | {exposed} | {efficiency} |"
+        return f"{name}| did not run | | | |"
+    own = _of(tries, network, OWN) if engine in PEERS else []
+    cells = []
+    for of in (_whole, _exposed):
+        cells += [spread([of(one) for one in good], ms), _ahead(own, good, of, labels[engine])]
+    return f"{name}| {' | '.join(cells)} |"
 
 
-def _held_against(labels: dict[str, str], tries: Sequence[Try], network: str) -> str:
-    own, loop = _of(tries, network, OWN), _of(tries, network, LOOP)
-    medians = {
-        engine: statistics.median(one.exposed_seconds for one in found)
-        for engine in PEERS
-        if (found := _of(tries, network, engine))
-    }
-    best = min(medians, key=lambda engine: medians[engine], default=None)
-    limit = spread([one.limit_seconds for one in loop], ms) if loop else "not measured"
-    peer = f"{labels[best]}: {ms(medians[best])}" if best else "none ran"
-    ours = ms(statistics.median(one.exposed_seconds for one in own)) if own else "did not run"
-    over_limit = _ratio(own, loop, lambda one: one.limit_seconds)
-    over_peer = _ratio(own, _of(tries, network, best) if best else [], lambda one: one.exposed_seconds)
-    return f"| {network} | {limit} | {peer} | {ours} | {over_limit} | {over_peer} |"
+def _whole(one: Try) -> float:
+    return one.step_seconds
 
 
-def _ratio(own: Sequence[Try], other: Sequence[Try], of: Callable[[Try], float]) -> str:
-    """Of the tries that both have; none where the other's time is no more than the noise around zero."""
-    by_number = {one.number: of(one) for one in other}
-    pairs = [(one.exposed_seconds, by_number[one.number]) for one in own if one.number in by_number]
-    if not pairs or any(below <= 0 for _, below in pairs):
+def _exposed(one: Try) -> float:
+    return one.exposed_seconds
+
+
+def _ahead(own: Sequence[Try], other: Sequence[Try], of: Callable[[Try], float], label: str) -> str:
+    """Who takes less time, with hpcdl's over the other's."""
+    ratios = _ratios(own, other, of, of)
+    if not ratios:
         return ""
-    return spread([above / below for above, below in pairs], "{:.2f}".format)
+    ahead = "hpcdl" if statistics.median(ratios) < 1 else label
+    return f"{ahead}: {spread(ratios, '{:.2f}'.format)}"
+
+
+def _summary(labels: dict[str, str], tries: Sequence[Try], network: str) -> str:
+    own, loop = _of(tries, network, OWN), _of(tries, network, LOOP)
+    limit = spread([one.limit_seconds for one in loop], ms) if loop else "not measured"
+    ratios = _ratios(own, loop, _exposed, lambda one: one.limit_seconds)
+    over_limit = spread(ratios, "{:.2f}".format) if ratios else ""
+    first, least = (_least(labels, tries, network, of) for of in (_whole, _exposed))
+    return f"| {network} | {first} | {least} | {limit} | {over_limit} |"
+
+
+def _least(labels: dict[str, str], tries: Sequence[Try], network: str, of: Callable[[Try], float]) -> str:
+    """The engine with the least median, and what `auto` has where that is another one."""
+    medians = {
+        engine: statistics.median(map(of, found)) for engine in (OWN, *PEERS) if (found := _of(tries, network, engine))
+    }
+    if not medians:
+        return "none ran"
+    best = min(medians, key=lambda engine: medians[engine])
+    own = f" (`auto`: {ms(medians[OWN])})" if best != OWN and OWN in medians else ""
+    return f"{labels[best]}: {ms(medians[best])}{own}"
+
+
+def _ratios(
+    own: Sequence[Try], other: Sequence[Try], above: Callable[[Try], float], below: Callable[[Try], float]
+) -> list[float]:
+    """Of the tries that both have; none where the other's time is no more than the noise around zero."""
+    by_number = {one.number: below(one) for one in other}
+    pairs = [(above(one), by_number[one.number]) for one in own if one.number in by_number]
+    return [] if any(one <= 0 for _, one in pairs) else [one / against for one, against in pairs]
 
 
 def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:

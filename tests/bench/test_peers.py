@@ -19,7 +19,7 @@ from hpcdl.models.table import MODELS
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "benchmarks" / "peers"
-FOREIGN = ("horovod_rank", "networks", "steps")
+FOREIGN = ("horovod_rank", "networks", "pytorch_networks", "pytorch_rank", "steps")
 HEAD = tables.Head(
     machine="made-up processor, 2 cores", versions="hpcdl 0", command="python -m benchmarks.peers", date="2026-01-02",
     priority="real-time priority",
@@ -49,23 +49,34 @@ def test_a_row_has_median_and_extremes_of_the_tries() -> None:
     ]
     text = tables.section(HEAD, peers.LABELS, tries)
     assert cells(text, "lenet, 16 | hpcdl `auto`")[2:] == [
-        "12.0 (11.0 to 13.0)", "2.00 (1.00 to 3.00)", "0.833",
+        "12.0 (11.0 to 13.0)", "", "2.00 (1.00 to 3.00)", "",
     ]  # fmt: skip
     assert "made-up processor" in text and "real-time priority" in text and "python -m benchmarks.peers" in text
+    assert text.index("whole step, ms") < text.index("exposed, ms")
 
 
-def test_ratios_are_of_the_same_try_and_name_the_peer_that_exposes_least() -> None:
+def test_each_row_says_who_is_ahead_by_ratios_of_the_same_try() -> None:
     tries = [
         tried("auto", 1, step=0.012, compute=0.010),
         tried("auto", 2, step=0.016, compute=0.010),
-        tried("horovod", 1, step=0.014, compute=0.010),
-        tried("horovod", 2, step=0.014, compute=0.010),
+        tried("horovod", 1, step=0.012, compute=0.008),
+        tried("horovod", 2, step=0.020, compute=0.016),
+        tried("pytorch-ddp", 1, step=0.010, compute=0.009),
+        tried("pytorch-ddp", 2, step=0.010, compute=0.009),
         tried("mpi-loop", 1, step=0.020, compute=0.010, raw_seconds=0.002, sliced_seconds=0.001),
         tried("mpi-loop", 2, step=0.020, compute=0.010, raw_seconds=0.002, sliced_seconds=0.003),
     ]
-    _, limit, peer, own, over_limit, over_peer = cells(tables.section(HEAD, peers.LABELS, tries), "lenet | ")
-    assert (limit, peer, own) == ("1.50 (1.00 to 2.00)", "Horovod: 4.00", "4.00")
-    assert (over_limit, over_peer) == ("2.50 (2.00 to 3.00)", "1.00 (0.50 to 1.50)")
+    text = tables.section(HEAD, peers.LABELS, tries)
+    assert cells(text, "lenet, 16 | Horovod")[2:] == [
+        "16.0 (12.0 to 20.0)", "hpcdl: 0.90 (0.80 to 1.00)", "4.00 (4.00 to 4.00)", "Horovod: 1.00 (0.50 to 1.50)",
+    ]  # fmt: skip
+    assert cells(text, "lenet, 16 | PyTorch DDP")[3:] == [
+        "PyTorch DDP: 1.40 (1.20 to 1.60)", "1.00 (1.00 to 1.00)", "PyTorch DDP: 4.00 (2.00 to 6.00)",
+    ]  # fmt: skip
+    assert cells(text, "lenet | ")[1:] == [
+        "PyTorch DDP: 10.0 (`auto`: 14.0)", "PyTorch DDP: 1.00 (`auto`: 4.00)", "1.50 (1.00 to 2.00)",
+        "2.50 (2.00 to 3.00)",
+    ]  # fmt: skip
 
 
 def test_a_peer_that_fails_is_a_row_that_says_so() -> None:
@@ -77,17 +88,18 @@ def test_a_peer_that_fails_is_a_row_that_says_so() -> None:
     ]
     text = tables.section(HEAD, peers.LABELS, tries)
     assert cells(text, "lenet, 16 | Horovod")[1:] == [
-        "Horovod (0 of 2 tries; failed: exit code 1: no / such library)", "did not run", "", ""
+        "Horovod (0 of 2 tries; failed: exit code 1: no / such library)", "did not run", "", "", ""
     ]  # fmt: skip
     assert cells(text, "lenet, 16 | hpcdl")[1:] == [
-        "hpcdl `auto` (1 of 2 tries; failed: not over after 900 s)", "12.0", "2.00", "0.833"
+        "hpcdl `auto` (1 of 2 tries; failed: not over after 900 s)", "12.0", "", "2.00", ""
     ]  # fmt: skip
-    assert cells(text, "lenet | ") == ["lenet", "not measured", "none ran", "2.00", "", ""]
+    assert cells(text, "lenet | ") == ["lenet", "hpcdl `auto`: 12.0", "hpcdl `auto`: 2.00", "not measured", ""]
 
 
 def test_no_ratio_to_an_exchange_that_is_lost_in_noise() -> None:
     tries = [tried("auto", step=0.012, compute=0.010), tried("horovod", step=0.009, compute=0.010)]
-    assert cells(tables.section(HEAD, peers.LABELS, tries), "lenet | ")[2:] == ["Horovod: -1.00", "2.00", "", ""]
+    row = cells(tables.section(HEAD, peers.LABELS, tries), "lenet, 16 | Horovod")
+    assert row[2:] == ["9.00", "Horovod: 1.33", "-1.00", ""]
 
 
 def test_tables_stand_between_the_markers_and_nothing_else_moves(tmp_path: Path) -> None:
@@ -116,8 +128,24 @@ def test_the_plan_takes_engines_in_turn() -> None:
     assert {one.steps for one in peers.plan(["lenet"], ["auto"], 1, 3)} == {3}
 
 
-def test_every_network_of_the_plan_is_one_of_hpcdls() -> None:
-    assert set(peers.NETWORKS) <= set(MODELS)
+def test_every_network_of_the_plan_is_one_of_hpcdls_or_has_a_file() -> None:
+    assert set(peers.NETWORKS) - set(MODELS) == set(peers.OWN_FILES)
+    from hpcdl.models.load import load_model
+
+    for network in peers.OWN_FILES:
+        weights = load_model(peers.model_of(network)).trainable_variables
+        assert sum(one.shape.num_elements() for one in weights) == peers.num_parameters(network)
+
+
+@pytest.mark.parametrize("name", ["networks", "pytorch_networks"])
+def test_the_peers_know_every_network(name: str) -> None:
+    (table,) = [
+        node.value
+        for node in ast.parse((FOLDER / f"{name}.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NETWORKS"
+    ]
+    assert isinstance(table, ast.Dict)
+    assert {one.value for one in table.keys if isinstance(one, ast.Constant)} == set(peers.NETWORKS)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +177,7 @@ def test_the_command_itself_ends_like_that() -> None:
 
 def test_a_machine_without_compilers_is_told_of_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"g\+\+, make, cmake, mpicxx, mpiexec; on Debian 12: .*--engines"):
-        environment.built(tmp_path / "environment", {"PATH": str(tmp_path)})
+        environment.with_horovod(tmp_path / "environment", {"PATH": str(tmp_path)})
     assert not (tmp_path / "environment").exists()
 
 
@@ -160,8 +188,22 @@ def test_packages_that_cannot_be_had_are_told_of_in_one_line(tmp_path: Path) -> 
         (programs / name).write_text('#!/bin/sh\necho "some more" >&2; echo "ERROR: no route" >&2; exit 1\n')
         (programs / name).chmod(0o755)
     with pytest.raises(HpcdlError, match="ERROR: no route; or leave Horovod out") as caught:
-        environment.built(tmp_path / "environment", {"PATH": f"{programs}:/usr/bin:/bin"})
+        environment.with_horovod(tmp_path / "environment", {"PATH": f"{programs}:/usr/bin:/bin"})
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
+    with pytest.raises(HpcdlError, match="ERROR: no route; or leave PyTorch out") as caught:
+        environment.with_pytorch(tmp_path / "environment", {"PATH": f"{programs}:/usr/bin:/bin"})
+    assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
+
+
+def test_engines_that_are_left_out_instead_are_all_the_others() -> None:
+    for said, left_out in ((environment.WITHOUT_HOROVOD, "horovod"), (environment.WITHOUT_PYTORCH, "pytorch-ddp")):
+        assert sorted([*said.rpartition(" ")[2].split(","), left_out]) == sorted(peers.LABELS)
+
+
+def test_a_machine_without_that_python_is_told_of_before_pytorch_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not on PATH; or leave PyTorch out: --engines"):
+        environment.with_pytorch(tmp_path / "environment", {"PATH": str(tmp_path)})
+    assert not (tmp_path / "environment").exists()
 
 
 def test_an_engine_that_fails_or_says_nothing_useful_is_an_error_of_its_try() -> None:
@@ -225,7 +267,7 @@ def test_a_short_run_of_real_ranks(tmp_path: Path) -> None:
     _, tries = peers.kept(journal)
     assert [(one.engine, one.error) for one in tries] == [("auto", ""), ("mpi-loop", "")]
     assert all(one.step_seconds > 0 for one in tries) and tries[1].limit_seconds > 0
-    assert len(cells(finished.stdout, "lenet, 16 | MPI loop by hand")) == 5
+    assert len(cells(finished.stdout, "lenet, 16 | MPI loop by hand")) == 6
 
 
 @pytest.mark.mpi

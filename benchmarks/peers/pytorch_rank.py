@@ -1,0 +1,93 @@
+"""One rank of PyTorch's DistributedDataParallel over gloo: steps with and without exchange; rank 0 prints JSON.
+
+    PYTHON -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/peers/pytorch_rank.py NETWORK BATCH STEPS
+
+Images lie as PyTorch computes this network faster, channels first or last: three steps of each say which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from steps import LEARNING_RATE, measured, take_own_cores
+
+NUM_CORES = take_own_cores(2)
+
+import torch  # noqa: E402  the cores are chosen before threads start
+import torch.distributed as ranks  # noqa: E402
+from pytorch_networks import NETWORKS  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+torch.set_num_threads(NUM_CORES)
+TRIALS = 3
+
+
+def main() -> None:
+    network, batch, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    ranks.init_process_group("gloo")
+    torch.manual_seed(1)
+    build, shape, classes = NETWORKS[network]
+    module, images = build(), torch.rand(batch, *shape)
+    labels = torch.randint(classes, (batch,))
+    layout = faster_layout(module, images, labels)
+    module, images = module.to(memory_format=layout), laid(images, layout)
+    # Statistics of batch normalisation stay each rank's own, as with the others.
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, fused=True)
+
+    def step(within: Callable[[], Any]) -> None:
+        with within():
+            cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = measured(
+        {"step_seconds": lambda: step(contextlib.nullcontext), "compute_seconds": lambda: step(model.no_sync)},
+        num_steps,
+        barrier=ranks.barrier,
+        slowest=slowest,
+    )
+    if ranks.get_rank() == 0:
+        parameters = sum(one.numel() for one in module.parameters())
+        print(json.dumps({**found, "parameters": parameters, "ranks": ranks.get_world_size()}))
+    ranks.destroy_process_group()
+
+
+def slowest(seconds: float) -> float:
+    """Of all ranks."""
+    found = torch.tensor([seconds], dtype=torch.float64)
+    ranks.all_reduce(found, ranks.ReduceOp.MAX)
+    return float(found[0])
+
+
+def faster_layout(module: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.memory_format:
+    """The same on all ranks: channels first, or last where that takes less time."""
+    if images.dim() != 4:
+        return torch.contiguous_format
+    seconds = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        module.to(memory_format=layout)
+        placed, taken = laid(images, layout), []
+        for _ in range(1 + TRIALS):
+            began = time.perf_counter()
+            cross_entropy(module(placed), labels).backward()
+            taken.append(time.perf_counter() - began)
+        module.zero_grad()
+        seconds[layout] = slowest(statistics.median(taken[1:]))
+    return min(seconds, key=lambda layout: seconds[layout])
+
+
+def laid(images: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    """The same images in that order."""
+    return images.contiguous(memory_format=layout)
+
+
+if __name__ == "__main__":
+    main()

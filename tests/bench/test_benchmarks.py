@@ -42,6 +42,7 @@ SMALLEST = {
     "optimizer_passes": ("--network lenet --tries 1", (pytest.mark.soak,)),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
     "small_exchange": ("--models small --strategies ring --rounds 4", LONG),
+    "step_profile": ("--networks lenet --steps 2", (pytest.mark.soak,)),
     "stage_tree": ("--mib 1 --hosts 2", (HOSTS, pytest.mark.soak)),
     "trace_cost": ("--steps 12 --levels steps", LONG),
     "background_work": ("--model lenet --every 1 --rounds 1", LONG),

@@ -1,0 +1,204 @@
+"""Where a training step's time goes on one core, by TensorFlow's own profiler: shares of a step by kind of operation.
+
+    python -m benchmarks.step_profile [--networks resnet50,lstm] [--batch-size 8] [--cores 1] [--steps 5]
+        [--onednn on|off] [--fast-kernels on|off] [--operations 10]
+
+Whole steps (forward, backward, update with momentum) of one worker without an exchange. An operation's time is its own:
+what runs inside it counts for itself. "between" is the step's time in no operation: the executor, and what the graph
+waits for. Of --steps profiled ones the table has that of median length; `--operations` lists those of its operations
+that take most. The median step without the profiler stands beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+NETWORKS = ("resnet50", "googlenet", "alexnet", "lenet", "lstm", "transformer", "unet")
+SEQUENCE = (64, 128)
+"""Places and width of what the LSTM reads."""
+KINDS: dict[str, tuple[str, ...]] = {
+    "convolution, product": ("Conv", "MatMul", "Einsum", "Depthwise"),
+    "normalization": ("BatchNorm",),
+    "pooling": ("MaxPool", "AvgPool"),
+    "update": ("ResourceApply", "Assign"),
+    "AddN": ("AddN",),
+    "sums": ("Sum", "Mean", "BiasAddGrad", "Max", "L2Loss", "Prod", "Min", "ArgMax"),
+    "moving, casts": (
+        "Transpose", "Concat", "Slice", "StridedSlice", "Pad", "Tile", "Cast", "Split", "Pack", "Unpack", "Gather",
+        "Reshape", "Identity", "TensorList", "Broadcast", "Fill", "ZerosLike", "OnesLike", "Read", "Resize", "Reverse",
+    ),
+}  # fmt: skip
+"""How an operation's type begins, or what stands in it, for the first two; the first kind that fits counts."""
+ELSE, BETWEEN = "element-wise, rest", "between"
+OPERATION = re.compile(r"[^\s:]+:([A-Za-z_]\w*)")
+Events = Sequence[tuple[int, int, str]]
+"""Of one thread: begin and end in picoseconds, and the operation's type."""
+
+
+def kind_of(operation: str) -> str:
+    """One of KINDS for TensorFlow's type of an operation; oneDNN's begin with _Mkl."""
+    bare = operation.removeprefix("_").removeprefix("Mkl").removeprefix("Native").removeprefix("Fused")
+    for kind, names in KINDS.items():
+        inside = kind in {"convolution, product", "normalization"}
+        if any(name in bare if inside else bare.startswith(name) for name in names):
+            return kind
+    return ELSE
+
+
+def own_times(events: Events) -> Counter[str]:
+    """Picoseconds of each type of operation in one thread, without what runs inside it."""
+    times: Counter[str] = Counter()
+    open_ones: list[tuple[int, str]] = []
+    for begin, end, operation in sorted(events, key=lambda event: (event[0], -event[1])):
+        while open_ones and open_ones[-1][0] <= begin:
+            open_ones.pop()
+        if open_ones:
+            times[open_ones[-1][1]] -= end - begin
+        times[operation] += end - begin
+        open_ones.append((end, operation))
+    return times
+
+
+def profiled(step: Callable[[], Any]) -> tuple[float, Counter[str]]:
+    """Seconds of one step by the clock, and in each type of operation."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        seconds = timed(step)
+        tf.profiler.experimental.stop()
+        space = xplane_pb2.XSpace()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            space.MergeFromString(path.read_bytes())
+    times: Counter[str] = Counter()
+    for events in operations_of(space):
+        times.update(own_times(events))
+    return seconds, Counter({name: value / 1e12 for name, value in times.items()})
+
+
+def operations_of(space: Any) -> Iterable[Events]:
+    """Each thread's operations; the executor calls them `name:Type`."""
+    for plane in space.planes:
+        found = {number: OPERATION.fullmatch(metadata.name) for number, metadata in plane.event_metadata.items()}
+        kinds = {number: match[1] for number, match in found.items() if match}
+        for line in plane.lines:
+            yield [
+                (event.offset_ps, event.offset_ps + event.duration_ps, kinds[event.metadata_id])
+                for event in line.events
+                if event.metadata_id in kinds
+            ]
+
+
+def main() -> None:
+    """Print a row for each network, and its operations where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--onednn", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--fast-kernels", choices=("on", "off"), default="on")
+    parser.add_argument("--operations", type=int, default=0)
+    options = parser.parse_args()
+    unknown = sorted(set(options.networks.split(",")) - set(NETWORKS))
+    if unknown:
+        parser.error(f"unknown network {unknown[0]}; there are {', '.join(NETWORKS)}")
+    if options.onednn != "auto":
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(options.onednn == "on"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
+
+    import tensorflow as tf
+
+    from hpcdl.step.keras_internals import onednn_in_use
+
+    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    engine = "oneDNN" if onednn_in_use() else "Eigen"
+    print(f"{engine}, {options.cores} core(s), batch {options.batch_size}, fast kernels {options.fast_kernels}")
+    kinds = [*KINDS, ELSE, BETWEEN]
+    print("| network | step, ms | profiled, ms | " + " | ".join(kinds) + " |")
+    print("|---" * (3 + len(kinds)) + "|")
+    for network in options.networks.split(","):
+        step = step_of(network, options.batch_size, fast=options.fast_kernels == "on")
+        plain = statistics.median(timed(step) for _ in range(options.steps))
+        found = sorted((profiled(step) for _ in range(options.steps)), key=lambda one: one[0])
+        seconds, times = found[len(found) // 2]
+        shares = shares_of(times, seconds)
+        cells = [f"{shares[kind]:.1%}" for kind in kinds]
+        print(f"| {network} | {plain * 1e3:.1f} | {seconds * 1e3:.1f} | " + " | ".join(cells) + " |", flush=True)
+        for name, spent in times.most_common(options.operations):
+            print(f"    {name:40s}{spent * 1e3:10.2f} ms{spent / seconds:8.1%}")
+
+
+def shares_of(times: Counter[str], seconds: float) -> dict[str, float]:
+    """Of a step's `seconds`, by kind; with several cores they may be more than 1 in all."""
+    shares = dict.fromkeys([*KINDS, ELSE], 0.0)
+    for name, spent in times.items():
+        shares[kind_of(name)] += spent / seconds
+    return {**shares, BETWEEN: max(0.0, 1 - sum(shares.values()))}
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Seconds of one step."""
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
+    """A step of the network, traced and run once, on a batch that stays the same."""
+    import keras
+    import numpy
+    import tensorflow as tf
+
+    from benchmarks.fast_kernels import CLASSES, built
+    from benchmarks.fast_kernels import NETWORKS as SHAPES
+    from hpcdl.config.schema import OptimizerConfig
+    from hpcdl.step.kernels.table import use_fast_kernels
+    from hpcdl.step.objective import Classification
+    from hpcdl.step.optimizers import build_optimizer
+    from hpcdl.step.step import build_step
+    from hpcdl.strategies.single import SingleWorker
+
+    keras.utils.set_random_seed(1)
+    shape = SEQUENCE if network == "lstm" else SHAPES[network]
+    model = long_memory() if network == "lstm" else built(network, shape)
+    use_fast_kernels(model, on=fast)
+    optimizer = build_optimizer(OptimizerConfig(optimizer="momentum"), model.trainable_variables)
+    compiled = build_step(model, optimizer, SingleWorker(), Classification())
+    generator = numpy.random.default_rng(0)
+    samples = tf.constant(generator.random((batch_size, *shape), numpy.float32))
+    labels = tf.constant(generator.integers(0, CLASSES, batch_size))
+
+    def step() -> float:
+        return float(compiled(samples, labels)[0])
+
+    step()
+    return step
+
+
+def long_memory() -> Any:
+    """Two layers of 256 LSTM cells and a dense one."""
+    import keras
+
+    from benchmarks.fast_kernels import CLASSES
+
+    layers = keras.layers
+    inputs = keras.Input(SEQUENCE)
+    x = layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(inputs))
+    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,12 +20,14 @@ from typing import Any
 NETWORKS = {
     "lenet": (28, 28, 1), "cifar10-quick": (32, 32, 3), "resnet50": (224, 224, 3), "googlenet": (224, 224, 3),
     "alexnet": (227, 227, 3), "hepcnn": (224, 224, 3), "transformer": (64, 128), "unet": (96, 96, 3),
+    "lstm": (64, 128),
 }  # fmt: skip
-"""Shapes of one sample; the last two are made here."""
+"""Shapes of one sample; the last three are made here."""
 LAYERS: dict[str, tuple[int, ...]] = {
     "batch normalization": (8, 56, 56, 256), "batch normalization, late": (8, 7, 7, 2048),
     "batch normalization of rows": (256, 1024), "batch normalization of volumes": (4, 16, 32, 32, 32),
     "layer normalization": (16, 128, 256), "1x1 convolution": (8, 56, 56, 256), "gelu": (16, 128, 1024),
+    "lstm": (8, 64, 128),
 }  # fmt: skip
 CALLS = 10
 """Of a layer in a row, for one time."""
@@ -113,7 +115,7 @@ def network_steps(name: str, batch_size: int) -> tuple[list[Callable[[], Any]], 
 
 
 def built(name: str, shape: tuple[int, ...]) -> Any:
-    """A network of hpcdl's, a small transformer (two blocks), or a small U-Net (three levels)."""
+    """A network of hpcdl's, a small transformer (two blocks), U-Net (three levels) or LSTM (two layers)."""
     import keras
 
     from hpcdl.models.load import load_model
@@ -127,6 +129,11 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
             y = layers.Dense(4 * shape[1], activation="gelu")(layers.LayerNormalization()(x))
             x = layers.Add()([x, layers.Dense(shape[1])(y)])
         return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
+    if name == "lstm":
+        inputs = keras.Input(shape)
+        return keras.Model(
+            inputs, layers.Dense(CLASSES)(layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(inputs)))
+        )
     if name == "unet":
 
         def block(x: Any, filters: int) -> Any:
@@ -157,8 +164,9 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
     from hpcdl.step.kernels.table import use_fast_kernels
 
     layers = keras.layers
-    if name.startswith("batch"):
-        layer, named = layers.BatchNormalization(), {"training": True}
+    if name.startswith("batch") or name == "lstm":
+        layer = layers.LSTM(256, return_sequences=True) if name == "lstm" else layers.BatchNormalization()
+        named = {"training": True}
     else:
         named = {}
         layer = {

@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 NETWORKS = ("resnet50", "googlenet", "alexnet", "lenet", "lstm", "transformer", "unet")
-SEQUENCE = (64, 128)
-"""Places and width of what the LSTM reads."""
 KINDS: dict[str, tuple[str, ...]] = {
     "convolution, product": ("Conv", "MatMul", "Einsum", "Depthwise"),
     "normalization": ("BatchNorm",),
@@ -172,8 +170,8 @@ def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
     from hpcdl.strategies.single import SingleWorker
 
     keras.utils.set_random_seed(1)
-    shape = SEQUENCE if network == "lstm" else SHAPES[network]
-    model = long_memory() if network == "lstm" else built(network, shape)
+    shape = SHAPES[network]
+    model = built(network, shape)
     use_fast_kernels(model, on=fast)
     optimizer = build_optimizer(OptimizerConfig(optimizer="momentum"), model.trainable_variables)
     compiled = build_step(model, optimizer, SingleWorker(), Classification())
@@ -186,18 +184,6 @@ def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
 
     step()
     return step
-
-
-def long_memory() -> Any:
-    """Two layers of 256 LSTM cells and a dense one."""
-    import keras
-
-    from benchmarks.fast_kernels import CLASSES
-
-    layers = keras.layers
-    inputs = keras.Input(SEQUENCE)
-    x = layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(inputs))
-    return keras.Model(inputs, layers.Dense(CLASSES)(x))
 
 
 if __name__ == "__main__":

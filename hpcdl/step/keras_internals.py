@@ -134,6 +134,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "layer normalisation of a layer's inputs": (lambda: keras.layers.LayerNormalization, "call"),
     "the convolution of a layer": (lambda: keras.layers.Conv2D, "convolution_op"),
     "the activation gelu": (_backend_nn, "gelu"),
+    "the steps of an LSTM": (lambda: keras.layers.LSTM, "inner_loop"),
 }
 """Functions of Keras that step/kernels has in other ways: where they stand, and their names."""
 

@@ -20,6 +20,7 @@ from hpcdl.step.keras_internals import function_behind, is_replaced, layers_in, 
 from hpcdl.step.kernels.convolution import pointwise_convolution
 from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
 from hpcdl.step.kernels.pointwise import gelu
+from hpcdl.step.kernels.recurrent import lstm
 
 TOLERANCE = 1e-5
 """Largest difference from Keras's result, over the largest number of its kind: outputs, gradients, statistics."""
@@ -148,9 +149,11 @@ def _outcome(call: Call, trial: SmallCase) -> list[Any]:
     with tf.GradientTape() as tape:
         tape.watch([one for one in sources if tf.is_tensor(one)])
         outputs = call()
+    outputs = tf.nest.flatten(outputs)
     # Neither ones nor the inputs: of those a normalised layer's gradient is nothing but rounding.
-    gradients = tape.gradient(outputs, sources, output_gradients=_made_up(*outputs.shape, seed=1))
-    found = [outputs, *gradients, *(variable.numpy() for variable in trial.state)]
+    upstream = [_made_up(*one.shape, seed=1) for one in outputs]
+    gradients = tape.gradient(outputs, sources, output_gradients=upstream)
+    found = [*outputs, *gradients, *(variable.numpy() for variable in trial.state)]
     for variable, value in zip(trial.state, before, strict=True):
         variable.assign(value)
     return [numpy.asarray(one, numpy.float64) for one in found]
@@ -192,6 +195,22 @@ def _pointwise_convolution(layer: Any, inputs: Any, kernel: Any) -> Call | None:
     return lambda: pointwise_convolution(inputs, tf.cast(kernel, tf.float32))
 
 
+def _recurrent(layer: Any, sequences: Any, initial_state: Any, mask: Any = None, training: Any = False) -> Call | None:
+    if training is not True or mask is not None or not _is_plain_lstm(layer):
+        return None
+    if sequences.shape[1] is None or not _of_a_type(sequences, tf.float32) or layer.compute_dtype != "float32":
+        return None
+    return lambda: lstm(layer, sequences, initial_state)
+
+
+def _is_plain_lstm(layer: Any) -> bool:
+    if not isinstance(layer, keras.layers.LSTM) or layer.unroll or layer.dropout or layer.recurrent_dropout:
+        return False
+    functions = (layer.activation, layer.recurrent_activation)
+    usual = functions == (keras.activations.tanh, keras.activations.sigmoid)
+    return usual and bool(layer.use_bias) and layer.use_cudnn is not True
+
+
 def _is_one_by_one(layer: Any) -> bool:
     # With steps of two it would have to pick every other pixel first, which costs more than it wins.
     single = tuple(layer.kernel_size) == tuple(layer.strides) == tuple(layer.dilation_rate) == (1, 1)
@@ -217,6 +236,17 @@ def _convolution_trial() -> SmallCase:
     layer = keras.layers.Conv2D(7, 1, kernel_initializer="zeros", dtype="float32", name="trial_of_a_fast_kernel")
     inputs, kernel = _made_up(4, 5, 5, 6), _made_up(1, 1, 6, 7)
     return SmallCase(arguments=(layer, inputs, kernel), watched=[inputs, kernel])
+
+
+def _recurrent_trial() -> SmallCase:
+    plain = {"kernel_initializer": "zeros", "recurrent_initializer": "zeros", "dtype": "float32", "seed": 0}
+    layer = keras.layers.LSTM(3, return_sequences=True, name="trial_of_a_fast_kernel", **plain)
+    inputs, state = _made_up(4, 5, 6), [_made_up(4, 3, seed=2), _made_up(4, 3, seed=3)]
+    layer.build(inputs.shape)
+    for seed, variable in enumerate(layer.trainable_variables):
+        variable.assign(_made_up(*variable.shape, seed=seed) / 8)
+    watched = [inputs, *state, *layer.trainable_variables]
+    return SmallCase(arguments=(layer, inputs, state, None), named={"training": True}, watched=watched)
 
 
 def _gelu_trial() -> SmallCase:
@@ -253,6 +283,13 @@ TABLE: tuple[Kernel, ...] = (
         serves=lambda layer: getattr(layer, "activation", None) is keras.activations.gelu,
         chosen=_gelu,
         trial=_gelu_trial,
+    ),
+    Kernel(
+        name="lstm",
+        where="the steps of an LSTM",
+        serves=_is_plain_lstm,
+        chosen=_recurrent,
+        trial=_recurrent_trial,
     ),
 )
 """What wins at least 3 % of the operation's time; benchmarks/fast_kernels.py measures them."""

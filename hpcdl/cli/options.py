@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +28,9 @@ from hpcdl.config.load import (
 )
 from hpcdl.config.machine import MachineSettings, machine_in_force, take_environment
 from hpcdl.config.settings import Setting, settings_of
+
+if TYPE_CHECKING:
+    from hpcdl.cluster.environment import Placement
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 QuietFlag = Annotated[
@@ -186,6 +190,21 @@ def take_machine(commentary: Commentary) -> None:
     machine = machine_in_force()
     for line in () if machine is None else take_environment(machine, os.environ):
         commentary.say(line)
+
+
+def begin(module: str | None, *, quiet: bool) -> Placement | None:
+    """Load the modules of --module, by starting over with them, and take the machine's variables.
+
+    Returns which rank of somebody else's launcher this process is, None for none.
+    """
+    from hpcdl.cluster.environment import placement
+    from hpcdl.cluster.modules import go_on_with
+
+    if module is not None:
+        go_on_with(module, sys.argv[1:])
+    place = placement()
+    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
+    return place
 
 
 def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.config.schema import RanksConfig, WaitConfig
+from hpcdl.config.schema import StartConfig, WatchConfig
 from hpcdl.config.settings import AUTO, EXTENT, NOTHING, REQUIRED, RESULT, TIME, setting
 
 EVERY_SPLIT = "all"
@@ -32,7 +32,7 @@ class InferDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferRun(RanksConfig):
+class InferRun(StartConfig):
     """By whom it is computed, and where to."""
 
     out: Path = setting(REQUIRED, "New folder for shards of outputs and the record.", matters=NOTHING)
@@ -56,4 +56,4 @@ class InferConfig:
 
     data: InferDataConfig
     run: InferRun
-    safety: WaitConfig
+    safety: WatchConfig

@@ -310,23 +310,29 @@ class RanksConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchConfig(RanksConfig):
-    """How ranks are started, and where their run is written."""
+class StartConfig(RanksConfig):
+    """How ranks are started, with which software, and what is kept of their steps."""
 
-    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
     stage_env: bool = setting(
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
     )
     module: str | None = setting(
         None, "Environment modules to load first, by commas, such as hpcdl/0.2.0.", matters=RESULT | TIME
     )
-    warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
     trace: str = setting(
         UNASKED,
         "What `hpcdl trace` can look into: a level (off, steps, full), and steps=9:99,every=50,ranks=0-7,size=64MiB.",
         kind="trace",
         matters=TIME,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(StartConfig):
+    """The same, and where their run is written."""
+
+    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
+    warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,17 +20,30 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.processes.signals import StopRequest
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.launch.guard import guarded
-from hpcdl.launch.train import check_started_with, interruptible, plan_under_profile, ranks_on_node, with_ranks
+from hpcdl.launch.train import (
+    check_started_with,
+    interruptible,
+    plan_under_profile,
+    python_of_ranks,
+    ranks_on_node,
+    with_ranks,
+)
 from hpcdl.models.spec import model_name
 from hpcdl.node.machines import read_topology
 from hpcdl.run.ended import end_noted
+from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.inference import InferencePlan, OutputPlace, ask, blank_record, check_out, prepare, written
 from hpcdl.run.journal import EventHandler, JournalReader
+from hpcdl.trace.recorder import collected
+
+FAULTS = (*STRUCK_FROM_BESIDE, *NETWORK)
+"""What --inject can do to an inference: the others strike training."""
 
 
 def check(resolved: ResolvedConfig[InferConfig], model: Path) -> InferencePlan:
     """What `infer` checks before it makes its folder; UsageError, ConfigError, CorruptError."""
     check_backend()
+    check_injected(resolved, FAULTS, "not of `hpcdl infer`, which sends and saves no state")
     plan = prepare(resolved.config, model)
     check_out(resolved.config.run.out, resume=resolved.config.run.resume)
     return plan
@@ -59,8 +72,14 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
             for text in remarks:
                 on_event({"kind": "message", "text": text})
             blank = functools.partial(blank_record, plan)
-            with end_noted(run.out, blank), folder.restored_if_refused(), guarded(run.out):
-                command = own_program("hpcdl.rank.infer", str(run.out))
+            with (
+                end_noted(run.out, blank),
+                folder.restored_if_refused(),
+                guarded(run.out),
+                collected(run.out),
+                python_of_ranks(run, launch_plan) as python,
+            ):
+                command = own_program("hpcdl.rank.infer", str(run.out), python=python)
                 local.start(launch_plan, command, folder=run.out / FOLDER, tick=tick)
     return read_record(run.out)
 

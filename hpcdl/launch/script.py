@@ -130,7 +130,7 @@ def run_script(
 
 def _choose_run_dir(resolved: ResolvedConfig[ScriptConfig], script: Script) -> Path:
     config = resolved.config
-    check_injected(resolved, [*STRUCK_FROM_BESIDE, *NETWORK])
+    check_injected(resolved, [*STRUCK_FROM_BESIDE, *NETWORK], "not in a script, which can do that itself")
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)

@@ -30,7 +30,7 @@ def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps,
         record = read_record(run_dir)
         first = record.warmup_steps + max(record.resumed_from_steps, default=0)
         link = record.link_bytes_per_second
-        synchronous = find_strategy(record.strategy).features.synchronous
+        synchronous = record.inference is None and find_strategy(record.strategy).features.synchronous
     except CorruptError as error:
         log(f"{error}: taken for a run whose ranks step together")
     except UnknownNameError:  # a script's: its ranks step together

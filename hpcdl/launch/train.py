@@ -25,7 +25,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.comm.tcp.communicator import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
-from hpcdl.config.schema import LaunchConfig, RanksConfig, TrainConfig
+from hpcdl.config.schema import RanksConfig, StartConfig, TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
@@ -183,7 +183,7 @@ def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
     return dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
 
 
-def python_of_ranks(run: LaunchConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
+def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
     """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
     if not run.stage_env:
         return nullcontext(sys.executable)

@@ -20,10 +20,11 @@ import xxhash
 
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
-from hpcdl.comm.observed import Observed, observe
+from hpcdl.comm.observed import Observed, RankMonitor, observe
 from hpcdl.config.load import flatten
 from hpcdl.core.errors import CorruptError, HpcdlError, StoppedEarly
 from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.wall import WALL
 from hpcdl.core.records.run_record import (
     FILE_NAME,
     InferenceRecord,
@@ -43,6 +44,7 @@ from hpcdl.data.read.reader import OpenShard
 from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
 from hpcdl.data.write.shards import ShardResult
+from hpcdl.faults.inject import Injection
 from hpcdl.rank.main import supervised
 from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, processors, with_devices
 from hpcdl.rank.start import leave
@@ -51,6 +53,7 @@ from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, N
 from hpcdl.supervision import runtime
 from hpcdl.supervision.safety import check_same_start
 from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Limits, Watchdog
+from hpcdl.trace.recorder import recording
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -126,13 +129,15 @@ def infer_rank(
     watch.hosts = dict(enumerate(hosts))
     software = runtime.software_versions(communicator.library)
     _check_same_start(plan, communicator, software)
+    injection = Injection(plan.config.safety.inject, monitor, out)
+    communicator = injection.impaired(communicator)
     monitor.doing("importing TensorFlow")
     runtime.import_tensorflow()
     from hpcdl.rank.outputs import Predictor
 
     precision = plan.trained.model.precision if plan.trained else "float32"
     threads = runtime.configure(deterministic=plan.config.run.deterministic, seed=0, precision=precision)
-    with contextlib.closing(_journal(out, communicator.rank, on_event)) as journal:
+    with injection, contextlib.closing(_journal(out, communicator.rank, on_event)) as journal:
         monitor.doing("loading the model")
         predictor = Predictor(plan)
         # A run that goes on may have left a new checkpoint between the reading of two ranks.
@@ -143,7 +148,7 @@ def infer_rank(
         outputs = _outputs_plan(plan, predictor, identity)
         record = dataclasses.replace(
             blank_record(plan),
-            warnings=[*plan.warnings, *predictor.warnings],
+            warnings=[*plan.warnings, *predictor.warnings, *injection.log_lines()],
             **facts_of_place(hosts, software, os.environ.get("HPCDL_PROFILE", "")),
             workers=communicator.size,
             global_batch=plan.batch_size * communicator.size,
@@ -163,7 +168,7 @@ def infer_rank(
         if todo or not complete:  # a call may have been killed behind its last shard
             own = todo[communicator.rank :: communicator.size]
             share = _computed(predictor, outputs, out, own, communicator, stop, journal)
-            _end(communicator, out, outputs, record, done, share)
+            _end(communicator, out, outputs, record, done, share, injection)
     communicator.barrier()
 
 
@@ -291,29 +296,70 @@ def _computed(
     journal: Journal,
 ) -> ComputedShare:
     """Compute and enter this rank's shards; a request to stop ends it behind a batch, without the shard begun."""
-    share = ComputedShare()
-    entries = PartialManifest(out, communicator.rank, outputs.identity, "")
-    communicator.barrier()
-    began_s = logged_s = time.perf_counter()
-    try:
-        for task, arrays in _shards(predictor, outputs, own, share, stop):
-            communicator.monitor.doing(f"writing shard {task[1]} of {task[0]}")
-            result = outputs.write(out, task, arrays)
-            entries.enter(result)
-            share.results.append(result)
-            share.num_samples += len(outputs.samples_of(task))
-            if time.perf_counter() - logged_s > _SAY_EVERY_S:
-                logged_s = time.perf_counter()
-                journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
-            communicator.monitor.doing("computing")
-    finally:
-        entries.close()
-    share.seconds = time.perf_counter() - began_s
+    share, monitor = ComputedShare(), communicator.monitor
+    steps = BatchSteps(monitor)
+    with recording(predictor.plan.config.run.trace, communicator, out):
+        with contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries:
+            communicator.barrier()
+            began_s = logged_s = time.perf_counter()
+            for task, arrays in _shards(predictor, outputs, own, share, stop, steps):
+                monitor.doing("writing a shard")
+                result = outputs.write(out, task, arrays)
+                entries.enter(result)
+                share.results.append(result)
+                share.num_samples += len(outputs.samples_of(task))
+                if time.perf_counter() - logged_s > _SAY_EVERY_S:
+                    logged_s = time.perf_counter()
+                    journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
+            steps.end()
+            share.seconds = time.perf_counter() - began_s
+        monitor.doing("waiting for the others to end")
+        monitor.recorder.quiesced(communicator, last=True)
     return share
 
 
+class BatchSteps:
+    """The batches of a rank as steps, for its trace, its heartbeat and the faults of --inject; the first one is 0.
+
+    Nothing is exchanged or updated. What lies between a batch's outputs and the next batch, a shard's writing above
+    all, is the step's other time.
+    """
+
+    def __init__(self, monitor: RankMonitor) -> None:
+        self._monitor, self._number = monitor, 0
+        self._borders: list[float] = []
+
+    def begin(self) -> None:
+        """The rank waits for its next batch."""
+        self.end()
+        self._monitor.doing("reading a batch", self._number)
+        self._borders = [WALL.now_s()]
+
+    def got_batch(self) -> None:
+        """Its inputs are in memory."""
+        self._borders.append(WALL.now_s())
+        self._monitor.doing("computing")
+
+    def computed(self) -> None:
+        """Its outputs are in memory."""
+        self._borders.append(WALL.now_s())
+
+    def end(self) -> None:
+        """All of it is done, if one was computed."""
+        if len(self._borders) == 3:
+            began_s, got_s, computed_s = self._borders
+            self._monitor.step_over((began_s, got_s, computed_s, computed_s, computed_s, WALL.now_s()))
+            self._number += 1
+        self._borders = []
+
+
 def _shards(
-    predictor: Predictor, outputs: OutputsPlan, own: Sequence[Task], share: ComputedShare, stop: StopRequest
+    predictor: Predictor,
+    outputs: OutputsPlan,
+    own: Sequence[Task],
+    share: ComputedShare,
+    stop: StopRequest,
+    steps: BatchSteps,
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
     """Each of `own` with all of its outputs; none once a stop was asked for."""
     for split in predictor.plan.splits:
@@ -328,10 +374,13 @@ def _shards(
                     if stop.asked:
                         share.stopped = True
                         return
+                    steps.begin()
                     inputs = next(batches)
+                    steps.got_batch()
                     began_s = time.perf_counter()
                     arrays = predictor.outputs(inputs)
                     share.batch_seconds.append(time.perf_counter() - began_s)
+                    steps.computed()
                     share.num_not_finite += num_not_finite(arrays)
                     parts.append(arrays)
                 yield task, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -346,11 +395,16 @@ def num_not_finite(arrays: Mapping[str, Array]) -> int:
 
 
 def _end(
-    communicator: Observed, out: Path, outputs: OutputsPlan, record: RunRecord, done: Done, share: ComputedShare
+    communicator: Observed,
+    out: Path,
+    outputs: OutputsPlan,
+    record: RunRecord,
+    done: Done,
+    share: ComputedShare,
+    injection: Injection,
 ) -> None:
     """Rank 0 writes what all have done; StoppedEarly on every rank where one was asked to stop."""
     most = max(1, _MOST_TIMES // communicator.size)
-    communicator.monitor.doing("waiting for the others to end")
     shares = communicator.allgather_json(share.as_json(most))
     if any(own["stopped"] for own in shares):
         raise StoppedEarly("stopped by a signal; whole shards are kept, continue with the same command and --resume")
@@ -358,7 +412,8 @@ def _end(
     def finish() -> bool:
         found = [from_json(ShardResult, document) for own in shares for document in own["results"]]
         outputs.finish(out, {**done, **{(result.split, result.number): result for result in found}})
-        write_record(out, _finished(record, outputs, done, shares, _num_not_finite_kept(out, outputs, done)))
+        over = dataclasses.replace(record, warnings=injection.settled(record.warnings))
+        write_record(out, _finished(over, outputs, done, shares, _num_not_finite_kept(out, outputs, done)))
         return True
 
     decided(communicator, finish)

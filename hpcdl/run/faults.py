@@ -288,8 +288,11 @@ def check_possible(
             raise UsageError(f"--inject {fault.text} needs --verify-data, which reads a shard from its first byte on")
 
 
-def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS) -> None:
-    """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`."""
+def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS, why: str = "") -> None:
+    """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`.
+
+    `why` the others are not possible.
+    """
     if resolved.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in resolved.config.safety.inject:
         raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
     text, origin = resolved.config.safety.inject, resolved.origins["inject"]
@@ -299,9 +302,7 @@ def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS) 
     here = None if not text or placement() is not None else num_nodes(find_launcher().hosts(os.environ), ranks)
     for fault in parse_faults(text, ranks, here):
         if fault.kind not in kinds:
-            raise UsageError(
-                f"--inject {fault.text}: not in a script, which can do that itself; {', '.join(kinds)} are"
-            )
+            raise UsageError(f"--inject {fault.text}: {why}; {', '.join(kinds)} are")
 
 
 def marker_of(run_dir: Path, number: int) -> Path:

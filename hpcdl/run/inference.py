@@ -24,7 +24,7 @@ from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
-from hpcdl.run.rundir import MODEL_FILE, PARTING_S, read
+from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read
 from hpcdl.run.trained_data import read_as_trained
 
 STRATEGY = "infer"
@@ -32,7 +32,7 @@ STRATEGY = "infer"
 ASKED_FILE = "infer.toml"
 """In the folder of outputs: what was asked for."""
 _DEFAULT_BATCH = 32
-_UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{FOLDER}(/.*)?"
+_UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|({FOLDER}|trace)(/.*)?"
 """All that is in the folder of outputs before anything is computed, as a pattern of paths below it."""
 
 
@@ -224,6 +224,7 @@ def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
         if (out / FOLDER).is_dir():
             with writing(out / FOLDER, PARTING_S):  # ranks whose starting process was killed have so long to end
                 pass
+        forget_struck(out)
         yield OutputPlace(out, made, there)
 
 

@@ -155,8 +155,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
         if (run_dir / FOLDER).is_dir():
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
-        for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
-            remove_file(struck)
+        forget_struck(run_dir)
         if there is not None:
             swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
             if swept:
@@ -164,6 +163,12 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
             if checkpoint.from_scratch and (aside := set_aside(run_dir)):
                 _log(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
         yield Place(run_dir, made, there)
+
+
+def forget_struck(run_dir: Path) -> None:
+    """A new call injects its faults, whatever has struck an earlier one."""
+    for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
+        remove_file(struck)
 
 
 def _check_links(run_dir: Path) -> None:

@@ -159,16 +159,18 @@ def overlap(merged: Merged, steps: Steps) -> float | None:
 def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
     """The times from one update's end to the next one's begin, between steps that follow one another.
 
-    An update begins with the first bucket whose weights move, where they do not wait for the last.
+    An update begins with the first bucket whose weights move, where they do not wait for the last. An inference
+    has none.
     """
     follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
     begins_s = steps.borders[:, :, EXCHANGED].copy()
     for row, rank in enumerate(steps.ranks.tolist()):
-        updates = merged.spans(rank, UPDATING)
-        places, inside = steps.index_of(updates["step"])
-        numpy.minimum.at(begins_s[row], places[inside], updates["begin_s"][inside])
+        early = merged.spans(rank, UPDATING)
+        places, inside = steps.index_of(early["step"])
+        numpy.minimum.at(begins_s[row], places[inside], early["begin_s"][inside])
     between_s = begins_s[:, follow + 1] - steps.borders[:, follow, UPDATED]
-    known = between_s.size > 0
+    updates = bool((steps.borders[:, :, UPDATED] > steps.borders[:, :, EXCHANGED]).any())
+    known = updates and between_s.size > 0
     return Gaps(
         count_per_step=1.0 if known else 0.0,
         median_s=float(numpy.median(between_s)) if known else None,

@@ -273,8 +273,8 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
 
 def test_infer_gets_ranks_and_goes_on() -> None:
     words = ["infer", "runs/a", "--data", "shards", "--out", "outputs"]
-    made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True))
-    assert run_dir is None and made.command == [*words, "--ranks", "8", "--resume"]
+    made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True, stage_env=True))
+    assert run_dir is None and made.command == [*words, "--ranks", "8", "--stage-env", "--resume"]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,7 @@ def test_infer_gets_ranks_and_goes_on() -> None:
         (Wanted(command=["infer", "a", "-n", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
         (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
         (Wanted(command=["bench", "allreduce"], until_done=True), "goes with `train`, `run`, `infer` and `sweep`"),
+        (Wanted(command=["doctor"], stage_env=True), "goes with `train`, `run` and `infer`"),
         (Wanted(command=TRAIN, time_s=30), "count in minutes"),
         (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
     ],

@@ -24,7 +24,10 @@ def with_modules(run_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
     return run_hpcdl
 
 
-@pytest.mark.parametrize("words", [(*TRAIN, MODULES), ("run", "--module", MODULES, "script.py", "--own", "a b")])
+INFER = ("infer", "model.keras", "--data", "shards", "--out", "outputs", "--module", MODULES)
+
+
+@pytest.mark.parametrize("words", [(*TRAIN, MODULES), INFER, ("run", "--module", MODULES, "script.py", "--own", "a b")])
 def test_who_a_module_brings_goes_on_with_all_of_them(with_modules: CommandLine, words: tuple[str, ...]) -> None:
     done = with_modules(words)
     assert done.code == 0, done.err

@@ -102,7 +102,7 @@ def test_faults_come_from_the_command_line_alone() -> None:
     with pytest.raises(UsageError, match="command line alone"):
         check_injected(load(TrainConfig, [*layers, flag_layer({"model": "lenet", "data": "x", "ranks": 2})]))
     with pytest.raises(UsageError, match="not in a script"):
-        check_injected(config(inject="nan:rank=1@step=1"), [*STRUCK_FROM_BESIDE])
+        check_injected(config(inject="nan:rank=1@step=1"), [*STRUCK_FROM_BESIDE], "not in a script")
 
 
 @pytest.mark.parametrize("kind", [*STRUCK_FROM_BESIDE, *PLANTED])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import pytest
 
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.records.run_state import state_of
-from tests.conftest import CommandLine, Mpi
-from tests.training_runs import SHORT, finish, kill_rank, start, wait_for
+from tests.conftest import ROOT, CommandLine, Mpi
+from tests.training_runs import SHORT, finish, start, wait_for
 
 pytestmark = pytest.mark.mpi
 NUM_VAL = 359
@@ -194,18 +196,17 @@ def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert session_hpcdl(slow(models, shards, whole, 1)).code == 0
-    command = start(session_hpcdl, slow(models, shards, out, 2))
-    wait_for(lambda: num_shards(out) >= 4)
-    kill_rank(out, 1)
-    ended = finish(command)
-    assert ended.code == 1 and "rank 1" in ended.err, ended.err
+    ended = session_hpcdl([*slow(models, shards, out, 2), "--inject", "kill:rank=1@step=3", "--trace"])
+    assert ended.code == 1 and "injected: kill:rank=1@step=3" in ended.err and "rank 1" in ended.err, ended.err
     kept = entered(out)
     # Each rank may have been killed between a shard's rename and the line that notes it.
     assert (
         2 <= num_shards(out) - 2 <= len(kept) <= num_shards(out) < num_shards(whole)
         and not (out / "manifest.json").exists()
     )
-    assert read_record(out).status == "failed"
+    failed = read_record(out)
+    assert failed.status == "failed" and "a fault was injected: kill of rank 1 at step 3" in failed.warnings
+    assert session_hpcdl(["trace", out, "--json"]).json()["steps"] >= 3, "what both ranks did before"
 
     command = start(session_hpcdl, [*slow(models, shards, out, 4), "--resume"])
     there = num_shards(out)
@@ -224,6 +225,47 @@ def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
     found = read_record(out).inference
     assert found is not None and found.num_computed + found.num_kept == NUM_VAL and found.num_kept >= 8 * len(kept) - 7
     assert not [*out.rglob("*.tmp")] and not [*out.glob("manifest.partial*")]
+
+
+NOTES_ITS_PLACE = """
+import os, sys
+if "hpcdl.rank.infer" in sys.orig_argv:
+    open(f"{os.environ['WHERE_DIR']}/{os.getpid()}", "w").write(sys.prefix)
+"""
+
+
+def test_ranks_start_from_a_staged_copy_and_their_batches_are_steps_of_a_trace(
+    session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, tmp_path: Path, mpi: Mpi
+) -> None:
+    """The environment is one that borrows TensorFlow from the tests' own: packing that takes minutes."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    packages = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    (packages / "sitecustomize.py").write_text(NOTES_ITS_PLACE)
+    for folder in ("node", "where"):
+        (tmp_path / folder).mkdir()
+    library = os.environ.get("MPI4PY_LIBMPI", f"{sysconfig.get_path('data')}/lib/libmpi.so.12")
+    places = {"HPCDL_NODE_STORAGE": str(tmp_path / "node"), "WHERE_DIR": str(tmp_path / "where")}
+    line = ["infer", trained, "--data", shards, "--out", tmp_path / "out", "--deterministic", "--ranks", "2"]
+    done = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", "-m", "hpcdl", *map(str, line), "--stage-env", "--trace", "full"],
+        env={**mpi.environment, **places, "MPI4PY_LIBMPI": library}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "out") == files_of(alone)
+    began = [path.read_text() for path in (tmp_path / "where").iterdir()]
+    assert len(began) == 2 and all(place.startswith(f"{tmp_path}/node/hpcdl-env-") for place in began), began
+    assert not [*(tmp_path / "node").iterdir()]
+
+    shown = session_hpcdl(["trace", tmp_path / "out", "--to", "chrome", tmp_path / "trace.json.gz", "--json"])
+    assert shown.code == 0, shown.err
+    found = shown.json()
+    path = {part["part"]: part["seconds_per_step"] for part in found["critical_path"]}
+    assert (found["ranks"], found["steps"]) == (2, 11)
+    assert b"writing a shard" in gzip.decompress((tmp_path / "trace.json.gz").read_bytes())
+    assert path["compute"] > 0 and path["input"] > 0 and path["other"] > 0, path
+    assert path["update"] == path["wait"] == path["exposed_communication"] == 0, path
+    assert found["gaps"]["count_per_step"] == 0 and not found["waits"]
 
 
 def test_a_signal_stops_it_and_resume_goes_on(
@@ -338,6 +380,9 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
     "scale of a run": (["{run}", "--out", "{new}", "--scale", "none"], "--scale is for a .keras file"),
     "code in the file": (["{models}/code.keras", *PLAIN], "Lambda, which is not loaded"),
     "another shape": (["{models}/flat.keras", *PLAIN], "takes samples of (8,)"),
+    "a fault of training": (["{run}", "--out", "{new}", "--inject", "eio:shard=0"], "not of `hpcdl infer`"),
+    "a fault of no rank": (["{run}", "--out", "{new}", "--inject", "kill:rank=1@step=1"], "there are ranks 0 to 0"),
+    "a trace that is none": (["{run}", "--out", "{new}", "--trace", "steps=9:1"], "steps=9:1 is not a range"),
     "no row for each sample": (["{models}/mixed.keras", *PLAIN], "one row for each sample"),
 }
 """What is typed, and what the only line says; exit code 2."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, resolved, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, begin, resolved, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.infer import InferConfig
 from hpcdl.core.paths import typed
@@ -41,14 +41,13 @@ def infer(
 
     On this node with --ranks N, or as one rank under mpiexec or srun. Outputs go into verified HDF5 shards.
     """
-    from hpcdl.cluster.environment import placement
     from hpcdl.core.records.run_record import read_record
     from hpcdl.launch import infer as launch
     from hpcdl.run.rundir import check_trusted
 
     settings = resolved(InferConfig, "infer", flags, config, set_)
     check_trusted(model, trust)
-    place = placement()
+    place = begin(settings.config.run.module, quiet=quiet)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):

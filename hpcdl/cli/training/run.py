@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, resolved, take_machine, takes_settings
+from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, begin, resolved, takes_settings
 from hpcdl.cli.output import Commentary, put, say
 from hpcdl.cli.training.train import say_affinity
 from hpcdl.config.load import Layer
@@ -52,16 +51,11 @@ def run(
     if from_horovod or check:
         _check_horovod(script, arguments or [], from_horovod=from_horovod, check=check)
         return
-    from hpcdl.cluster.environment import placement
-    from hpcdl.cluster.modules import go_on_with
     from hpcdl.launch import script as launch
 
     settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
-    if settings.config.run.module is not None:
-        go_on_with(settings.config.run.module, sys.argv[1:])
+    place = begin(settings.config.run.module, quiet=quiet)
     words = launch.Script(path=script, arguments=arguments or [])
-    place = placement()
-    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
     if place is not None:
         if prefix:
             raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -18,11 +17,11 @@ from hpcdl.cli.options import (
     QuietFlag,
     SetFlag,
     TrustFlag,
+    begin,
     resolved,
-    take_machine,
     takes_settings,
 )
-from hpcdl.cli.output import Commentary, print_json, put, say
+from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
@@ -59,8 +58,6 @@ def train(
 
     On this node with --ranks N, or as one rank under mpiexec or srun.
     """
-    from hpcdl.cluster.environment import placement
-    from hpcdl.cluster.modules import go_on_with
     from hpcdl.core.records.run_record import read_record
     from hpcdl.launch import train as launch
     from hpcdl.run.plan import rule_in_force
@@ -78,10 +75,7 @@ def train(
         steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
         print_json(steps) if json else put(rule_in_force(run_plan))
         return
-    if settings.config.run.module is not None:
-        go_on_with(settings.config.run.module, sys.argv[1:])
-    place = placement()
-    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
+    place = begin(settings.config.run.module, quiet=quiet)
     if place is None:
         with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)

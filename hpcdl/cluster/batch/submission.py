@@ -20,6 +20,8 @@ from hpcdl.core.storage.files import read_toml
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
+_STAGED = {*_WITH_RANKS, "infer"}
+"""What takes --stage-env."""
 _RESUMABLE = {"train", "run", "sweep", "infer"}
 _COMPUTES = {"bench", "certify", "doctor", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
 """What gets all CPUs of a node where nothing is said."""
@@ -74,8 +76,8 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         raise UsageError(
             f"--until-done goes with `train`, `run`, `infer` and `sweep`, and this is `{kind}`; leave it out"
         )
-    if wanted.stage_env and not with_ranks:
-        raise UsageError(f"--stage-env goes with `train` and `run`, and this is `{kind}`; leave it out")
+    if wanted.stage_env and kind not in _STAGED:
+        raise UsageError(f"--stage-env goes with `train`, `run` and `infer`, and this is `{kind}`; leave it out")
     if wanted.time_s < 60:
         raise UsageError(f"--time {wanted.time_s:g}s: batch systems count in minutes; give 1m or more")
     num_ranks = wanted.nodes * wanted.ranks_per_node
@@ -90,6 +92,8 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     if with_ranks:
         label = f"{Path(of_script[0]).stem}-script" if of_script else _label(words)
         words, run_dir = _completed(words, wanted, num_ranks, f"{stamp}-{label}")
+    if wanted.stage_env and "--stage-env" not in words:
+        words = [*words, "--stage-env"]
     if wanted.until_done and "--resume" not in words:
         words = [*words, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
@@ -196,8 +200,6 @@ def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> t
     run_dir = Path(named) if named else Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
-    if wanted.stage_env and "--stage-env" not in words:
-        words = [*words, "--stage-env"]
     return words, run_dir
 
 

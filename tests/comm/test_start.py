@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.comm.mpi.start import LONGEST_VALUE, readable_lines
+from hpcdl.cluster.launchers.mpiexec import find_mpiexec, launch_flags
+from hpcdl.comm.mpi.start import LONGEST_VALUE, readable_lines, say_finalized
 
 ASKED, LONG = b"cmd=get_maxes\n", b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024\n"
 OWN_FILES = Path("/proc/self/fd")
@@ -69,3 +73,50 @@ def test_without_slurm_nobody_comes_between(monkeypatch: pytest.MonkeyPatch) -> 
     files = set(OWN_FILES.iterdir())
     with readable_lines():
         assert set(OWN_FILES.iterdir()) == files
+
+
+LEAVES = """
+from hpcdl.comm.mpi.communicator import world
+from hpcdl.rank.start import leave
+world(2).barrier()
+leave(0)
+"""
+BETWEEN = """
+import os, subprocess, sys, time
+rank = subprocess.Popen(sys.argv[1:], close_fds=False)
+os.close(int(os.environ.get("PMI_FD") or os.open("/dev/null", os.O_RDONLY)))
+code = rank.wait()
+time.sleep(0.5)
+sys.exit(code)
+"""
+
+
+def test_a_rank_says_to_mpichs_own_mpiexec_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, proxy = socket.socketpair()
+    heard: list[bytes] = []
+
+    def answer() -> None:
+        heard.append(proxy.recv(4096))
+        proxy.sendall(b"cmd=finalize_ack\n")
+
+    proxy.settimeout(20)
+    with rank, proxy:
+        monkeypatch.setenv("PMI_FD", str(rank.fileno()))
+        say_finalized()  # srun gives no number on the node, and has other lines
+        monkeypatch.setenv("MPI_LOCALRANKID", "0")
+        mpiexec = threading.Thread(target=answer)
+        mpiexec.start()
+        say_finalized()
+        mpiexec.join()
+        assert heard == [b"cmd=finalize\n"]
+    say_finalized()  # the library has closed it
+
+
+@pytest.mark.mpi
+def test_what_stands_between_mpiexec_and_a_rank_is_not_killed_at_the_end() -> None:
+    """As the process of a container does: mpiexec waits for it, and it ends after the rank."""
+    mpiexec = find_mpiexec()
+    between = [sys.executable, "-c", BETWEEN, sys.executable, "-c", LEAVES]
+    line = [mpiexec.path, *launch_flags(mpiexec.flavour), "-n", "2", *between]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,7 @@ import numpy
 from hpcdl.comm.mpi.calls import asleep, failed_ranks, first_done, translated
 from hpcdl.comm.mpi.library import import_mpi, library_path
 from hpcdl.comm.mpi.one_sided import MpiRemoteArray
+from hpcdl.comm.mpi.start import say_finalized
 from hpcdl.comm.sums import plain_add
 from hpcdl.core.errors import BrokenGroup, UsageError
 
@@ -60,6 +61,7 @@ def finalize() -> None:
     mpi = import_mpi(initialize=False)
     if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
         mpi.Finalize()
+        say_finalized()
 
 
 def _name_and_version(mpi: Any) -> str:

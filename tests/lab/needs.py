@@ -76,6 +76,9 @@ NEEDS = {
         root=True,
         probe=("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"),
     ),
+    "container": Need(
+        packages="debootstrap bubblewrap", programs=("debootstrap", "bwrap", "unshare", "awk"), root=True
+    ),
     "groff": Need(packages="man-db", programs=("groff",)),
     "chromium": Need(packages="chromium", programs=("chromium",)),
     "open-mpi-5": Need(

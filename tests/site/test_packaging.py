@@ -111,6 +111,14 @@ def test_recipes_are_of_this_version() -> None:
     assert set(re.findall(r"^%(\w+)", recipe, re.MULTILINE)) == {
         "files", "post", "environment", "runscript", "test", "labels",
     }  # fmt: skip
+    sections = dict(zip(*[iter(re.split(r"^%(\w+)\n", recipe, flags=re.MULTILINE)[1:])] * 2, strict=True))
+    copied = dict(line.split() for line in sections["files"].splitlines() if line)
+    assert all((ROOT / path).exists() and to == f"/src/{path}" for path, to in copied.items())
+    assert {*copied} >= {"hpcdl", "share", "docs", "setup.py", "pyproject.toml", PROJECT["readme"], "LICENSE"}
+    (extras,) = re.findall(r"'/src\[(.*)\]'", sections["post"])
+    assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
+    (prefix,) = re.findall(r"python3 -m venv (\S+)", sections["post"])
+    assert f"PATH={prefix}/bin:$PATH" in sections["environment"]
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert released[0].split()[0] == __version__ and "Unreleased" not in headings[1:]

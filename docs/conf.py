@@ -17,7 +17,9 @@ from hpcdl.core.pages.palette import GROUND  # noqa: E402
 project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
 version = release = hpcdl.__version__
 extensions = ["myst_parser"]
-exclude_patterns = ["example-report/study", "example-report/report", "example-evidence/study", "example-evidence/document"]
+exclude_patterns = [
+    f"example-{name}" for name in ("report/study", "report/report", "evidence/study", "evidence/document")
+]
 html_theme = "furo"
 _BRAND = {"color-brand-primary": "accent", "color-brand-content": "accent", "color-brand-visited": "accent"}
 html_theme_options = {

@@ -31,6 +31,7 @@ from hpcdl.config.settings import Setting, settings_of
 
 if TYPE_CHECKING:
     from hpcdl.cluster.environment import Placement
+    from hpcdl.config.schema import StartConfig
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 QuietFlag = Annotated[
@@ -192,7 +193,7 @@ def take_machine(commentary: Commentary) -> None:
         commentary.say(line)
 
 
-def begin(module: str | None, *, quiet: bool) -> Placement | None:
+def begin(run: StartConfig, *, quiet: bool) -> Placement | None:
     """Load the modules of --module, by starting over with them, and take the machine's variables.
 
     Returns which rank of somebody else's launcher this process is, None for none.
@@ -200,9 +201,14 @@ def begin(module: str | None, *, quiet: bool) -> Placement | None:
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.modules import go_on_with
 
-    if module is not None:
-        go_on_with(module, sys.argv[1:])
+    if run.module is not None:
+        go_on_with(run.module, sys.argv[1:])
     place = placement()
+    if place is not None and place.rank == 0 and run.stage_env:
+        say(
+            f"warning: --stage-env does nothing here, because {place.launcher} has started Python already; leave it "
+            "out, or have hpcdl start the ranks (--ranks N)"
+        )
     take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
     return place
 

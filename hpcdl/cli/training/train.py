@@ -75,7 +75,7 @@ def train(
         steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
         print_json(steps) if json else put(rule_in_force(run_plan))
         return
-    place = begin(settings.config.run.module, quiet=quiet)
+    place = begin(settings.config.run, quiet=quiet)
     if place is None:
         with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)

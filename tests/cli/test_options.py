@@ -1,0 +1,22 @@
+"""What commands that start ranks do first: hpcdl/cli/options.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdl.cli.options import begin
+from hpcdl.config.schema import StartConfig
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_an_environment_is_not_staged_where_ranks_run_already(
+    rank: str, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"PMI_RANK": rank, "PMI_SIZE": "2", "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": "2"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    place = begin(StartConfig(stage_env=True), quiet=False)
+    assert place is not None and place.rank == int(rank)
+    assert capsys.readouterr().err.count("warning: --stage-env does nothing here, because mpich has started") == lines
+    begin(StartConfig(), quiet=False)
+    assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster.deaths import hold_line
-from hpcdl.cluster.environment import placement
+from hpcdl.cluster.environment import Placement, placement
 from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, report_left
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
@@ -88,8 +88,32 @@ def supervised(
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     report = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch))
-    if exit_code := _begun(report, place.local_rank):
+    try:
+        report.publish("running")  # from here on signals are handed on: those that came before at once
+        set_up_process(place.local_rank)
+        failed, communicator = _watched(body, report, place, folder / WATCH_FOLDER / launch, stall_s, show)
+    except HpcdlError as error:  # a signal, while nothing was under way yet that ends the others
+        state, exit_code = verdict(error)
+        report.publish(state, exit_code=exit_code, message=one_line(error))
         return exit_code
+    if failed is not None:
+        return failed
+    assert communicator is not None
+    report.publish("done")
+    leave_without_lost(communicator)
+    return 0
+
+
+def _watched(
+    body: Callable[[Observed, Watchdog], None],
+    report: StatusReport,
+    place: Placement,
+    signs: Path,
+    stall_s: float,
+    show: Callable[[BaseException], None],
+) -> tuple[int | None, Observed | None]:
+    """Run `body` under a watch with its signs of life in a folder; the exit code of what went wrong, and the world."""
+    folder = report.folder
     communicator: Observed | None = None
 
     def end(error: RankError) -> None:
@@ -102,7 +126,7 @@ def supervised(
 
     monitor = RankMonitor(place.rank, place.size, os.uname().nodename)
     actions = Actions(end=end, on_lost=partial(report_left, folder), failed=partial(failed_of, folder))
-    watch = Watchdog(monitor=monitor, folder=folder / WATCH_FOLDER / launch, actions=actions)
+    watch = Watchdog(monitor=monitor, folder=signs, actions=actions)
     watch.limits = Limits(stall_s=max(stall_s, START_S))
     with watching(watch):
         try:
@@ -119,28 +143,14 @@ def supervised(
             if state == "stopped":
                 if not wait_for_the_others(communicator):
                     publish(filed=True)
-                return exit_code
+                return exit_code, communicator
             show(error)
             if isinstance(error, SilentExit):
                 time.sleep(FIRST_WORD_S)
             if communicator is not None:
                 communicator.abort(exit_code)
-            return exit_code
-    report.publish("done")
-    leave_without_lost(communicator)
-    return 0
-
-
-def _begun(report: StatusReport, local_rank: int) -> int:
-    """Say that this rank runs, and set its process up; 0, or the exit code where a signal came meanwhile."""
-    try:
-        report.publish("running")  # from here on signals are handed on: those that came before at once
-        set_up_process(local_rank)
-    except HpcdlError as error:
-        state, exit_code = verdict(error)
-        report.publish(state, exit_code=exit_code, message=one_line(error))
-        return exit_code
-    return 0
+            return exit_code, communicator
+    return None, communicator
 
 
 def _grows(error: BaseException) -> bool:

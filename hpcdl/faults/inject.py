@@ -104,7 +104,8 @@ def _slow(fault: Fault) -> None:
 
 def _beside(program: str, *values: float) -> None:
     line = [sys.executable, "-P", "-S", "-c", program, *map(str, values)]
-    subprocess.Popen(line, stdin=subprocess.DEVNULL)
+    # Not with the rank's pipes: who reads them to their end would wait for this one, which waits for the rank's end.
+    subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 STRIKES: Mapping[str, Callable[[Fault], None]] = {

@@ -13,10 +13,13 @@ import signal
 import socket
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 LONGEST_VALUE = 800
 ANSWER_S = 2.0
+_PROXY = "hydra_pmi_proxy"
+"""What MPICH's mpiexec starts ranks by; it has the 15 characters that the kernel keeps of a name."""
 _ANNOUNCED = re.compile(rb"\bvallen_max=(\d+)")
 
 
@@ -58,11 +61,16 @@ def say_finalized() -> None:
     """Tell MPICH's own mpiexec that this rank is done: MPICH 5 does so in a handler of exit(), which ranks leave out.
 
     mpiexec takes a connection that ends without it for a failure, and kills what it has started in the rank's place:
-    the process of a container, a shell. Libraries that have said so themselves have closed the connection.
+    the process of a container, a shell. Libraries that have said so themselves have closed the connection. Where
+    mpiexec has started the rank itself nothing is said: it kills what the rank has left behind, and would wait for
+    the end of that otherwise.
     """
     spoken = os.environ.get("PMI_FD", "")
     if not spoken.isdigit() or "MPI_LOCALRANKID" not in os.environ:  # srun's PMI 2 has other lines
         return
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{os.getppid()}/comm").read_text(encoding="ascii", errors="replace").startswith(_PROXY):
+            return
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(spoken))) as mpiexec:
         if mpiexec.family == socket.AF_UNIX:
             mpiexec.settimeout(ANSWER_S)

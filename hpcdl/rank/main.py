@@ -87,14 +87,15 @@ def supervised(
     place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
-    report = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch))
+    report, reported = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch)), list[str]()
     try:
         report.publish("running")  # from here on signals are handed on: those that came before at once
         set_up_process(place.local_rank)
-        failed, communicator = _watched(body, report, place, folder / WATCH_FOLDER / launch, stall_s, show)
+        failed, communicator = _watched(body, report, reported, place, folder / WATCH_FOLDER / launch, stall_s, show)
     except HpcdlError as error:  # a signal, while nothing was under way yet that ends the others
         state, exit_code = verdict(error)
-        report.publish(state, exit_code=exit_code, message=one_line(error))
+        if not reported:
+            report.publish(state, exit_code=exit_code, message=one_line(error))
         return exit_code
     if failed is not None:
         return failed
@@ -107,12 +108,16 @@ def supervised(
 def _watched(
     body: Callable[[Observed, Watchdog], None],
     report: StatusReport,
+    reported: list[str],
     place: Placement,
     signs: Path,
     stall_s: float,
     show: Callable[[BaseException], None],
 ) -> tuple[int | None, Observed | None]:
-    """Run `body` under a watch with its signs of life in a folder; the exit code of what went wrong, and the world."""
+    """Run `body` under a watch with its signs of life in a folder; the exit code of what went wrong, and the world.
+
+    `reported` gets what has gone wrong, once the process that started this one hears of it.
+    """
     folder = report.folder
     communicator: Observed | None = None
 
@@ -121,7 +126,8 @@ def _watched(
         report.publish("failed", exit_code=error.exit_code, message=str(error), of=error)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
-            communicator.abort(error.exit_code)
+            with contextlib.suppress(HpcdlError):  # a rank alone has nobody to end
+                communicator.abort(error.exit_code)
         os._exit(error.exit_code)
 
     monitor = RankMonitor(place.rank, place.size, os.uname().nodename)
@@ -138,6 +144,7 @@ def _watched(
             _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
+            reported.append(state)
             publish = partial(report.publish, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
             publish(filed=None if state != "stopped" else monitor.leads)
             if state == "stopped":
@@ -148,7 +155,8 @@ def _watched(
             if isinstance(error, SilentExit):
                 time.sleep(FIRST_WORD_S)
             if communicator is not None:
-                communicator.abort(exit_code)
+                with contextlib.suppress(HpcdlError):  # a rank alone has nobody to end
+                    communicator.abort(exit_code)
             return exit_code, communicator
     return None, communicator
 

@@ -44,18 +44,7 @@ def main() -> None:
     parser.add_argument("--onednn", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--layers", action="store_true")
     options = parser.parse_args()
-    if options.onednn != "auto":
-        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(options.onednn == "on"))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
-
-    import tensorflow as tf
-
-    from hpcdl.step.keras_internals import onednn_in_use
-
-    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    engine = "oneDNN" if onednn_in_use() else "Eigen"
+    engine = engine_on(options.cores, options.onednn)
     print(f"{engine}, {options.cores} core(s), batch {options.batch_size}, medians of {options.tries} tries")
     print(f"{'':32s}{'Keras ms':>10s}{'fast ms':>10s}{'ratio':>8s}{'processor':>11s}  in force")
     if options.layers:
@@ -66,6 +55,22 @@ def main() -> None:
     for name in options.networks.split(","):
         pair, names = network_steps(name, options.batch_size)
         show(name, pair, names, options.tries)
+
+
+def engine_on(num_cores: int, onednn: str = "auto") -> str:
+    """Import TensorFlow on the last cores of this process, with oneDNN `on`, `off` or as it decides; what computes."""
+    if onednn != "auto":
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(onednn == "on"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-num_cores:])
+
+    import tensorflow as tf
+
+    from hpcdl.step.keras_internals import onednn_in_use
+
+    tf.config.threading.set_intra_op_parallelism_threads(num_cores)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    return "oneDNN" if onednn_in_use() else "Eigen"
 
 
 def show(name: str, pair: list[Callable[[], Any]], names: tuple[str, ...], tries: int) -> None:

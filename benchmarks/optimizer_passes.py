@@ -9,11 +9,12 @@ operations. Gradients are given, nothing else is computed.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+from benchmarks.fast_kernels import engine_on
 
 RULES = (
     "sgd", "momentum", "nesterov", "adam", "sgd+decay", "momentum+decay", "nesterov+decay", "adam+decay", "lars+decay",
@@ -32,8 +33,7 @@ def main() -> None:
     unknown = sorted(set(options.rules.split(",")) - set(RULES))
     if unknown:
         parser.error(f"unknown rule {unknown[0]}; there are {', '.join(RULES)}")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
+    engine_on(options.cores)
 
     import keras
     import numpy
@@ -41,8 +41,6 @@ def main() -> None:
 
     from hpcdl.models.load import load_model
 
-    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     generator = numpy.random.default_rng(0)
     model = load_model(options.network)
     start = [numpy.asarray(one) for one in model.trainable_variables]

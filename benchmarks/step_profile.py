@@ -12,7 +12,6 @@ that take most. The median step without the profiler stands beside.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
 import tempfile
@@ -21,6 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.fast_kernels import CLASSES, built, engine_on
+from benchmarks.fast_kernels import NETWORKS as SHAPES
 
 NETWORKS = ("resnet50", "googlenet", "alexnet", "lenet", "lstm", "transformer", "unet")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -111,18 +113,7 @@ def main() -> None:
     unknown = sorted(set(options.networks.split(",")) - set(NETWORKS))
     if unknown:
         parser.error(f"unknown network {unknown[0]}; there are {', '.join(NETWORKS)}")
-    if options.onednn != "auto":
-        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(options.onednn == "on"))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
-
-    import tensorflow as tf
-
-    from hpcdl.step.keras_internals import onednn_in_use
-
-    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    engine = "oneDNN" if onednn_in_use() else "Eigen"
+    engine = engine_on(options.cores, options.onednn)
     print(f"{engine}, {options.cores} core(s), batch {options.batch_size}, fast kernels {options.fast_kernels}")
     kinds = [*KINDS, ELSE, BETWEEN]
     print("| network | step, ms | profiled, ms | " + " | ".join(kinds) + " |")
@@ -160,8 +151,6 @@ def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
     import numpy
     import tensorflow as tf
 
-    from benchmarks.fast_kernels import CLASSES, built
-    from benchmarks.fast_kernels import NETWORKS as SHAPES
     from hpcdl.config.schema import OptimizerConfig
     from hpcdl.step.kernels.table import use_fast_kernels
     from hpcdl.step.objective import Classification

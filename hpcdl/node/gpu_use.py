@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import threading
 from types import TracebackType
@@ -18,8 +19,9 @@ _MIG = "MIG-"
 class GpuUse:
     """Context: inside, the utilisation of the claimed device is noted every INTERVAL_S seconds.
 
-    It is NVIDIA's: the share of time in which a kernel ran on the device, of all processes. Nothing is noted without a
-    claim, or where no nvidia-smi answers. The program ends with its pipe, so that it outlives no rank.
+    It is NVIDIA's: the share of time in which a kernel ran on the device, of all processes. The first look is of the
+    time before the first step, and does not count. Nothing is noted without a claim, or where no nvidia-smi answers.
+    The program ends with its pipe, so that it outlives no rank.
     """
 
     def __init__(self, claim: DeviceClaim | None) -> None:
@@ -30,7 +32,7 @@ class GpuUse:
 
     @property
     def mean(self) -> float | None:
-        """The mean utilisation, 0 to 1; None where none was noted."""
+        """The mean utilisation, 0 to 1; None where none was noted, as in a training of a few seconds."""
         return self._sum / self._number / 100 if self._number else None
 
     def __enter__(self) -> GpuUse:
@@ -57,7 +59,7 @@ class GpuUse:
     def _read(self) -> None:
         assert self._asked is not None and self._asked.stdout is not None
         with self._asked.stdout as lines:
-            for line in lines:
+            for line in itertools.islice(lines, 1, None):
                 with contextlib.suppress(ValueError):  # `[N/A]`, or a complaint
                     self._sum += float(line)
                     self._number += 1

@@ -168,17 +168,17 @@ _SETTINGS = (*_EXCHANGE, "period", "period_within", "fragments", "overlap")
 
 def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     """Those of `runs` whose messages a forecast can count, and what is said of the others; UsageError for no run."""
-    forms = {run.name: run.config.get("compress", NONE) for run in runs}
-    shown: dict[str, set[str]] = {}
-    for run in runs:
-        if is_coded(forms[run.name]) and run.model not in shown:
-            shown[run.model] = set(coded_bytes_of([one for one in runs if one.model == run.model]))
-    odd = sorted(
-        {forms[run.name] for run in runs if is_coded(forms[run.name]) and forms[run.name] not in shown[run.model]}
-    )
+    shown = {
+        model: coded_bytes_of([run for run in runs if run.model == model])
+        for model in {run.model for run in runs if is_coded(_form(run))}
+    }
+
+    def is_known(run: Run) -> bool:
+        return not is_coded(_form(run)) or _form(run) in shown[run.model]
+
+    kept, odd = [run for run in runs if is_known(run)], sorted({_form(run) for run in runs if not is_known(run)})
     if not odd:
-        return list(runs), ()
-    kept = [run for run in runs if forms[run.name] not in odd]
+        return kept, ()
     if not kept:
         raise UsageError(
             f"all runs have --compress {', '.join(odd)}, of which no forecast is made: none of several workers has "
@@ -186,6 +186,10 @@ def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
         )
     left_out = counted(len(runs) - len(kept), "run")
     return kept, (f"{left_out} with --compress {', '.join(odd)} left out: no run of several workers shows its cost",)
+
+
+def _form(run: Run) -> str:
+    return run.config.get("compress", NONE)
 
 
 def gather_evidence(

@@ -80,7 +80,7 @@ class OwnWeights(ABC):
         """
         self.to_center()
 
-    def say_period(self, steps: int | None) -> None:  # noqa: B027 - a center has no period that is too long
+    def say_period(self, steps: int | None) -> None:  # noqa: B027  a center holds ranks together
         """Tell of a period that is long beside a fit's epoch of so many steps, None where nobody knows."""
 
     def _check_types(self, variables: Sequence[Any]) -> None:

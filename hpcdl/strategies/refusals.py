@@ -51,7 +51,7 @@ def unfit_form(info: StrategyInfo, compress: str) -> str:
     if kind in (*PLAIN, *with_rest, *by_block):
         return ""
     if features.error_feedback:
-        return f"sends gradients, not changes of weights as {kind}; use int8, or powersgd:4 for fewer bytes"
+        return f"sends gradients, and {kind} is for changes of weights; use int8, or powersgd:4 for fewer bytes"
     *first, last = *PLAIN[1:], *by_block
     return f"sends changes of weights, as {', '.join(first)} or {last}; use one of these, or an all-reduce such as ring"
 

@@ -37,13 +37,21 @@ def claim(device: str, variable: str = "CUDA_VISIBLE_DEVICES") -> DeviceClaim:
 
 
 def test_the_mean_of_what_the_driver_says(driver: Path) -> None:
-    answers(driver, "echo 80\necho '[N/A]'\necho 100\ntouch $(dirname $0)/said\nexec sleep 60")
+    answers(driver, "echo 0\necho 80\necho '[N/A]'\necho 100\ntouch $(dirname $0)/said\nexec sleep 60")
     with GpuUse(claim("GPU-8f2a")) as use:
         wait_for((driver / "said").exists)
     assert use.mean == pytest.approx(0.9)
     asked = (driver / "asked").read_text().split()
     assert {"--id=GPU-8f2a", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"} <= {*asked}
     assert not Path("/proc", (driver / "pid").read_text().strip()).exists(), "it ends with the training"
+
+
+def test_a_training_that_is_over_before_the_second_look_says_nothing(driver: Path) -> None:
+    """The first one is of the time before: 0 % would be taken for a GPU that did nothing."""
+    answers(driver, "echo 0\ntouch $(dirname $0)/said\nexec sleep 60")
+    with GpuUse(claim("0")) as use:
+        wait_for((driver / "said").exists)
+    assert use.mean is None
 
 
 @pytest.mark.parametrize("lines", ["exit 9", "echo 'No devices were found'; exit 6", "echo '[Not Supported]'"])

@@ -107,6 +107,17 @@ def test_forms_of_gradients_that_no_run_of_several_workers_has_are_left_out_and_
         gather_evidence(odd, None)
 
 
+def test_a_form_that_one_network_does_not_show_is_kept_of_another(runs: list[Run]) -> None:
+    config = {**runs[0].config, "compress": "topk:1%"}
+    coded = [
+        dataclasses.replace(run, name=f"{run.name}-coded", config=config) for run in runs if run.strategy == "ring"
+    ]
+    alone = [dataclasses.replace(run, model="lenet") for run in coded if run.workers == 1]
+    found = {one.model: one for one in gather_evidence([*runs, *coded, *alone], None)}
+    assert "ring topk:1%" in found[runs[0].model].strategies
+    assert "lenet" not in found
+
+
 def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed does not grow with the runs: counted, not timed."""
     cluster = make_cluster(5)

@@ -163,6 +163,13 @@ class Parts:
             in_graph=self.host.most_steps > 1,
         )
 
+    def take_steps(self, count: int) -> None:
+        """This worker's next `count` steps, one after the other."""
+        began = time.monotonic() - self.host.position.seconds
+        with contextlib.closing(self.batches()) as batches:
+            for _ in range(count):
+                self.host.run_one(batches, began)
+
     def evaluate_split(self) -> Evaluation | None:
         """Loss and metrics over the held-out split, where there is one; of the center, where there is one."""
         split = self.run_plan.dataset.evaluation_split

@@ -6,7 +6,8 @@ a rank at once or not at all, so survivors are at most one step apart, and those
 not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
 lack a gradient then. A center that servers hold is put together of what those that are left have of it
 (strategies/base/salvage.py); where workers do not step together its number of updates says where the run stands, so
-that a gradient counts if a server has taken it, whether its worker has heard of that or not.
+that a gradient counts if a server has taken it, whether its worker has heard of that or not. Workers that exchange
+every so many steps only may be several steps apart: those behind take theirs first (`level`), and each keeps its own.
 """
 
 from __future__ import annotations
@@ -195,6 +196,8 @@ class InPlaceRecovery:
         group = left.split(0) if servers else left
         if center is not None:
             center.share(group)
+        parts.host.count_broken()
+        parts.worker.level(group, parts.host.position.step, parts.take_steps)
         own, leads = parts.worker.kept(), group.rank == 0
         if leads and not led:
             trainer.take_over(events_since_start(self.run_dir))

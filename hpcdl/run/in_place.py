@@ -22,6 +22,7 @@ from hpcdl.strategies.table import STRATEGIES, find_strategy
 
 VARIABLE = "HPCDL_IN_PLACE"
 """Tells the ranks that they were started so that they can go on without one that dies."""
+_MOVES_LATE = "weights move once a step's exchange is over"
 _FLAVOUR, _SINCE = "openmpi", 5
 """The MPI that has ULFM, and from which version on."""
 
@@ -55,9 +56,10 @@ def way_of(run_plan: RunPlan, launcher: Launcher) -> tuple[bool, str]:
     why = next(_against(run_plan, launcher), "")
     if why:
         return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
+    price = "each keeps its own steps" if run_plan.info.features.periodic else _MOVES_LATE
     return True, (
         f"where a rank is lost, the others continue in place (ULFM), down to {run_plan.config.checkpoint.min_workers} "
-        "workers; weights move once a step's exchange is over"
+        f"workers; {price}"
     )
 
 
@@ -67,8 +69,13 @@ def _against_apart(config: TrainConfig) -> Iterator[str]:
         yield "--backup-workers lets workers be several steps apart"
     if config.elastic.variant == "1":
         yield "--variant 1 keeps the center on rank 0 alone, 2 and 3 on every rank"
-    if config.elastic.period != 1 and find_strategy(config.exchange.strategy).features.synchronous:
+    features = find_strategy(config.exchange.strategy).features
+    if config.elastic.period != 1 and features.synchronous and not features.periodic:
         yield f"--period {config.elastic.period} has workers take several steps by themselves"
+    if features.periodic and config.elastic.period == AUTO:
+        yield "--period auto is found by all workers together"
+    if config.elastic.period_within is not None:
+        yield f"--period-within {config.elastic.period_within} goes by the workers of a node"
     if config.elastic.groups > 1:
         yield f"--groups {config.elastic.groups} takes whole chips"
 

@@ -303,6 +303,14 @@ class HostStep:
         self._moved_by_forward = [*state.moving_statistics(self.model).values(), *state.seed_variables(self.model)]
         self._read_moved_by_forward = state.reader(self._moved_by_forward)
 
+    def count_broken(self) -> None:
+        """A step whose exchange broke counts where its weights had moved before. Its loss went with it."""
+        if self._is_in_step and self.worker.moves_first:
+            self._is_in_step = False
+            self.worker.after_step(self.position.step)
+            self.position.step += 1
+            self.outcome.steps_done += 1
+
     def leave(self, *, undone: bool) -> None:
         """Of a step that did not come to its end: statistics and random states stand as before it, where `undone`."""
         if self._is_in_step and undone:

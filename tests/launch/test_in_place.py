@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +64,8 @@ def mpi(monkeypatch: pytest.MonkeyPatch, flavour: str = "openmpi", version: str 
 IN_PLACE = [name for name, info in STRATEGIES.items() if info.features.in_place]
 SERVED = [name for name, method in METHODS.items() if not method.lock_free]
 """Methods whose servers hold the center."""
+PERIODIC = ["local-sgd", "slowmo", "diloco"]
+"""Methods whose workers exchange every so many steps, all weights at once."""
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
@@ -70,7 +74,7 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
 ) -> None:
     mpi(monkeypatch)
     continues, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
-    able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED}
+    able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED, *PERIODIC}
     assert continues == (strategy in IN_PLACE) == (strategy in able)
     assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} cannot continue in place") in said
 
@@ -92,6 +96,13 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
         ({"strategy": "sync-easgd", "variant": "1"}, LOCAL, ("openmpi", "5.0.11"), "--variant 1 keeps the center on"),
         ({"strategy": "sync-easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
         ({"strategy": "easgd", "period": 4}, LOCAL, ("openmpi", "5.0.11"), "--period 4 has workers take several"),
+        ({"strategy": "diloco", "period": "auto"}, LOCAL, ("openmpi", "5.0.11"), "--period auto is found by all"),
+        (
+            {"strategy": "diloco", "period-within": 2, "period-between": 8},
+            LOCAL,
+            ("openmpi", "5.0.11"),
+            "--period-within 2 goes by the workers of a node",
+        ),
         ({"strategy": "hogwild-easgd"}, LOCAL, ("openmpi", "5.0.11"), "hogwild-easgd cannot continue in place"),
         ({}, SLURM, ("openmpi", "5.0.11"), "the launcher slurm ends all ranks"),
         ({}, HOSTFILE, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
@@ -485,6 +496,49 @@ def test_every_other_strategy_goes_on_in_place_too(
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
     assert [one["lost"] for one in recoveries(run_dir)] == [[0]] and record_of(run_dir)["workers"] == 2
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("strategy", "period", "seed"),
+    [
+        ("diloco", 7, 0),
+        ("local-sgd", 2, 1),
+        *(
+            pytest.param(strategy, period, seed, marks=pytest.mark.soak)
+            for seed, (strategy, period) in enumerate(
+                [("local-sgd", 8), ("local-sgd", 3), ("slowmo", 5), ("slowmo", 12), ("diloco", 4), ("diloco", 50)] * 3
+            )
+        ),
+    ],
+)
+def test_a_worker_that_is_killed_between_exchanges_costs_no_other_a_step(
+    open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, period: int, seed: int
+) -> None:
+    """Those left may be some steps apart. Each has taken every step once, whatever its number, when the run is over."""
+    drawn, run_dir = random.Random(f"{strategy} {period} {seed}"), tmp_path / "run"
+    line = [*NOTED, "--strategy", strategy, "--period", period, "--epochs", "3", "--data", shards, "--ranks", "4"]
+    line += ["--run-dir", run_dir, "--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
+    line += ["--inject", "slow:rank=2:x1.5"]
+    job = start(session_hpcdl, line, env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02", **library(open_mpi_5)})
+    killed, moment, later_s = drawn.randrange(4), drawn.randrange(3, 50), drawn.uniform(0, 0.3)
+    wait_for(lambda: steps_done(run_dir) >= moment)
+    time.sleep(later_s)
+    kill_rank(run_dir, killed)
+    finished = finish(job, 300)
+    assert finished.code == 0, finished.err
+    (recovery,) = recoveries(run_dir)
+    assert recovery["lost"] == [killed] and set(recovery["seconds"]) == {"detect", "shrink", "state", "trace"}
+    taken = {}
+    for rank in {*range(4)} - {killed}:
+        lines = (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()
+        taken[rank] = [json.loads(line)["step"] for line in lines if line]
+        assert taken[rank] == [*range(len(taken[rank]))], (rank, recovery, taken[rank])
+    assert len({len(steps) for steps in taken.values()}) == 1
+    record = record_of(run_dir)
+    assert (record["status"], record["workers"]) == ("finished", 3)
+    first, *_, last = record["history"]
+    assert last["val_loss"] < first["val_loss"] and last["epoch"] == 3
 
 
 @pytest.mark.lab

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from hpcdl.comm.observed import observe
 from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
-from hpcdl.core.errors import NotFiniteError, UsageError
+from hpcdl.core.errors import BrokenGroup, CarriedError, NotFiniteError, UsageError
 from hpcdl.run.plan import prepare, rule_in_force, with_own_period
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.periodic.choose import PeriodChoosing, period_for
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import SharedWeights
 from hpcdl.strategies.periodic.streaming import StreamedWeights
+from hpcdl.strategies.periodic.worker import PeriodicWorker
 from hpcdl.strategies.table import find_strategy
 from tests.conftest import CommandLine
 from tests.training_runs import PLANTED, SHORT, finish, model_weights, record_of, same_run, start, steps_done, wait_for
@@ -181,6 +183,68 @@ def test_slow_momentum_with_a_constant_rate_is_bmuf() -> None:
 def test_post_local_sgd_exchanges_in_every_step_first() -> None:
     shared = SharedWeights(context_of("local-sgd", threads.alone(), 15, period=4, post_local_start=3))
     assert [step + 1 for step in range(15) if shared.before_step(step, RATE)] == [1, 2, 3, 4, 8, 12, 15]
+
+
+def alone(own: float, worker: int, steps: int) -> float:
+    """Gradient descent towards the worker's number, by itself."""
+    for _ in range(steps):
+        own -= RATE * (own - worker)
+    return own
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras's variables, under numpy 2
+@pytest.mark.parametrize(("done", "breaks", "over"), [
+    ((2, 0, 3), None, None),  # in the midst of a round
+    ((4, 2, 4), 4, None),  # two were exchanging, which broke
+    ((6, 4, 4), 4, 0),  # the exchange was over on worker 0 alone, which went on
+])  # fmt: skip
+def test_those_left_come_level_and_lose_no_step(done: tuple[int, ...], breaks: int | None, over: int | None) -> None:
+    """Three of four are left, `done` steps in: in an exchange after the step `breaks`, which is `over` on one."""
+    import keras
+
+    levels, of_the_dead = threading.Barrier(3), 7.0
+
+    def rank(inner: Any) -> tuple[float, int, float]:
+        group = observe(inner)
+        number, moved = group.rank, list[int]()
+        worker = PeriodicWorker(context_of("local-sgd", group, period=4))
+        variable, optimizer = keras.Variable(np.float32(0), name="w"), keras.optimizers.SGD(RATE)
+        optimizer.build([variable])
+        worker.start([variable])
+
+        def average(buffer: Any, *_: Any) -> None:
+            if number != over:
+                raise BrokenGroup("rank 3 is dead", rank=3)
+            buffer[:] = -of_the_dead  # as if rank 3 had still answered
+
+        def take_steps(count: int) -> None:
+            for _ in range(count):
+                worker.before_step(len(moved))
+                moved.append(len(moved))
+                worker.apply([variable - float(number)], [variable], optimizer)
+
+        kept, shared = worker._shared._average, worker._shared
+        shared._average = average  # type: ignore[method-assign]
+        try:
+            take_steps(done[number])
+        except CarriedError:
+            assert breaks == done[number] and number != over
+        shared._average = kept  # type: ignore[method-assign]
+        levels.wait(60)
+        worker.level(group, len(moved), take_steps)
+        return float(variable), len(moved), float(worker.center()[0])  # type: ignore[index]
+
+    found = threads.run(3, rank)
+    assert {steps for _, steps, _ in found} == {max(done)}
+    if breaks is None:
+        expected = [alone(0.0, worker, max(done)) for worker in range(3)]
+    elif over is None:
+        expected = [float(np.mean([alone(0.0, worker, breaks) for worker in range(3)]))] * 3
+    else:
+        expected = [alone(of_the_dead, worker, max(done) - breaks) for worker in range(3)]
+    center = 0.0 if breaks is None else of_the_dead if over is not None else expected[0]
+    np.testing.assert_allclose([own for own, *_ in found], expected, rtol=1e-5)
+    np.testing.assert_allclose([shared for *_, shared in found], center, rtol=1e-5)
 
 
 def test_a_rate_of_zero_moves_nothing() -> None:

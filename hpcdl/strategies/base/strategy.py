@@ -124,6 +124,8 @@ class Exchange:
     """What the last exchange took longer than the quickest one, in strategies whose workers do not step together."""
     exchanges_between_steps: bool = False
     """Whether an exchange may go on while no step does: its messages are then those of the next step."""
+    moves_first: bool = False
+    """Whether weights have moved when the exchange begins: a step counts then whose exchange breaks."""
 
     def before_step(self, step: int) -> None:
         """Called before each step, outside the graph."""
@@ -170,6 +172,12 @@ class Recoverable:
     def kept(self) -> dict[str, Array]:
         """What another worker in this one's place `restore`s, without asking anybody."""
         return self.state()
+
+    def level(self, group: Communicator, done: int, take_steps: Callable[[int], None]) -> None:
+        """Come level with the others of `group`, those that are left; called before `kept`. Collective.
+
+        For workers that may be several steps apart: `done` is this one's, and `take_steps(n)` takes its next n.
+        """
 
     def part(self) -> CenterPart | None:
         """A copy of the center that servers hold, as it last came here; None where they hold none."""

@@ -76,6 +76,7 @@ class PeriodicMethod:
                 lars=True,
                 several_steps=True,
                 keras_fit=True,
+                in_place=self.streaming is None,
                 periodic=self.flags,
                 default_period=self.period,
             ),

@@ -55,6 +55,8 @@ class SharedWeights:
             self.num_nodes = len(set(hosts))
         self.all_meet = False
         """Whether the exchange of the step that was announced last is one of all workers, not of a node's alone."""
+        self.last_exchange = 0
+        """Steps done at the last exchange of all workers that came to its end here."""
         self._velocity: Array = numpy.zeros(0, numpy.float32)
         self._step = 0
         self._rate_sum, self._num_rates = 0.0, 0
@@ -86,8 +88,12 @@ class SharedWeights:
         self._rate_sum += learning_rate
         self._num_rates += 1
         done = step + 1
-        self.all_meet = self._meets_after(done) or done == self._num_steps
+        self.all_meet = self.ends_round(done)
         return self.all_meet or (self._within is not None and done % self._within == 0)
+
+    def ends_round(self, done: int) -> bool:
+        """Whether all workers of this run exchange when `done` steps are over."""
+        return self._meets_after(done) or done == self._num_steps
 
     def exchange(self, own: Array) -> Array:
         """The new shared weights for a worker's `own`, whose memory they take. Collective.
@@ -109,6 +115,7 @@ class SharedWeights:
         self._rule(self.weights, self._velocity, mine, self._rates())
         self._check_finite(self.weights, self.variables)
         mine[:] = self.weights
+        self.last_exchange = self._step + 1
         return own
 
     def meet(self, own: Array, done: int) -> Array:
@@ -116,8 +123,10 @@ class SharedWeights:
 
         Where that step has ended with such an exchange already, `own` stays.
         """
-        if self._meets_after(done):
-            return own
+        return own if self._meets_after(done) else self.repeat(own, done)
+
+    def repeat(self, own: Array, done: int) -> Array:
+        """As `exchange`, of all workers that are there once `done` steps are over. Collective."""
         self._step, self.all_meet = done - 1, True
         return self.exchange(own)
 
@@ -130,6 +139,21 @@ class SharedWeights:
         for buffer in (self.weights, self._velocity, rates):
             communicator.broadcast(buffer, root)
         self._rate_sum, self._num_rates = float(rates[0]), int(rates[1])
+
+    def regroup(self, communicator: Communicator) -> None:
+        """Exchange with those of `communicator`, which are left, from now on."""
+        self._workspace.close()
+        self.group, self._workspace = communicator, Workspace(measure=False)
+
+    def take_missed(self, root: int, *, missed: bool) -> None:
+        """An exchange that came to its end for `root`, and for all others but those that have `missed` it. Collective.
+
+        Who took part in it has the same weights and outer momentum; its rates are of the steps behind it.
+        """
+        for buffer in (self.weights, self._velocity):
+            self.group.broadcast(buffer, root)
+        if missed:
+            self._rate_sum, self._num_rates = 0.0, 0
 
     def exchange_seconds(self) -> float:
         """What an exchange takes where nobody is late: the median of some of zeros. Collective."""

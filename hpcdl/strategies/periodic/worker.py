@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import counted
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import FiniteGuard, call_python, seconds_after, timestamp
@@ -48,6 +49,8 @@ class Periodic:
 class PeriodicWorker(Worker):
     """Applies its own gradients; now and then its weights become those that all workers share."""
 
+    moves_first = True
+
     def __init__(self, context: Context) -> None:
         self._shared = shared_weights(context)
         self.exchanges_between_steps = METHODS[context.info.name].streaming is not None
@@ -60,6 +63,9 @@ class PeriodicWorker(Worker):
         with tf.device("CPU"):  # it says which branch the graph takes
             self._exchanges = tf.Variable(False, trainable=False)
         self._exchanging = False
+        self._alone = False
+        self._averaged: list[Any] = []
+        self._ended: list[Any] = []
         self._choosing = PeriodChoosing(context) if context.elastic.period == AUTO else None
         self._news = ""
 
@@ -80,7 +86,7 @@ class PeriodicWorker(Worker):
     def before_step(self, step: int) -> None:
         """Tell the graph whether this step ends with an exchange; errors name the step."""
         self._guard.step = step
-        exchanging = self._shared.before_step(step, self.learning_rate)
+        exchanging = self._shared.before_step(step, self.learning_rate) and not self._alone
         if self._choosing is not None:
             self._choosing.began(all_meet=exchanging and self._shared.all_meet)
         if exchanging != self._exchanging:
@@ -117,8 +123,9 @@ class PeriodicWorker(Worker):
         self._check_types(averaged)
         self._shared.lay_out([(item.path, int(numpy.prod(item.shape))) for item in averaged[len(variables) :]])
         ended = momenta_that_end(self._name, optimizer)
+        self._averaged, self._ended = averaged, ended
         took_s = tf.cond(
-            exchanging, lambda: take_shared(averaged, ended, self._averaged), lambda: tf.zeros([], tf.float64)
+            exchanging, lambda: take_shared(averaged, ended, self._exchanged), lambda: tf.zeros([], tf.float64)
         )
         # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
         return seconds_after(began, took_s)
@@ -150,6 +157,38 @@ class PeriodicWorker(Worker):
                     else ""
                 )
 
+    def level(self, group: Communicator, done: int, take_steps: Callable[[int], None]) -> None:
+        """Come to the step of the furthest of those left, and to the last exchange that any of them knows. Collective.
+
+        Nobody is past an exchange that another has not come to: at most one is missing, and where nobody has it, those
+        left exchange once all have come to it. A worker's own steps stay; those that it lacks it takes now.
+        """
+        shared = self._shared
+        shared.regroup(group)
+        answers = group.allgather_json((done, shared.last_exchange))
+        furthest, last = (max(numbers) for numbers in zip(*answers, strict=True))
+        missed = shared.last_exchange < last
+        if any(each < last for _, each in answers):
+            shared.take_missed([each for _, each in answers].index(last), missed=missed)
+        if missed:  # its moving statistics stay its own until the next exchange
+            self._move(self.center() or [])
+        self._alone = True  # who is behind comes to the end of its round by itself
+        take_steps(furthest - done)
+        if last < furthest and shared.ends_round(furthest):
+            self._meet(furthest)
+
+    def _meet(self, done: int) -> None:
+        """The exchange after `done` steps, which broke, of those that are left."""
+        own = numpy.concatenate([numpy.array(variable).reshape(-1) for variable in self._averaged])
+        own = self._shared.repeat(own, done)
+        self._move(unpacked(own, [tuple(variable.shape) for variable in self._averaged]))
+
+    def _move(self, values: Sequence[Array]) -> None:
+        for variable, value in zip(self._averaged, values, strict=False):
+            variable.assign(value)
+        for variable in self._ended:
+            variable.assign(tf.zeros_like(variable))
+
     def details(self) -> dict[str, Any]:
         """What the record keeps about this worker."""
         chosen = {} if self._choosing is None else self._choosing.details()
@@ -172,7 +211,7 @@ class PeriodicWorker(Worker):
                 "use --strategy ring"
             )
 
-    def _averaged(self, own: Array) -> tuple[Array, bool]:
+    def _exchanged(self, own: Array) -> tuple[Array, bool]:
         return self._shared.exchange(own), self._shared.all_meet
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher
+from hpcdl.cluster.launchers.base import seconds_left
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import own_program
 from hpcdl.study.plan import StudyRuns
@@ -15,6 +16,8 @@ from hpcdl.study.plan import StudyRuns
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
 """In a job: how long nothing may have changed in what an earlier call left, whose ranks may still end elsewhere."""
+LEAVING_S = 60.0
+"""What is kept of a job's time for runs under way to save and leave in."""
 TRAIN = tuple(own_program("hpcdl", "train"))
 
 
@@ -65,6 +68,18 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
             "srun works"
         )
     return Allocation(nodes=nodes, nodes_variable=NODES_VARIABLE)
+
+
+def seconds_for_runs(environment: Mapping[str, str]) -> float | None:
+    """Seconds until the last run must have ended here; None where nothing limits them.
+
+    What `hpcdl submit` has told the job, else the scheduler's own limit, less the time in which a run leaves.
+    """
+    told_s = seconds_left(environment)
+    if told_s is not None:
+        return told_s
+    limit_s = find_launcher(environment).job_seconds_left(environment)
+    return None if limit_s is None else max(limit_s - LEAVING_S, 0.0)
 
 
 def check_room(plan: StudyRuns, allocation: Allocation) -> None:

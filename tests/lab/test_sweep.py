@@ -94,6 +94,15 @@ def test_runs_go_side_by_side_in_one_job(queue: SlurmLab) -> None:
     assert not set(one["hosts"]) & set(two["hosts"]), "both ran at once, on nodes of their own"
 
 
+def test_no_run_is_begun_that_the_jobs_end_would_take_along(queue: SlurmLab) -> None:
+    """In an allocation that is over in a minute: not every run fails for want of it, they are left for --resume."""
+    desk = Desk(queue, queue.shared / "late", repeats=1)
+    line = ["salloc", "--quiet", "--nodes=2", "--time=1", sys.executable, "-m", "hpcdl", "sweep", "study.toml"]
+    finished = queue.run([*line, "--out", "out"], host=LOGIN, cwd=desk.folder, timeout_s=100)
+    assert finished.code == 75 and "stopped with 2 of 2 runs to go; continue with --resume" in finished.err
+    assert desk.states("out") == ["waiting", "waiting"] and not desk.records("out")
+
+
 def test_a_study_as_jobs_survives_a_dead_rank_and_a_killed_sweep(queue: SlurmLab) -> None:
     """One job for each number of nodes; what had finished when a sweep was killed is kept, byte for byte."""
     desk = Desk(queue, queue.shared / "jobs", repeats=2)

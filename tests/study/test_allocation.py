@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import STOP_VARIABLE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import read_profile
-from hpcdl.study.allocation import check_room, find_allocation
+from hpcdl.study.allocation import LEAVING_S, check_room, find_allocation, seconds_for_runs
 from hpcdl.study.points import profile_of_point, thread_settings
 from tests.study.studies import small_study
 
@@ -28,6 +29,22 @@ def test_a_laptop_is_this_machine() -> None:
     allocation = find_allocation({})
     assert not allocation.nodes_variable and list(allocation.nodes) == [socket.gethostname()]
     assert allocation.environment(allocation.nodes) == {}
+
+
+@pytest.mark.parametrize(("answer", "seconds"), [
+    ("1-02:03:04", 93_784.0), ("2:00:00", 7_200.0), ("10:00", 600.0), ("42", 42.0), ("0:00", 0.0),
+    ("UNLIMITED", None), ("INVALID", None), ("", None),
+])  # fmt: skip
+def test_runs_end_a_minute_before_the_job_that_slurm_limits(
+    job: dict[str, str], tmp_path: Path, answer: str, seconds: float | None
+) -> None:
+    """squeue's words for the time left; what `hpcdl submit` has told the job goes before them."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\n[ "$2 $3" = "--jobs=7 --format=%L" ] && echo "{answer}"\n')
+    squeue.chmod(0o755)
+    assert seconds_for_runs(job) == (None if seconds is None else max(seconds - LEAVING_S, 0.0))
+    assert seconds_for_runs({}) is None
+    assert seconds_for_runs(job | {STOP_VARIABLE: "0"}) == 0.0
 
 
 def test_a_job_of_one_node_is_one_machine(job: dict[str, str]) -> None:

@@ -43,8 +43,7 @@ def search(
 
     Each trial is a fresh `hpcdl train`; its settings are proposed by what the others have reached.
     """
-    from hpcdl.cluster.launchers.base import seconds_left
-    from hpcdl.study.allocation import find_allocation
+    from hpcdl.study.allocation import find_allocation, seconds_for_runs
     from hpcdl.study.search import HyperparameterSearch, check_search, open_search
 
     wanted = load_search(study, flags, set_, space)
@@ -60,7 +59,7 @@ def search(
             bar.update(done, line)
             commentary.say(f"[{done}/{wanted.plan.trials}] {line}")
 
-        record = HyperparameterSearch(folder, wanted, record, allocation, follow, seconds_left(os.environ)).run()
+        record = HyperparameterSearch(folder, wanted, record, allocation, follow, seconds_for_runs(os.environ)).run()
     if json:
         print_json(as_document(record))
     else:

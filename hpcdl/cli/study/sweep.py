@@ -187,14 +187,13 @@ def _write_access_study(
 
 
 def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, commentary: Commentary, json: bool) -> None:
-    from hpcdl.cluster.launchers.base import seconds_left
-    from hpcdl.study.allocation import find_allocation
+    from hpcdl.study.allocation import find_allocation, seconds_for_runs
     from hpcdl.study.sweep import Sweep, raise_for
 
     allocation = find_allocation(os.environ, plan.node_counts)
     with commentary.progress(study.name, len(plan.runs)) as bar:
         follow = functools.partial(_follow, bar, commentary)
-        sweep = Sweep(folder, study, plan, state, allocation, follow, seconds_left(os.environ))
+        sweep = Sweep(folder, study, plan, state, allocation, follow, seconds_for_runs(os.environ))
         state = sweep.run()
     if json:
         print_json({"folder": str(folder), **dataclasses.asdict(state)})

@@ -72,6 +72,10 @@ class Launcher(Protocol):
         """
         return set()
 
+    def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
+        """Seconds until the scheduler ends the job; None where it sets no limit or is not asked."""
+        return None
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:

@@ -72,6 +72,15 @@ class Slurm(Launcher):
         states = _states(left_out, environment)
         return {node for node, state in states.items() if node in mine and not _GONE.match(state)}
 
+    def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
+        """What squeue says of the job's time left, as 1-02:03:04."""
+        job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%L"]
+        found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", _answer(job, environment).strip())
+        if found is None:  # UNLIMITED, or no answer
+            return None
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:

@@ -1,0 +1,31 @@
+"""A small language model and its text: which character follows 32 others, in hpcdl's own pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy
+from keras import layers
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .,`"
+"""All other characters count as one more."""
+WINDOW, SAMPLES = 32, 20_000
+
+
+def build() -> keras.Model:
+    """Indices (N, 32) of characters in, a logit for each character that may follow out."""
+    text = keras.Input((WINDOW,), name="text")
+    x = layers.Embedding(len(ALPHABET) + 1, 32)(text)
+    x = layers.LSTM(96)(x)
+    return keras.Model(text, layers.Dense(len(ALPHABET) + 1, name="next")(x))
+
+
+def write_samples(pages: Path, path: Path) -> None:
+    """Cut windows out of the Markdown files below `pages`, without a seed's choice, and write them as a .npz file."""
+    text = " ".join(" ".join(page.read_text("utf-8").lower().split()) for page in sorted(pages.rglob("*.md")))
+    places = {character: index for index, character in enumerate(ALPHABET)}
+    indices = numpy.array([places.get(character, len(ALPHABET)) for character in text], numpy.uint8)
+    starts = numpy.linspace(0, len(indices) - WINDOW - 1, SAMPLES).astype(int)
+    windows = indices[starts[:, None] + numpy.arange(WINDOW)]
+    numpy.savez(path, text=windows, next=indices[starts + WINDOW].astype(numpy.int64))

@@ -68,6 +68,18 @@ def on_every_node(
     return done.stdout
 
 
+def stop(processes: Sequence[subprocess.Popen[bytes]], soft_s: float) -> None:
+    """Ask launchers to leave, twice (they then kill their ranks), and kill those that do not; `soft_s` for each."""
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+        deadline = time.monotonic() + soft_s
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.01))
+
+
 def end_marked(variable: str, value: str) -> None:
     """Kill this user's processes on this node in whose environment `variable` is `value`, this one apart."""
     for _ in range(NUM_LOOKS):

@@ -1,4 +1,4 @@
-"""Carries a search out: trials side by side, bad ones stopped early, and killed and taken up again at any time.
+"""A search as work for the runner: trials side by side, those behind the others ended early; nothing counts twice.
 
 A trial is a fresh `hpcdl train` on ranks of its own. What was proposed and what came of it stands in a journal
 (study/proposals.py); search.json, which the report reads, is made from it anew whenever something ends.
@@ -10,61 +10,42 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
-from hpcdl.core.processes.signals import caught
-from hpcdl.core.records.run_record import RunRecord, read_record, write_record
-from hpcdl.core.storage.disk import free_name, make_folder
-from hpcdl.core.storage.files import write_json, write_toml
-from hpcdl.core.storage.lock import writing
+from hpcdl.core.errors import ConfigError, StoppedEarly, UsageError
+from hpcdl.core.records.run_record import RunRecord, write_record
+from hpcdl.core.storage.files import write_json
 from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
-from hpcdl.run.rundir import discard, drop_heavy_results
+from hpcdl.run.rundir import drop_heavy_results
 from hpcdl.study.allocation import Allocation
-from hpcdl.study.attempt import Attempt, begin, finished_record, stop, why_failed
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
-from hpcdl.trace.recorder import collect_abandoned
-from hpcdl.tuning.trials import MARK
+from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, why_failed
 
-TRIALS, LOGS, ASIDE, SETTINGS = "trials", "logs", "aside", "train.toml"
+TRIALS, ASIDE = "trials", "aside"
 POLL_S = 0.2
 VOID = "killed before it began"
 """What is noted of a trial that was proposed to nobody: it is in no count."""
 _SETTINGS = settings_by_key(TrainConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Room for one trial: nodes of the allocation, and on one shared node the processors it may use (empty: all)."""
-
-    nodes: tuple[str, ...]
-    cpus: tuple[int, ...] = ()
-
-
 @dataclass(kw_only=True)
-class _Active:
-    """A trial under way."""
+class _Trial:
+    """A trial under way: how many bytes of its journal are read, and whether it is behind the others."""
 
     proposal: Proposal
-    attempt: Attempt[str]
-    slot: Slot
-    run_dir: Path
     read: int = 0
-    stopped: bool = False
-    epochs: set[int] = field(default_factory=set)
+    behind: bool = False
 
 
 def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
@@ -149,37 +130,58 @@ class HyperparameterSearch:
         self.record = record
         self._folder, self._search, self._allocation, self._notify = folder, search, allocation, notify
         self._slots = make_slots(search, allocation)
-        self._active: list[_Active] = []
-        self._stopping = False
+        self._waiting: list[Proposal] = []
         self._began = time.monotonic()
         self._before_s = record.seconds
-        self._stop_at = math.inf if stop_after_s is None else self._began + stop_after_s
+        self._runner = Runner[_Trial](
+            folder=folder, mark=record.mark, allocation=allocation, settings=search.train, aside=ASIDE, poll_s=POLL_S,
+            run_timeout_s=search.plan.run_timeout, stop_after_s=stop_after_s,
+        )  # fmt: skip
 
     def run(self) -> SearchRecord:
         """Try until all trials are done or the budget is spent. StoppedEarly after a signal."""
-        try:
-            for name in (TRIALS, LOGS):
-                make_folder(self._folder / name)
-        except OSError as error:
-            raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), caught(self._stop_soon):
-            write_toml(self._folder / SETTINGS, dict(self._search.train))
-            end_marked(MARK, self.record.mark)  # a killed search could not end its trials
+        with self._runner.opened([TRIALS, LOGS]):
             self._proposals = Proposals(self._folder, self._search)
-            waiting = self._take_stock()
+            self._waiting = self._take_stock()
             self._write()
             try:
-                self._loop(waiting)
+                self._runner.carry_out(self)
             finally:
-                stop([item.attempt for item in self._active])
-                if self._active:
-                    end_marked(MARK, self.record.mark)
                 self._write()
+        if self._runner.stopping:
+            done, planned = sum(item.state != RUNNING for item in self.record.trials), self._search.plan.trials
+            raise StoppedEarly(f"stopped with {done} of {planned} trials done; continue with --resume")
         return self.record
 
-    def _stop_soon(self, number: int) -> None:
-        """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
-        self._stopping = True
+    def startable(self) -> Iterator[Task[_Trial]]:
+        """A trial for each slot that is free: those that begin anew, then new ones."""
+        taken = [attempt.slot for attempt in self._runner.active]
+        for slot in [slot for slot in self._slots if slot not in taken]:
+            proposal = self._waiting.pop(0) if self._waiting else self._next()
+            if proposal is None:
+                return
+            trial, run_dir = _Trial(proposal=proposal), self._run_dir(proposal.number)
+            yield Task(planned=trial, run_dir=run_dir, slot=slot, words=self._words(proposal))
+
+    def watch(self) -> Collection[Attempt[_Trial]]:
+        """Note what the trials have reached by now; those that are behind the others are ended."""
+        alive = [attempt for attempt in self._runner.active if attempt.process.poll() is None]
+        return [attempt for attempt in alive if self._is_behind(attempt)]
+
+    def close(self, attempt: Attempt[_Trial]) -> bool:
+        """Note what a trial has reached, or why it did not; False where it was told to leave."""
+        trial, run_dir = attempt.planned, attempt.run_dir
+        record = finished_record(run_dir)
+        if record is not None:
+            self._note(trial.proposal, record, attempt.seconds)
+        elif attempt.process.returncode == StoppedEarly.exit_code and not trial.behind:
+            return False  # by the batch system
+        else:
+            self._fail(attempt)
+        drop_heavy_results(run_dir)
+        self._write()
+        self._notify(self.record, self._trial_text(trial.proposal.number))
+        return True
 
     def _take_stock(self) -> list[Proposal]:
         """Trials that an earlier call left running: those that came to their end are noted, the others begin anew."""
@@ -199,25 +201,6 @@ class HyperparameterSearch:
                 again.append(item)
         return again
 
-    def _loop(self, waiting: list[Proposal]) -> None:
-        while not self._stopping:
-            free = [slot for slot in self._slots if slot not in [item.slot for item in self._active]]
-            for slot in free:
-                proposal = waiting.pop(0) if waiting else self._next()
-                if proposal is None:
-                    break
-                self._begin(proposal, slot)
-            if not self._active:
-                return
-            for item in list(self._active):
-                if self._over(item):
-                    self._active.remove(item)
-                    self._close(item)
-            time.sleep(POLL_S)
-            self._stopping = self._stopping or time.monotonic() >= self._stop_at
-        done = sum(item.state != RUNNING for item in self.record.trials)
-        raise StoppedEarly(f"stopped with {done} of {self._search.plan.trials} trials done; continue with --resume")
-
     def _next(self) -> Proposal | None:
         """The next trial, None where there is none left, or no time for it."""
         plan, items = self._search.plan, self._counted()
@@ -231,68 +214,43 @@ class HyperparameterSearch:
     def _counted(self) -> list[Proposal]:
         return [item for item in self._proposals.all() if item.notes.get("message") != VOID]
 
-    def _begin(self, proposal: Proposal, slot: Slot) -> None:
-        run_dir = self._run_dir(proposal.number)
-        if run_dir.exists():
-            collect_abandoned(run_dir)
-            discard(run_dir, free_name(self._folder / ASIDE / run_dir.name))  # a part of a run is not a trial
-        words = [*self._allocation.command, "--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
-        words += ["--ranks", str(self._search.plan.ranks)]
+    def _words(self, proposal: Proposal) -> list[str]:
+        """What the command line of a trial says of its settings."""
+        words = ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():
             words += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
-        environment = {**self._allocation.environment(slot.nodes), MARK: self.record.mark}
-        log = self._folder / LOGS / f"{proposal.number:04d}.log"
-        with _on(slot.cpus):
-            attempt = begin(run_dir.name, words, environment, slot.nodes, log)
-        self._active.append(_Active(proposal=proposal, attempt=attempt, slot=slot, run_dir=run_dir))
+        return words
 
-    def _over(self, item: _Active) -> bool:
-        if item.attempt.process.poll() is not None:
-            return True
-        limit = self._search.plan.run_timeout
-        if limit is not None and item.attempt.seconds > limit:
-            item.attempt.timed_out = True
-            stop([item.attempt])
-            return True
-        for epoch, value in self._new_points(item):
-            if self._proposals.progress(item.proposal.number, epoch, value):
-                item.stopped = True
-                stop([item.attempt])
-                return True
-        return False
+    def _is_behind(self, attempt: Attempt[_Trial]) -> bool:
+        trial = attempt.planned
+        trial.behind = trial.behind or any(
+            self._proposals.progress(trial.proposal.number, epoch, value) for epoch, value in self._new_points(attempt)
+        )
+        return trial.behind
 
-    def _new_points(self, item: _Active) -> Iterator[tuple[int, float]]:
+    def _new_points(self, attempt: Attempt[_Trial]) -> Iterator[tuple[int, float]]:
         """Epochs that a trial has newly evaluated, with the first objective as far as an epoch tells it."""
-        path = item.run_dir / METRICS
+        trial, path = attempt.planned, attempt.run_dir / METRICS
         with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(item.read)
+            file.seek(trial.read)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                item.read += len(line)
+                trial.read += len(line)
                 event = json.loads(line)
                 value = _so_far(self._search.plan.objective[0], event) if event.get("kind") == "epoch" else None
-                if value is not None and (epoch := max(1, round(event["epoch"]))) not in item.epochs:
-                    item.epochs.add(epoch)
-                    yield epoch, value
+                if value is not None:
+                    yield max(1, round(event["epoch"])), value
 
-    def _close(self, item: _Active) -> None:
-        record = finished_record(item.run_dir)
-        number, seconds = item.proposal.number, item.attempt.seconds
-        if record is not None:
-            self._note(item.proposal, record, seconds)
-        elif item.attempt.process.returncode == StoppedEarly.exit_code and not item.stopped:
-            self._active.append(item)  # the batch system has told it to leave: it begins anew with --resume
-            self._stopping = True
-            return
-        else:
-            state = STOPPED if item.stopped else FAILED
-            message = "behind the others" if item.stopped else why_failed(item.attempt, item.run_dir)
-            self._proposals.tell(number, state, message=message, **self._cost(seconds, len(item.slot.nodes)))
-            _mark_ended(item.run_dir, message)
-        drop_heavy_results(item.run_dir)
-        self._write()
-        self._notify(self.record, self._trial_text(number))
+    def _fail(self, attempt: Attempt[_Trial]) -> None:
+        """Note why a trial has not come to its end, in its record too where it has one."""
+        trial = attempt.planned
+        state = STOPPED if trial.behind else FAILED
+        message = "behind the others" if trial.behind else why_failed(attempt)
+        cost = self._cost(attempt.seconds, len(attempt.slot.nodes))
+        self._proposals.tell(trial.proposal.number, state, message=message, **cost)
+        if (record := record_of(attempt.run_dir)) is not None:
+            write_record(attempt.run_dir, dataclasses.replace(record, status="failed", message=message))
 
     def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
         """Keep what a finished run has reached; a run without it has failed."""
@@ -335,8 +293,7 @@ class HyperparameterSearch:
             commands=commands,
             importance=self._proposals.importance(),
         )  # fmt: skip
-        document = {**vars(record), "trials": [vars(trial) for trial in record.trials]}
-        write_json(self._folder / FILE_NAME, document)
+        write_json(self._folder / FILE_NAME, dataclasses.asdict(record))
         self.record = read_search(self._folder / FILE_NAME)
 
     def _run_dir(self, number: int) -> Path:
@@ -344,12 +301,6 @@ class HyperparameterSearch:
 
 
 _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
-
-
-def _mark_ended(run_dir: Path, message: str) -> None:
-    """Say in the record of a trial, where it has one, that it did not come to its end, and why."""
-    with contextlib.suppress(CorruptError):
-        write_record(run_dir, dataclasses.replace(read_record(run_dir), status="failed", message=message))
 
 
 def command_of(search: SearchStudy, proposal: Proposal) -> str:
@@ -381,15 +332,3 @@ def _reached(objective: str, record: RunRecord) -> float | None:
         "seconds": record.seconds_total,
     }
     return values[objective]
-
-
-@contextlib.contextmanager
-def _on(cpus: Sequence[int]) -> Iterator[None]:
-    """Inside, processes start on these processors alone; all where none are named."""
-    before = os.sched_getaffinity(0)
-    if cpus:
-        os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

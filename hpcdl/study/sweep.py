@@ -1,43 +1,31 @@
-"""Carries a study out: starts its runs where there is room, keeps what they measured, and can be killed at any time."""
+"""A study as work for the runner: its runs where there is room, again where they failed; what they measured is kept."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster.processes import end_marked
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
-from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.processes.signals import caught
-from hpcdl.core.records.run_record import read_record
-from hpcdl.core.storage.disk import free_name, make_folder, move
-from hpcdl.core.storage.files import read_json, write_json, write_toml
-from hpcdl.core.storage.lock import writing
-from hpcdl.run.rundir import discard, drop_heavy_results
+from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.records.run_record import RunRecord, read_record, write_record
+from hpcdl.core.storage.disk import make_folder, move
+from hpcdl.core.storage.files import read_json, write_json
+from hpcdl.run.rundir import drop_heavy_results
 from hpcdl.study.allocation import Allocation, check_room
-from hpcdl.study.attempt import (
-    Attempt,
-    begin,
-    finished_record,
-    stamp,
-    stop,
-    wait_until_still,
-    why_failed,
-)
 from hpcdl.study.choice import TRIES, choose
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
+from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, why_failed
 from hpcdl.study.state import StudyState, write_state
-from hpcdl.trace.recorder import collect_abandoned
-from hpcdl.tuning.trials import MARK
 
-RUNS, FAILED, LOGS, SETTINGS = "runs", "failed", "logs", "train.toml"
+RUNS, FAILED = "runs", "failed"
 CHOSEN = "chosen.json"
 """By point's number: what it runs with, on which accuracies (config/study.py, TriedSettings)."""
 POLL_S = 0.1
@@ -75,56 +63,51 @@ class Sweep:
         self.state = state
         self._folder, self._study, self._plan, self._notify = folder, study, plan, notify
         self._allocation = allocation
-        self._active: list[Attempt[PlannedRun]] = []
-        self._stopping = False
-        self._stop_at = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
+        self._waiting: list[PlannedRun] = []
+        self._runner = Runner[PlannedRun](
+            folder=folder, mark=state.mark, allocation=allocation, settings=study.train, aside=FAILED, poll_s=POLL_S,
+            run_timeout_s=study.plan.run_timeout, stop_after_s=stop_after_s,
+        )  # fmt: skip
 
     def run(self) -> StudyState:
         """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
-        try:
-            make_folder(self._folder)
-        except OSError as error:
-            raise UsageError(f"cannot make {self._folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self._folder), caught(self._stop_soon):
+        with self._runner.opened([RUNS, LOGS, FAILED, *([TRIES] if self._study.choice else [])]):
             self._take_stock()
-            waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
-            try:
-                self._loop(waiting)
-            finally:
-                stop(self._active)
-                if self._active:
-                    end_marked(MARK, self.state.mark)
+            self._waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
+            self._runner.carry_out(self)
+        left = len(self._waiting) + len(self._runner.active)
+        if self._runner.stopping and left:
+            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; continue with --resume")
         return self.state
 
-    def _stop_soon(self, number: int) -> None:
-        """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
-        self._stopping = True
+    def startable(self) -> Iterator[Task[PlannedRun]]:
+        """Those of the runs that wait, in their order, that fit onto free nodes together."""
+        ready = [run for run in self._waiting if self._is_ready(run)]
+        taken = {node for attempt in self._runner.active for node in attempt.slot.nodes}
+        for run, nodes in _fitting(ready, [node for node in self._allocation.nodes if node not in taken]):
+            self._waiting.remove(run)
+            self._set(run, status="running")
+            yield Task(planned=run, run_dir=self._run_dir(run), slot=Slot(nodes=nodes), words=self._words(run))
 
-    def _loop(self, waiting: list[PlannedRun]) -> None:
-        while (waiting or self._active) and not self._stopping:
-            ready = [run for run in waiting if self._is_ready(run)]
-            if waiting and not ready and not self._active:
-                break  # all tries of what is left have failed; raise_for tells why
-            for run, nodes in _fitting(ready, self._free()):
-                waiting.remove(run)
-                self._begin(run, nodes)
-            for attempt in [item for item in self._active if self._over(item)]:
-                self._active.remove(attempt)
-                if not self._close(attempt):
-                    waiting.append(attempt.run)
-            self._show()
-            time.sleep(POLL_S)
-            self._stopping = self._stopping or time.monotonic() >= self._stop_at
-        if self._stopping and (waiting or self._active):
-            left = len(waiting) + len(self._active)
-            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; continue with --resume")
+    def watch(self) -> Collection[Attempt[PlannedRun]]:
+        """Tell where the sweep is; no run is ended before its time."""
+        self._show()
+        return ()
+
+    def close(self, attempt: Attempt[PlannedRun]) -> bool:
+        """Keep what a run has measured, or note why it failed; False where it was told to leave."""
+        code = attempt.process.returncode
+        if code == 0 and finished_record(attempt.run_dir) is not None:
+            self._keep(attempt.planned, attempt.seconds)
+            self._show(f"{attempt.planned.name} finished")
+        elif code == StoppedEarly.exit_code and self._runner.ends_within(WARNED_EARLY_S):
+            return False  # the batch system has warned the run itself: no fault of its own
+        else:
+            self._fail(attempt)
+        return True
 
     def _take_stock(self) -> None:
         """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
-        for name in (RUNS, LOGS, FAILED, *([TRIES] if self._study.choice else [])):
-            make_folder(self._folder / name)
-        write_toml(self._folder / SETTINGS, self._study.train)
-        end_marked(MARK, self.state.mark)  # a killed sweep could not end its runs
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
         wait_until_still(begun, self._allocation.settle_s)
         for run in self._plan.runs:
@@ -134,50 +117,40 @@ class Sweep:
                 self._keep(run, record.seconds_total)
             elif status == "failed":
                 if self._run_dir(run).exists():
-                    move(self._run_dir(run), self._aside(run))
+                    move(self._run_dir(run), self._runner.set_aside(self._run_dir(run)))
                 self.state = self.state.changed(run.name, status="waiting", attempts=0)
             elif status == "running":
                 self.state = self.state.changed(run.name, status="waiting")
         write_state(self._folder, self.state)
 
-    def _begin(self, run: PlannedRun, nodes: Sequence[str]) -> None:
-        run_dir = self._run_dir(run)
-        if run_dir.exists():
-            collect_abandoned(run_dir)
-            discard(run_dir, self._aside(run))  # a part of a run is not a measurement
-        self._set(run, status="running")
-        words = ["--config", str(self._folder / SETTINGS), "--run-dir", str(run_dir)]
-        wanted = settings_of_point(run.point)
-        first = wanted.get("seed", self._study.train.get("seed", 0))
-        wanted["seed"] = int(first) + run.repeat - 1  # repeats that learn alike would be one run
-        own = {key for key, _ in run.point.settings} - {"seed"}
-        if run.point.tried_for:
-            wanted["seed"] += self._study.plan.repeats  # of no repeat: who is chosen on a run is not measured by it
-        elif self._study.choice is not None:
-            chosen = self._chosen(run.point)
-            wanted, own = {**wanted, **chosen}, own | set(chosen)
-        for key, value in wanted.items():
-            words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in own else [f"--{key}", str(value)]
+    def _words(self, run: PlannedRun) -> list[str]:
+        """What the command line of a run says of its settings: a flag each, --set for what its study varies."""
+        chosen = {} if run.point.tried_for or self._study.choice is None else self._chosen(run.point)
+        values = {**settings_of_point(run.point), "seed": self._seed(run), **chosen}
+        varied = {key for key, _ in run.point.settings if key != "seed"} | chosen.keys()
+        words: list[str] = []
+        for key, value in values.items():
+            words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in varied else [f"--{key}", str(value)]
         profile = profile_of_point(run.point, self._folder / "profiles")
-        if profile is not None:
-            words += ["--profile", str(profile)]
-        environment = {**self._allocation.environment(nodes), MARK: self.state.mark}
-        log = self._folder / LOGS / f"{run.name}.log"
-        self._active.append(begin(run, [*self._allocation.command, *words], environment, nodes, log))
+        return words if profile is None else [*words, "--profile", str(profile)]
+
+    def _seed(self, run: PlannedRun) -> int:
+        """Repeats that learn alike would be one run; a try is of no repeat: a run that chooses does not measure."""
+        first = settings_of_point(run.point).get("seed", self._study.train.get("seed", 0))
+        return int(first) + run.repeat - 1 + (self._study.plan.repeats if run.point.tried_for else 0)
 
     def _is_ready(self, run: PlannedRun) -> bool:
         """Whether all that `run` chooses from has been tried, and one of it has ended well."""
-        names = self._tries_of(run.point.number)
-        states = [self.state.run(name).status for name in names]
-        return not names or ("finished" in states and not {"waiting", "running"} & {*states})
+        states = [self.state.run(item.name).status for item in self._tries_of(run.point.number)]
+        return not states or ("finished" in states and not {"waiting", "running"} & {*states})
 
-    def _tries_of(self, number: int) -> dict[str, PlannedRun]:
-        return {run.name: run for run in self._plan.runs if run.point.tried_for == number}
+    def _tries_of(self, number: int) -> list[PlannedRun]:
+        return [run for run in self._plan.runs if run.point.tried_for == number]
 
     def _chosen(self, point: StudyPoint) -> dict[str, Any]:
         """The values with which the point's tries were best, by key; what was chosen is told and written down."""
         assert self._study.choice is not None
-        tries = [run for name, run in self._tries_of(point.number).items() if self.state.run(name).status == "finished"]
+        tries = [run for run in self._tries_of(point.number) if self.state.run(run.name).status == "finished"]
         found = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
         path = self._folder / CHOSEN
         known = read_json(path) if path.exists() else {}
@@ -186,33 +159,19 @@ class Sweep:
             self._show(f"{point.label}: {found.sentence}")
         return dict(found.values)
 
-    def _over(self, attempt: Attempt[PlannedRun]) -> bool:
-        limit = self._study.plan.run_timeout
-        if attempt.process.poll() is None and limit is not None and attempt.seconds > limit:
-            attempt.timed_out = True
-            stop([attempt])
-        return attempt.process.poll() is not None
-
-    def _close(self, attempt: Attempt[PlannedRun]) -> bool:
-        """Note how a run ended; False where it is to be started again."""
-        run, run_dir = attempt.run, self._run_dir(attempt.run)
-        if attempt.process.returncode == 0 and finished_record(run_dir) is not None:
-            self._keep(run, attempt.seconds)
-            self._show(f"{run.name} finished")
-            return True
-        if attempt.process.returncode == StoppedEarly.exit_code and time.monotonic() > self._stop_at - WARNED_EARLY_S:
-            self._stopping = True  # the batch system has warned the run itself: no fault of its own
-            return False
+    def _fail(self, attempt: Attempt[PlannedRun]) -> None:
+        """Note why a run failed; it waits for another attempt if that was not its last."""
+        run, run_dir = attempt.planned, attempt.run_dir
         attempts = self.state.run(run.name).attempts + 1
-        last = attempts > self._study.plan.retries
-        kept = run_dir if last else self._aside(run)
-        why = why_failed(attempt, run_dir).replace(str(run_dir), str(kept))
+        again = attempts <= self._study.plan.retries
+        kept = self._runner.set_aside(run_dir) if again else run_dir
+        why = why_failed(attempt).replace(str(run_dir), str(kept))
         stamp(run_dir, run, self._study, why)
-        self._set(run, status="failed" if last else "waiting", attempts=attempts, message=why)
-        if not last:
+        self._set(run, status="waiting" if again else "failed", attempts=attempts, message=why)
+        if again:
             move(run_dir, kept)
-        self._show(f"{run.name} failed ({why})" + ("" if last else "; it will be started again"))
-        return last
+            self._waiting.append(run)
+        self._show(f"{run.name} failed ({why})" + ("; it will be started again" if again else ""))
 
     def _keep(self, run: PlannedRun, seconds: float | None) -> None:
         run_dir = self._run_dir(run)
@@ -221,20 +180,12 @@ class Sweep:
             drop_heavy_results(run_dir)
         self._set(run, status="finished", seconds=seconds)
 
-    def _aside(self, run: PlannedRun) -> Path:
-        """Where a failed attempt is kept, out of the way of the next; the report still tells of it."""
-        return free_name(self._folder / FAILED / run.name)
-
     def _set(self, run: PlannedRun, **values: Any) -> None:
         self.state = self.state.changed(run.name, **values)
         write_state(self._folder, self.state)
 
     def _show(self, line: str = "") -> None:
-        self._notify(News(state=self.state, running=[item.run.name for item in self._active], line=line))
-
-    def _free(self) -> list[str]:
-        taken = {node for attempt in self._active for node in attempt.nodes}
-        return [node for node in self._allocation.nodes if node not in taken]
+        self._notify(News(state=self.state, running=[item.planned.name for item in self._runner.active], line=line))
 
     def _run_dir(self, run: PlannedRun) -> Path:
         return self._folder / (TRIES if run.point.tried_for else RUNS) / run.name
@@ -258,3 +209,43 @@ def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tup
         if run.point.nodes <= len(left):
             yield run, left[: run.point.nodes]
             left = left[run.point.nodes :]
+
+
+def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float = 60.0) -> None:
+    """Return when nothing in `folders` has changed for `still_s`, or after `longest_s`.
+
+    Ranks of a job that was just killed live on for moments, on other nodes, and save as they leave.
+    """
+    began = last = time.monotonic()
+    before = _stamps(folders)
+    while folders and time.monotonic() - last < still_s and time.monotonic() - began < longest_s:
+        time.sleep(min(still_s / 4, 1.0))
+        now = _stamps(folders)
+        if now != before:
+            before, last = now, time.monotonic()
+
+
+def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
+    """Of all files: a clock that was set back makes later changes no newer than those before."""
+    found = {}
+    for folder in folders:
+        for path in (folder, *folder.rglob("*")):
+            with contextlib.suppress(OSError):  # it has just been renamed
+                status = path.stat()
+                found[path] = status.st_mtime_ns, status.st_size
+    return found
+
+
+def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> None:
+    """Write into the run's record which study it belongs to, and how it failed; a run without a record gets one."""
+    point, record = run.point, record_of(run_dir)
+    if record is None:
+        make_folder(run_dir)
+        record = RunRecord(
+            strategy=point.strategy, model=point.model, data=point.data, ranks=point.ranks, workers=point.workers,
+            servers=point.servers, nodes=point.nodes, ranks_per_node=point.ranks_per_node,
+            batch_per_rank=point.batch_size, global_batch=point.batch_size * point.workers,
+        )  # fmt: skip
+    changes: dict[str, Any] = {"status": "failed", "message": failure} if failure else {}
+    changes |= {"study": study.name, "mode": study.plan.mode, "labels": dict(study.labels)}
+    write_record(run_dir, dataclasses.replace(record, repeat=run.repeat, **changes))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.launchers.base import expand_hosts
-from hpcdl.cluster.processes import end_marked
+from hpcdl.cluster.processes import end_marked, stop
 from hpcdl.core.paths import own_program
 from hpcdl.core.storage.disk import open_new, private_folder
 from hpcdl.core.units import IMAGES, common_unit
@@ -130,7 +130,9 @@ class Measurer:
             try:
                 why = self._wait(process, time_limit_s)
             finally:
-                _end(process, mark)
+                stop([process], SOFT_STOP_S / 2)
+                end_marked(MARK, mark)
+                process.wait()
         return process.returncode, why
 
     def _wait(self, process: subprocess.Popen[bytes], time_limit_s: float) -> str:
@@ -142,17 +144,6 @@ class Measurer:
             if time.monotonic() >= deadline:
                 return "timeout"
         return "stopped"
-
-
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Ask the trial to leave, twice (its launcher kills the ranks then), and kill whatever still bears its mark."""
-    for _ in range(2):
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(SOFT_STOP_S / 2)
-    end_marked(MARK, mark)
-    process.wait()
 
 
 def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workload) -> TrialOutcome:

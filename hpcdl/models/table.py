@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from hpcdl.core.errors import UsageError
 from hpcdl.core.registry import Entry, Registry
 
+FLOP_PER_CORE_AND_SECOND = 50e9
+"""Single precision, in training: between a many-core and a server core; a guess, and told as one."""
+FLOP_PER_MAC = 6
+"""A multiply and an add, forward and twice backward."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:

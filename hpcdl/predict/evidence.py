@@ -20,7 +20,7 @@ from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted
 from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.spec import EMULATED
-from hpcdl.models.table import MODELS
+from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
 from hpcdl.predict.forms import coded_bytes_of
@@ -43,10 +43,6 @@ from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 from hpcdl.supervision import runtime
 
-FLOP_PER_CORE_AND_SECOND = 50e9
-"""Single precision, in training: between a many-core and a server core; a guess, and told as one."""
-FLOP_PER_MAC = 6
-"""A multiply and an add, forward and twice backward."""
 _GUESS_SPREAD = 0.7
 _FUNCTION = "FILE.py:FUNCTION"
 NO_RUN_DIRS: Mapping[str, Path] = {}

@@ -9,17 +9,13 @@ from dataclasses import dataclass
 
 from hpcdl.config.study import Study
 from hpcdl.models.spec import parse_emulation
-from hpcdl.models.table import MODELS
+from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
 from hpcdl.run.plan import RunPlan
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 from hpcdl.study.state import StudyState
 
-FLOP_PER_CORE_AND_SECOND = 50e9
-"""Single precision, in training: between a many-core and a server core; a guess, and told as one."""
 START_S = 15.0
 """Starting TensorFlow and tracing the step."""
-FLOP_PER_MAC = 6
-"""A multiply and an add, forward and twice backward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -364,7 +364,7 @@ def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: in
         lines.append(f"{estimate.unknown} runs are in no estimate: their network is not in `hpcdl models`")
     guessed = len(estimate.seconds_by_run) - estimate.measured
     if guessed and study.plan.run_estimate is None:
-        from hpcdl.study.estimate import FLOP_PER_CORE_AND_SECOND
+        from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND
 
         rate = f"{FLOP_PER_CORE_AND_SECOND / 1e9:.0f} GFLOP/s a core, {cores} cores a node as here, no communication"
         lines.append(f"guessed for {guessed} runs: {rate}; give --run-estimate TIME to say better")

@@ -44,7 +44,8 @@ class RankStatus:
     """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
 
     `lost`: what it has failed of is that another one is gone or is not responding: `cause`, on `cause_host`.
-    `evicted`: that one is too slow. `grows`: it has stopped so that more ranks can start.
+    `evicted`: that one is too slow. `grows`: it has stopped so that more ranks can start. `kind`: of the error that it
+    has failed of (core/errors.py).
     """
 
     rank: int
@@ -59,6 +60,7 @@ class RankStatus:
     cause_host: str = ""
     evicted: bool = False
     grows: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +84,10 @@ class StatusReport:
         of: RankError | None = None,
         filed: bool | None = None,
         grows: bool = False,
+        kind: str = "",
     ) -> None:
         """`of`: another rank's failure that this is about. `filed`: whether a file says so too; by default where
-        something went wrong. `grows`: as StoppedEarly has it.
+        something went wrong. `grows`: as StoppedEarly has it. `kind`: of this rank's own error.
         """
         other = of or RankError("")
         status = RankStatus(
@@ -100,6 +103,7 @@ class StatusReport:
             cause_host=other.host,
             evicted=other.evicted,
             grows=grows,
+            kind=kind,
         )
         send_word(self.line, json.dumps(asdict(status)).encode())
         if state in _FILED if filed is None else filed:
@@ -184,6 +188,7 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
             exit_code=status.exit_code,
             lost=status.lost,
             evicted=status.evicted,
+            kind=status.kind,
         )
     if len(statuses) >= num_ranks and len(by_state["done"]) + len(by_state["left behind"]) == len(statuses):
         return  # whatever the launcher has to say of those that the others did without
@@ -199,7 +204,7 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
         raise RankError(f"{message}; see {log}", rank=status.rank, host=status.host, lost=True)
     for status in by_state["bereaved"]:
         message = f"rank {status.rank} on {status.host}: {status.message}"
-        raise RankError(message, rank=status.rank, host=status.host, lost=True)
+        raise RankError(message, rank=status.rank, host=status.host, lost=True, kind=status.kind)
     if len(statuses) < num_ranks:
         raise RankError(f"{num_ranks - len(statuses)} of {num_ranks} ranks never started; see {log}")
 

@@ -26,15 +26,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+NOT_FINITE = "not-finite"
+"""The kind of a failure that the same seed and settings are likely to bring about again."""
 LONGEST_SHOWN = 120
 LONGEST_LINE = 1000
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HpcdlError(Exception):
-    """Something went wrong that the user should read about in one line, or some; no name in them moves a terminal."""
+    """Something went wrong that the user should read about in one line, or some; no name in them moves a terminal.
+
+    `kind` is one word for programs that have to decide what to do about it; empty where none has to.
+    """
 
     exit_code = 1
+    kind = ""
 
     def __init__(self, *lines: str) -> None:
         """Lines without control codes; of one that somebody's input made long, the head and the end stay."""
@@ -46,7 +52,8 @@ class RankError(HpcdlError):
     """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
     `lost`: it is gone or is not responding, by no doing of its own; new ranks might go on in its place. `node`: the
-    one that went down as a whole, where it did. `evicted`: it is alive, but too slow to go on with.
+    one that went down as a whole, where it did. `evicted`: it is alive, but too slow to go on with. `kind` is that of
+    the rank's own error.
     """
 
     def __init__(
@@ -59,8 +66,10 @@ class RankError(HpcdlError):
         lost: bool = False,
         node: str = "",
         evicted: bool = False,
+        kind: str = "",
     ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.node, self.evicted = node, evicted
         self.rank = rank
         self.host = host
@@ -74,6 +83,8 @@ class BrokenGroup(RankError):
 
 class NotFiniteError(HpcdlError):
     """Gradients or weights of this rank hold NaN or infinity; found before anything keeps them."""
+
+    kind = NOT_FINITE
 
 
 class UsageError(HpcdlError):
@@ -224,6 +235,12 @@ def original(error: BaseException) -> BaseException:
         if str(found) == message:
             return found
     return HpcdlError(f"{name}: {message}")
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of the error that `error` carries, or is; empty where it has none."""
+    found = original(error)
+    return found.kind if isinstance(found, HpcdlError) else ""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hpcdl.cluster.status import FOLDER, StatusReport, failed_of, report_all, re
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observed, RankMonitor, observe
-from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, original
+from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, kind_of, original
 from hpcdl.core.processes.signals import StopRequest
 from hpcdl.core.processes.streams import outlive
 from hpcdl.core.storage.lock import writing
@@ -145,7 +145,10 @@ def _watched(
         except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
             state, exit_code = verdict(error)
             reported.append(state)
-            publish = partial(report.publish, state, exit_code=exit_code, message=one_line(error), grows=_grows(error))
+            publish = partial(
+                report.publish, state, exit_code=exit_code, message=one_line(error), grows=_grows(error),
+                kind=kind_of(error),
+            )  # fmt: skip
             publish(filed=None if state != "stopped" else monitor.leads)
             if state == "stopped":
                 if not wait_for_the_others(communicator):

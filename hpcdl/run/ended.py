@@ -21,6 +21,7 @@ from hpcdl.core.errors import (
     Interrupted,
     StoppedEarly,
     UsageError,
+    kind_of,
     original,
     printable,
 )
@@ -82,7 +83,7 @@ def note_end(
         if blank is None and record.status != RUNNING:
             return
         state = STOPPED if isinstance(error, StoppedEarly) else FAILED
-        _write(run_dir, record, state, message or message_of(error))
+        _write(run_dir, record, state, message or message_of(error), kind_of(error) if state == FAILED else "")
 
 
 def note_lost(run_dir: Path, message: str) -> None:
@@ -91,7 +92,7 @@ def note_lost(run_dir: Path, message: str) -> None:
         _write(run_dir, read_record(run_dir), LOST, message)
 
 
-def _write(run_dir: Path, record: RunRecord, status: str, message: str) -> None:
+def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure: str = "") -> None:
     warnings = record.warnings
     with contextlib.suppress(ConfigError):  # of a damaged record
         faults = parse_faults(str(record.config.get("inject", "")), record.ranks)
@@ -101,6 +102,7 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str) -> None:
         warnings=warnings,
         status=status,
         message=message,
+        failure=failure,
         finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         steps=max(record.steps, _steps_done(run_dir)),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
-from hpcdl.core.errors import HpcdlError, StoppedEarly
+from hpcdl.core.errors import NOT_FINITE, HpcdlError, StoppedEarly
 from hpcdl.core.records.run_record import RunRecord, read_record, write_record
 from hpcdl.core.storage.disk import make_folder, move
 from hpcdl.core.storage.files import read_json, write_json
@@ -160,10 +160,11 @@ class Sweep:
         return dict(found.values)
 
     def _fail(self, attempt: Attempt[PlannedRun]) -> None:
-        """Note why a run failed; it waits for another attempt if that was not its last."""
+        """Note why a run failed; it waits for another attempt where that may end better, and is not its last."""
         run, run_dir = attempt.planned, attempt.run_dir
         attempts = self.state.run(run.name).attempts + 1
-        again = attempts <= self._study.plan.retries
+        record, allowed = record_of(run_dir), attempts <= self._study.plan.retries
+        again = allowed and (record is None or record.failure != NOT_FINITE)
         kept = self._runner.set_aside(run_dir) if again else run_dir
         why = why_failed(attempt).replace(str(run_dir), str(kept))
         stamp(run_dir, run, self._study, why)
@@ -171,7 +172,10 @@ class Sweep:
         if again:
             move(run_dir, kept)
             self._waiting.append(run)
-        self._show(f"{run.name} failed ({why})" + ("; it will be started again" if again else ""))
+        outlook = (
+            "it will be started again" if again else "it is not started again, its seed and settings would be the same"
+        )
+        self._show(f"{run.name} failed ({why})" + (f"; {outlook}" if allowed else ""))
 
     def _keep(self, run: PlannedRun, seconds: float | None) -> None:
         run_dir = self._run_dir(run)

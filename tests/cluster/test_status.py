@@ -35,8 +35,8 @@ srun: error: node1: task 0: Killed
 """
 
 
-def status(rank: int, state: str = "running", message: str = "", at: float = 0.0) -> RankStatus:
-    return RankStatus(rank=rank, host=f"node{rank + 1}", pid=128, state=state, message=message, at=at)
+def status(rank: int, state: str = "running", message: str = "", at: float = 0.0, kind: str = "") -> RankStatus:
+    return RankStatus(rank=rank, host=f"node{rank + 1}", pid=128, state=state, message=message, at=at, kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,14 @@ def test_an_own_failure_counts_before_all_else() -> None:
             [status(0, "failed", "second", at=2.0), status(1, "failed", "first", at=1.0)], 2, casualty=None, log=LOG
         )
     raise_for([status(0, "done"), status(1, "done")], 2, casualty=None, log=LOG)
+
+
+@pytest.mark.parametrize("state", ["failed", "bereaved"])
+def test_the_kind_of_a_failure_comes_with_it(state: str) -> None:
+    told = [status(0, state, "the gradient is not finite", kind="not-finite"), status(1, "bereaved", "rank 0 is gone")]
+    with pytest.raises(RankError, match="not finite") as caught:
+        raise_for(told, 2, casualty=None, log=LOG)
+    assert caught.value.kind == "not-finite"
 
 
 def test_marked_processes_end_and_no_others() -> None:

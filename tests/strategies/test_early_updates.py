@@ -161,7 +161,7 @@ def test_ranks_agree_on_what_their_sums_will_be(mine: float, text: str, monkeypa
         try:
             agree(mine if communicator.rank else other)
         except (NotFiniteError, RankError) as error:
-            return str(error)
+            return f"{error.kind}: {error}"
         return ""
 
-    assert all(text in said for said in run(2, rank))
+    assert all(text in said and said.startswith("not-finite: ") for said in run(2, rank))

@@ -1,11 +1,13 @@
 """Stands for `hpcdl train` in tests of the sweep: obeys `behaviour.json` beside it and writes a record.
 
-`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, crash, silent, stopped, hang.
+`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, diverge, crash,
+silent, stopped, hang.
 `starts.jsonl` tells which run was started, when it ended, and with which flags.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from hpcdl.core.errors import NOT_FINITE
 from hpcdl.core.records.run_record import RunRecord, write_record
 
 here = Path(sys.argv[1])
@@ -49,6 +52,10 @@ if behaviour == "stopped":
     sys.exit(75)
 if behaviour == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
+if behaviour == "diverge":
+    write_record(run_dir, dataclasses.replace(record, status="failed", failure=NOT_FINITE))
+    print("hpcdl: the gradient of a/kernel is not finite at step 3 on rank 0", file=sys.stderr)
+    sys.exit(1)
 if behaviour == "fail":
     print("noise of a launcher\nhpcdl: rank 1 on c401: out of memory\nmore noise", file=sys.stderr)
     sys.exit(1)

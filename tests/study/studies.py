@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hpcdl.core.errors import HpcdlError
 from hpcdl.study.allocation import Allocation
 from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.state import StudyState, open_study
-from hpcdl.study.sweep import Sweep, raise_for
+from hpcdl.study.sweep import News, Sweep, raise_for
 
 FAKE = Path(__file__).with_name("fake_train.py")
 MATRIX = {"model": "lenet", "data": "synthetic:mnist", "batch-size": 8}
@@ -40,10 +41,18 @@ def _fake(folder: Path) -> Allocation:
     return Allocation(nodes=("here",), settle_s=0.0, command=(sys.executable, str(FAKE), str(folder)))
 
 
-def sweep(folder: Path, allocation: Allocation, study: Study, plan: StudyRuns, *, resume: bool = False) -> StudyState:
+def sweep(
+    folder: Path,
+    allocation: Allocation,
+    study: Study,
+    plan: StudyRuns,
+    *,
+    resume: bool = False,
+    notify: Callable[[News], None] = lambda news: None,
+) -> StudyState:
     """Carry the study out in this process."""
     state = open_study(folder, study, plan, resume=resume)
-    return Sweep(folder, study, plan, state, allocation).run()
+    return Sweep(folder, study, plan, state, allocation, notify).run()
 
 
 def told(folder: Path, what: str = "start") -> list[dict[str, Any]]:

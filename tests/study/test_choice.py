@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from hpcdl.config.study import load_study, study_tables
-from hpcdl.core.errors import ConfigError
+from hpcdl.core.errors import ConfigError, HpcdlError
 from hpcdl.core.records.run_record import HistoryPoint, RunRecord
 from hpcdl.core.storage.files import write_toml
 from hpcdl.study.choice import choose
 from hpcdl.study.plan import StudyPoint, make_plan
+from hpcdl.study.sweep import raise_for
 from tests.conftest import ROOT, CommandLine
+from tests.study.studies import behave, sweep, told
 
 STUDY = """
 repeats = 2
@@ -97,6 +99,30 @@ def test_the_gallery_s_methods_each_have_their_rate() -> None:
     for small, rates in ((False, 5), (True, 2)):
         plan = make_plan(load_study(ROOT / "share" / "hpcdl" / "studies" / "sc17-methods.toml", {}, small=small))
         assert len(plan.measured) == 9 and len(plan.points) == 9 + 9 * rates
+
+
+def test_a_try_that_explodes_is_made_once_and_not_chosen(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, STUDY), {})
+    plan = make_plan(study)
+    bad = {run.name for run in plan.runs if dict(run.point.settings).get("learning-rate") == 0.0001}
+    allocation = behave(tmp_path / "fake", **{f"run_{name}": ["diverge"] for name in bad})
+    state = sweep(tmp_path / "out", allocation, study, plan)
+    assert {run.name for run in state.runs if run.status == "failed"} == bad and len(bad) == 2
+    assert len(told(tmp_path / "fake")) == len(plan.runs) == 8, "each of them once"
+    chosen = json.loads((tmp_path / "out" / "chosen.json").read_text())
+    assert [item["values"] for item in chosen.values()] == 2 * [{"learning-rate": "0.05"}]
+    raise_for(state, tmp_path / "out")
+
+
+def test_all_tries_of_a_point_may_explode(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, STUDY), {})
+    plan = make_plan(study)
+    bad = [run.name for run in plan.runs if run.point.tried_for == 1]
+    allocation = behave(tmp_path / "fake", **{f"run_{name}": ["diverge"] for name in bad})
+    state = sweep(tmp_path / "out", allocation, study, plan)
+    assert (state.count("failed"), state.count("waiting"), state.count("finished")) == (2, 2, 4)
+    with pytest.raises(HpcdlError, match=r"2 of 8 runs failed; .*a/kernel is not finite"):
+        raise_for(state, tmp_path / "out")
 
 
 @pytest.mark.mpi

@@ -67,6 +67,25 @@ def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
     assert len(told(tmp_path / "fake")) == 4 + 2 + 1, "and nothing else is run again"
 
 
+def test_a_run_whose_numbers_are_not_finite_is_not_started_again(tmp_path: Path) -> None:
+    """Its seed and settings would be the same: it has failed at once, and only --resume starts it anew."""
+    study, plan = small_study(workers="1", repeats=2, retries=1)
+    bad, unlucky = "001-ring-1w-8b-r1", "001-ring-1w-8b-r2"
+    allocation = behave(tmp_path / "fake", **{f"run_{bad}": ["diverge"], f"run_{unlucky}": ["fail"]})
+    folder, lines = tmp_path / "study", list[str]()
+    state = sweep(folder, allocation, study, plan, notify=lambda news: lines.append(news.line))
+    assert [item["run"] for item in told(tmp_path / "fake")] == [bad, unlucky, unlucky]
+    assert (state.run(bad).status, state.run(bad).attempts) == ("failed", 1)
+    assert "a/kernel is not finite at step 3" in state.run(bad).message
+    said = [line for line in lines if line.startswith(f"{bad} failed")]
+    assert len(said) == 1 and said[0].endswith("it is not started again, its seed and settings would be the same")
+    record = read_record(folder / "runs" / bad)
+    assert (record.status, record.failure) == ("failed", "not-finite") and "a/kernel" in record.message
+    with pytest.raises(HpcdlError, match=f"1 of 2 runs failed; {bad}: exit code 1: the gradient"):
+        raise_for(state, folder)
+    assert sweep(folder, allocation, study, plan, resume=True).count("finished") == 2
+
+
 def test_a_run_that_hangs_is_ended(tmp_path: Path) -> None:
     study, plan = small_study(workers="1", repeats=1, retries=0, run_timeout="1s")
     allocation = behave(tmp_path / "fake", **{f"run_{plan.runs[0].name}": ["hang"]})

@@ -59,6 +59,20 @@ def test_what_cannot_run_here_is_said_first(study: Path, ask_hpcdl: CommandLine)
     assert not (ask_hpcdl.home / "studies").exists()
 
 
+def test_training_that_diverges_is_started_once(run_hpcdl: CommandLine) -> None:
+    flags = ["--model", "lenet", "--data", "synthetic:mnist@64", "--workers", "1", "--strategy", "single"]
+    flags += ["--batch-size", "16", "--repeats", "1", "--retries", "2", "--set", "learning-rate=1e30"]
+    done = run_hpcdl(["sweep", *flags, "--set", "steps=4", "--out", "diverging"], timeout_s=300)
+    assert done.code == 1 and "1 of 1 runs failed" in done.err, done.err
+    assert "it is not started again, its seed and settings would be the same" in done.err
+    folder = run_hpcdl.home / "diverging"
+    assert not any((folder / "failed").iterdir())
+    (state,) = json.loads((folder / "study.json").read_text())["runs"]
+    record = json.loads((folder / "runs" / state["name"] / "record.json").read_text())
+    assert (state["status"], state["attempts"], record["failure"]) == ("failed", 1, "not-finite")
+    assert "not finite at step" in state["message"]
+
+
 @pytest.mark.mpi
 def test_a_small_study_trains_and_is_reported(study: Path, run_hpcdl: CommandLine) -> None:
     done = run_hpcdl(["sweep", study, "--small", "--json"], timeout_s=300)

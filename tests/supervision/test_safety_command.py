@@ -72,6 +72,7 @@ def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault:
         assert "ValueError: planted" in line
     assert "Traceback" not in finished.err
     assert not (run_dir / "model.keras").exists()
+    assert record_of(run_dir)["failure"] == ("not-finite" if fault == "nan" else "")
 
 
 def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[str]:

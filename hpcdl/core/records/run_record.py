@@ -114,6 +114,7 @@ class InferenceRecord:
 class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
+    `failure` is the kind of error that ended it, where that has one (core/errors.py).
     `gradient_elements` are of each trainable variable, in the order in which they were made. `evaluated_on` is the
     split of which held-out loss and accuracy are, empty where there was none, as in records of earlier versions.
     `fast_kernels` are the operations that another kernel than Keras's own computed (step/kernels).
@@ -127,6 +128,7 @@ class RunRecord:
     schema: str = SCHEMA
     status: str = "running"
     message: str = ""
+    failure: str = ""
     started_at: str = ""
     finished_at: str = ""
     strategy: str

@@ -13,7 +13,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
-from hpcdl.core.errors import NotFiniteError, RankError, UsageError, carried
+from hpcdl.core.errors import NOT_FINITE, NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base.finite import all_finite, not_finite
@@ -308,4 +308,4 @@ class FiniteGuard:
                 f"the sum of all ranks' gradients is not finite{where}, though none of them seems to be"
             )
         time.sleep(FIRST_WORD_S)
-        raise RankError(words[bad], rank=bad)
+        raise RankError(words[bad], rank=bad, kind=NOT_FINITE)

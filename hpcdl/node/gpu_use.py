@@ -1,4 +1,4 @@
-"""How busy a rank's GPU is while the rank trains, by the driver's own program, nvidia-smi. No TensorFlow."""
+"""How busy a rank's GPU is while the rank computes, by the driver's own program, nvidia-smi. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GpuUse:
 
     @property
     def mean(self) -> float | None:
-        """The mean utilisation, 0 to 1; None where none was noted, as in a training of a few seconds."""
+        """The mean utilisation, 0 to 1; None where none was noted, as where all is over in a few seconds."""
         return self._sum / self._number / 100 if self._number else None
 
     def __enter__(self) -> GpuUse:

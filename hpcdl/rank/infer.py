@@ -45,6 +45,7 @@ from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.faults.inject import Injection
+from hpcdl.node.gpu_use import GpuUse
 from hpcdl.rank.main import supervised
 from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, processors, with_devices
 from hpcdl.rank.start import leave
@@ -73,6 +74,7 @@ class ComputedShare:
     num_samples: int = 0
     num_not_finite: int = 0
     seconds: float = 0.0
+    gpu_utilisation: float | None = None
     stopped: bool = False
 
     def as_json(self, most_times: int) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class ComputedShare:
         if len(times) > most_times:
             times = [times[place] for place in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
         own = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
-        numbers = ("num_samples", "num_not_finite", "seconds", "stopped")
+        numbers = ("num_samples", "num_not_finite", "seconds", "gpu_utilisation", "stopped")
         facts = {
             "num_batches": len(self.batch_seconds),
             "host": os.uname().nodename,
@@ -299,7 +301,7 @@ def _computed(
     share, monitor = ComputedShare(), communicator.monitor
     steps = BatchSteps(monitor)
     with recording(predictor.plan.config.run.trace, communicator, out):
-        with contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries:
+        with GpuUse(runtime.device_computed_on()) as gpu, contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries:
             communicator.barrier()
             began_s = logged_s = time.perf_counter()
             for task, arrays in _shards(predictor, outputs, own, share, stop, steps):
@@ -313,6 +315,7 @@ def _computed(
                     journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
             steps.end()
             share.seconds = time.perf_counter() - began_s
+            share.gpu_utilisation = gpu.mean
         monitor.doing("waiting for the others to end")
         monitor.recorder.quiesced(communicator, last=True)
     return share
@@ -462,6 +465,7 @@ def _finished(
                 host=hosts[rank],
                 peak_memory_bytes=own["memory"],
                 processors=own["processors"],
+                gpu_utilisation=own["gpu_utilisation"],
                 details={"num_samples": own["num_samples"], "seconds": own["seconds"]},
             )
             for rank, own in enumerate(shares)

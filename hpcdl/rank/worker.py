@@ -31,7 +31,6 @@ from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
 from hpcdl.models.load import load_model
-from hpcdl.node.accelerators import DeviceClaim, claimed
 from hpcdl.node.gpu_use import GpuUse
 from hpcdl.rank import results
 from hpcdl.rank.asynchronous import AsynchronousTrainer
@@ -155,7 +154,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
 def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run_dir: Path) -> Observed:
     """Train, and leave record and model; returns the group of the ranks that are left. Collective."""
     parts = trainer.parts
-    with parts.saver.copies.until_over(), GpuUse(_device()) as gpu:
+    with parts.saver.copies.until_over(), GpuUse(runtime.device_computed_on()) as gpu:
         outcome = trainer.run()
     run_plan, model, leads = parts.run_plan, parts.model, communicator.rank == 0
     own = results.worker_record(communicator, outcome, parts.worker, run_plan, gpu)
@@ -168,11 +167,6 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
         record = dataclasses.replace(record, warnings=parts.injection.settled(record.warnings))
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
-
-
-def _device() -> DeviceClaim | None:
-    """The device that this rank has claimed, where TensorFlow computes on it."""
-    return claimed() if runtime.device_in_use().name else None
 
 
 def _kept(

@@ -104,6 +104,11 @@ def device_in_use() -> DeviceInUse:
     )
 
 
+def device_computed_on() -> accelerators.DeviceClaim | None:
+    """The device that this rank has claimed, where TensorFlow computes on it; no claim before its import."""
+    return accelerators.claimed() if device_in_use().name else None
+
+
 def silence() -> None:
     """Keep TensorFlow's chatter out of the user's sight; must come before its import."""
     if not os.environ.get("HPCDL_VERBOSE"):

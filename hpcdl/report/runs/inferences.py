@@ -11,6 +11,7 @@ from hpcdl.config.load import all_settings
 from hpcdl.config.settings import TIME
 from hpcdl.core.records.run_record import RunRecord
 from hpcdl.core.records.run_state import is_measured
+from hpcdl.core.statistics import mean_of_known
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.run import finite, machine_name, positive
 
@@ -25,6 +26,7 @@ _TIMED = tuple(
 class Inferred:
     """One inference. Times in seconds; `batch_seconds_*` of a batch on one rank; None means not measured.
 
+    `accelerators` are how many ranks computed on a GPU, by its name; `gpu_utilisation` is their mean, 0 to 1.
     `settings` are those that change how long it takes, as text. `num_kept` samples were there before a resumed call.
     """
 
@@ -46,6 +48,8 @@ class Inferred:
     batch_seconds_median: float | None = None
     batch_seconds_p99: float | None = None
     first_batch_seconds: float | None = None
+    accelerators: Mapping[str, int] = field(default_factory=dict)
+    gpu_utilisation: float | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
@@ -83,6 +87,8 @@ def inferred_of(record: RunRecord, name: str) -> Inferred:
         batch_seconds_median=finite(found.batch_seconds_median),
         batch_seconds_p99=finite(found.batch_seconds_p99),
         first_batch_seconds=finite(found.first_batch_seconds),
+        accelerators=dict(record.accelerators),
+        gpu_utilisation=mean_of_known([rank.gpu_utilisation for rank in record.rank_records]),
         settings={key: str(record.config[key]) for key in _TIMED if key in record.config},
         warnings=record.warnings,
     )

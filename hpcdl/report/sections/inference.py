@@ -28,10 +28,13 @@ def build(analysis: Analysis) -> Section | None:
         Column(name="first batch", kind="seconds"),
     )  # fmt: skip
     varying = _varying(usable)
+    on_gpus = any(item.accelerators for item in usable)
+    if on_gpus:
+        columns += (Column(name="GPU"), Column(name="GPU utilisation", kind="percent"))
     groups: dict[Hashable, list[Inferred]] = {}
     for item in usable:
         groups.setdefault(_workload(item), []).append(item)
-    rows = [row for group in groups.values() for row in _rows(group, varying)]
+    rows = [row for group in groups.values() for row in _rows(group, varying, on_gpus=on_gpus)]
     note = (
         "Efficiency: rate per rank against the fewest ranks of the same model, data and settings. Latency: of a batch "
         "on one rank, without the first, which compiles."
@@ -48,6 +51,7 @@ def _workload(item: Inferred) -> Hashable:
         tuple(item.splits),
         item.batch_size,
         item.machine,
+        tuple(sorted(item.accelerators)),
         tuple(sorted(item.settings.items())),
     )
 
@@ -58,12 +62,17 @@ def _varying(usable: Sequence[Inferred]) -> list[str]:
     return [key for key in keys if len({item.settings.get(key) for item in usable}) > 1 and key != "batch-size"]
 
 
-def _rows(group: Sequence[Inferred], varying: Sequence[str]) -> list[tuple[Cell, ...]]:
+def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -> list[tuple[Cell, ...]]:
     points: dict[tuple[int, int], list[Inferred]] = {}
     for item in sorted(group, key=lambda item: (item.ranks, item.nodes)):
         points.setdefault((item.ranks, item.nodes), []).append(item)
     base = next(iter(points.values()))
-    return [_row(own, base, varying) for own in points.values()]
+    return [_row(own, base, varying) + (_gpus(own) if on_gpus else ()) for own in points.values()]
+
+
+def _gpus(own: Sequence[Inferred]) -> tuple[Cell, ...]:
+    """What they computed on, and how busy that was."""
+    return listed(own[0].accelerators), Interval.of(item.gpu_utilisation for item in own)
 
 
 def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:

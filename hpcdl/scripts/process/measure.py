@@ -25,6 +25,7 @@ from hpcdl.supervision import runtime
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
+    from hpcdl.node.gpu_use import GpuUse
 
 
 class StepMeter:
@@ -107,7 +108,7 @@ class ScriptRun:
         while self.unfinished:
             self.unfinished.pop(0)()
 
-    def finish(self, communicator: Observed) -> None:
+    def finish(self, communicator: Observed, gpu: GpuUse) -> None:
         """Write the record as it stands after the script's last line; collective."""
         assert self.started is not None
         self.started = results.with_devices(self.started, communicator)
@@ -121,6 +122,7 @@ class ScriptRun:
             background=vars(self.work.spent),
             clock_set_s=results.clock_set_s(),
             processors=results.processors(),
+            gpu_utilisation=gpu.mean if runtime.device_computed_on() else None,
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
         ranks = results.gather_ranks(communicator, own)

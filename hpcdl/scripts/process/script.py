@@ -20,6 +20,8 @@ from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEa
 from hpcdl.core.processes.signals import caught
 from hpcdl.core.storage.lock import writing
 from hpcdl.faults.inject import Injection
+from hpcdl.node.accelerators import claimed
+from hpcdl.node.gpu_use import GpuUse
 from hpcdl.rank.main import supervised
 from hpcdl.rank.start import ALONE, leave
 from hpcdl.run import rundir
@@ -107,7 +109,8 @@ def execute(
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.monitor.doing("running the script")
-        with injection:
+        # TensorFlow is the script's to import: whether it computes on the device is known at the end.
+        with injection, GpuUse(claimed()) as gpu:
             with _in_users_words(), _naming_way_back(run_dir, script, arguments):
                 called = _execute(script, arguments)
             run.finish_work()
@@ -116,7 +119,7 @@ def execute(
         check_end()
         last.monitor.recorder.quiesced(last, last=True)
     run.warnings = injection.settled(run.warnings)
-    run.finish(last)
+    run.finish(last, gpu)
 
 
 def _execute(script: str, arguments: list[str]) -> str:

@@ -1,0 +1,23 @@
+"""TensorFlow that says it sees a GPU, in a process that imports this; and a function for --preprocess that takes time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+BATCH_S = 0.1
+tf.config.list_physical_devices = lambda kind=None: [kind]
+tf.config.experimental.get_device_details = lambda device: {"device_name": "GPU of a play"}
+
+
+def slowly(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """What it is given, BATCH_S later, so that a run of some batches takes longer than the start of a program."""
+
+    def wait(images: Any) -> Any:
+        time.sleep(BATCH_S)
+        return images
+
+    waited = tf.numpy_function(wait, [inputs], inputs.dtype)
+    return tf.ensure_shape(waited, inputs.shape), targets

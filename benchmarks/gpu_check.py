@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.node.accelerators import told
+from hpcdl.node.profile import read_profile
+from hpcdl.node.settings import describe
 from hpcdl.rank.results import now_text
 from hpcdl.strategies.table import STRATEGIES
 
@@ -32,6 +35,8 @@ MOST_RANKS = 4
 AT_ONCE = 4
 """Trainings beside one another where only their results count: a start takes longer than the steps."""
 STEPS, BATCH_SIZE = 10, 32
+PERIOD = 4
+"""Of strategies that meet every so many steps: their own is longer than these trainings."""
 SIZES = {"resnet50": ("synthetic:128x128x3:100", 32, 40), "lenet": ("synthetic:28x28x1:10", 32, 40)}
 """Data, batch and steps of the timed networks."""
 NEAR = 0.02
@@ -174,6 +179,7 @@ def every_strategy(trial: Trial) -> str:
         info = STRATEGIES[name]
         ranks = trial.num_ranks + (1 if info.features.servers else 0)
         words = ("--ranks", str(ranks), "--batch-size", str(BATCH_SIZE), "--steps", str(STEPS))
+        words += ("--period", str(PERIOD)) if info.features.periodic else ()
         try:
             trial.train(name, *trial.model, "--strategy", name, *words)
         except CheckFailed as error:
@@ -256,6 +262,18 @@ def faster(trial: Trial) -> str:
     return f"{gpu / cpu:.1f} times the CPU's samples/s"
 
 
+def tuned(trial: Trial) -> str:
+    """`tune-threads` races host threads with a rank for each GPU, and its profile says so."""
+    path = trial.folder / "profile.toml"
+    words = ["--model", "lenet", "--batch-size", str(BATCH_SIZE), "--steps", "5", "--max-samples", "3"]
+    trial.run([sys.executable, "-m", "hpcdl", "tune-threads", *words, "--budget", "90s", "--out", str(path)])
+    profile = read_profile(path)
+    if bool(profile.devices) != trial.on_gpu:
+        raise CheckFailed(f"the profile was measured on {told(profile.devices) or 'CPUs'}")
+    where = told(profile.devices) or "CPUs"
+    return f"{profile.images_per_second:.0f} samples/s on {where} in 3 samples, with {describe(profile.settings)}"
+
+
 def beside_fit(trial: Trial) -> str:
     """One device under `hpcdl train` against Keras's own fit; then what the exchange of two ranks adds."""
     data, batch, steps = SIZES[trial.network]
@@ -303,6 +321,7 @@ CHECKS: Mapping[str, Callable[[Trial], str]] = {
     "a killed rank": resumes,
     "a user's script": script,
     "faster than the CPU": faster,
+    "tune-threads": tuned,
     "beside Keras's fit": beside_fit,
     "grpc-ring": tensorflows_ring,
 }

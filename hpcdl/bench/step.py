@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
@@ -41,8 +42,9 @@ class StepResult:
     A step of workers that wait for each other takes as long as its slowest one; of an asynchronous strategy, whose
     workers do not, the medians are over the steps of all workers. `efficiency` is the median step without exchange
     over the median step with it. `samples` are the images/s of each step with exchange, over all workers, and
-    `counted` says what these count; `bucket_bytes` is what --bucket-size auto has found; `loss` is that of the initial
-    weights on the first batch, on rank 0. What steps without exchange are needed for is None where they were left out.
+    `counted` says what these count; `accelerators` are how many workers computed on a GPU, by its name; `bucket_bytes`
+    is what --bucket-size auto has found; `loss` is that of the initial weights on the first batch, on rank 0. What
+    steps without exchange are needed for is None where they were left out.
     """
 
     model: str
@@ -64,6 +66,7 @@ class StepResult:
     bucket_bytes: int | None = None
     peak_memory_bytes: int
     fast_kernels: Sequence[str] = ()
+    accelerators: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str]
 
 
@@ -184,6 +187,7 @@ def _work(
     seen.doing("leaving")
     with seen.patiently():
         worker.finish()
+    device = runtime.device_in_use()
     return {
         **dataclasses.asdict(times),
         "counted": counted,
@@ -191,7 +195,8 @@ def _work(
         "bucket_bytes": chosen,
         "peak_memory_bytes": peak_memory_bytes(),
         "fast_kernels": list(kernels.names),
-        "warnings": [*worker.warnings, *kernels.warnings],
+        "device": device.name,
+        "warnings": [*worker.warnings, *kernels.warnings, *filter(None, [device.warning])],
     }
 
 
@@ -275,6 +280,7 @@ def _summary(
         bucket_bytes=workers[0]["bucket_bytes"],
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
         fast_kernels=workers[0]["fast_kernels"],
+        accelerators=Counter(rank["device"] for rank in workers if rank["device"]),
         warnings=[*filter(None, [info.warning]), *workers[0]["warnings"]],
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from hpcdl.core.paths import own_program
+from hpcdl.core.errors import HpcdlError
 from hpcdl.core.units import counted
 from hpcdl.doctor.table import Finding, Subject, ok, warning
-from hpcdl.node.accelerators import devices_of_node
+from hpcdl.node.accelerators import ask_tensorflow, devices_of_node
 
 TIMEOUT_S = 60
 FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
@@ -66,25 +65,21 @@ def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
 
 def _seen(subject: Subject, number: int) -> list[Finding]:
     """How many TensorFlow sees, asked in a process of its own."""
-    line = own_program("hpcdl.supervision.devices_seen")
-    finished = subprocess.run(
-        line, env=dict(subject.environment), capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False
-    )
-    if finished.returncode:
-        last = (finished.stderr.strip().splitlines() or ["no message"])[-1]
-        return [warning(f"TensorFlow cannot be asked for GPUs: {last}", "see `hpcdl doctor --only python`")]
-    answer = json.loads(finished.stdout.strip().splitlines()[-1])
-    who = f"TensorFlow {answer['version']}"
+    try:
+        answer = ask_tensorflow(subject.environment)
+    except HpcdlError as error:
+        return [warning(str(error), "see `hpcdl doctor --only python`")]
+    who = f"TensorFlow {answer.version}"
     hidden = subject.environment.get("CUDA_VISIBLE_DEVICES")
-    if answer["seen"]:
+    if answer.seen:
         limits = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-        text = f"{who}, built for CUDA {answer['cuda']}, sees {answer['seen']} of {number}{limits}"
-        if answer["seen"] < number and hidden is None:
+        text = f"{who}, built for CUDA {answer.cuda}, sees {answer.seen} of {number}{limits}"
+        if answer.seen < number and hidden is None:
             return [warning(text, LEAVE_OUT)]
         return [ok(text)]
-    if not answer["cuda"]:
+    if not answer.cuda:
         return [warning(f"{who} is built without CUDA: runs here compute on the CPUs", INSTALL)]
     if hidden is not None and hidden.strip() in ("", "-1"):
         return [ok(f"CUDA_VISIBLE_DEVICES={hidden!r} hides all {number}: runs compute on the CPUs")]
-    text = f"{who} needs CUDA {answer['cuda']}, whose libraries it does not find: runs here compute on the CPUs"
+    text = f"{who} needs CUDA {answer.cuda}, whose libraries it does not find: runs here compute on the CPUs"
     return [warning(text, INSTALL)]

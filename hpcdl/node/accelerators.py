@@ -6,14 +6,18 @@ narrowed and never widened; where nobody has set it, the kernel's own files coun
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.core.cpu_sets import parse_list
+from hpcdl.core.errors import HpcdlError
+from hpcdl.core.paths import own_program
 
 
 def _nvidia(root: Path) -> int:
@@ -42,6 +46,9 @@ VENDORS: Sequence[tuple[str, Callable[[Path], int]]] = (
 
 Only NVIDIA's was run on hardware (docs/reference/gpu.md).
 """
+_UNNAMED = "GPU"
+_PATIENCE_S = 240
+"""For TensorFlow's import, from a parallel file system on a busy day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +89,60 @@ def nearest(number: int, near: Sequence[Collection[int]], cpus_by_rank: Sequence
     return chosen
 
 
+def cpus_near_shown(environment: Mapping[str, str], root: Path = Path("/")) -> list[frozenset[int]]:
+    """`cpus_near` where `environment` shows every device of the node, in its order; else empty.
+
+    So it is without a list, and with the one that a scheduler sets where a job has the whole node. The numbers of
+    other lists may be counted anew among the job's own devices.
+    """
+    near = cpus_near(root)
+    every = ",".join(map(str, range(len(near))))
+    return near if environment.get("CUDA_VISIBLE_DEVICES", every).replace(" ", "") == every else []
+
+
+def shown(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, int]:
+    """How many devices the ranks of this node share out, by the kernel's name of their kind."""
+    claim = choose(environment, 0, root=root)
+    if claim is None:
+        return {}
+    name = _UNNAMED
+    if claim.variable == "CUDA_VISIBLE_DEVICES":
+        files = [path / "information" for path in (root / "proc/driver/nvidia/gpus").glob("*")]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+        kinds = {kind for text in texts for kind in re.findall(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)}
+        name = kinds.pop() if len(kinds) == 1 else _UNNAMED
+    return {name + (" (MIG)" if claim.device.startswith("MIG-") else ""): claim.available}
+
+
+def told(devices: Mapping[str, int]) -> str:
+    """`4 x NVIDIA H100`; empty without any."""
+    return ", ".join(f"{number} x {name}" for name, number in devices.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenByTensorflow:
+    """The devices that the TensorFlow of this Python sees, and the CUDA that it is built for, empty for none."""
+
+    version: str
+    cuda: str
+    seen: int
+
+
+def ask_tensorflow(environment: Mapping[str, str]) -> SeenByTensorflow:
+    """What a TensorFlow under `environment` sees, in a process of its own; HpcdlError where it does not say."""
+    line = own_program("hpcdl.supervision.devices_seen")
+    try:
+        finished = subprocess.run(
+            line, env=dict(environment), capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise HpcdlError(f"TensorFlow cannot be asked for GPUs: no answer in {_PATIENCE_S} s") from None
+    if finished.returncode:
+        last = (finished.stderr.strip().splitlines() or ["no message"])[-1]
+        raise HpcdlError(f"TensorFlow cannot be asked for GPUs: {last}")
+    return SeenByTensorflow(**json.loads(finished.stdout.strip().splitlines()[-1]))
+
+
 def devices_of_node(root: Path = Path("/")) -> int:
     """How many devices the kernel knows, whatever the environment shows."""
     return next((number for _, count in VENDORS if (number := count(root))), 0)
@@ -97,23 +158,27 @@ def choose(
 
     `cpus_by_rank` are the CPUs that the launch plan has for the ranks of the node, where it has any.
 
-    A list in the environment is shared out in turn: numbers, UUIDs and MIG instances alike. A list of one is kept as
-    it is: the scheduler may have given every rank its own under the same number. An empty one means none.
+    A list in the environment is shared out in turn: numbers, UUIDs and MIG instances alike; one of all devices in
+    their order, by nearness as without a list. A list of one is kept as it is: the scheduler may have given every rank
+    its own under the same number. An empty one means none.
     """
+    near = cpus_near_shown(environment, root)
     for variable, _ in VENDORS:
         if variable in environment:
             names = [item.strip() for item in environment[variable].split(",") if item.strip()]
             if not names or names[0] == "-1":
                 return None
+            by_rank = nearest(len(names), near if len(names) == len(near) else [], cpus_by_rank)
+            turn = by_rank[local_rank] if local_rank < len(by_rank) else local_rank % len(names)
             return DeviceClaim(
                 variable=variable,
-                device=names[local_rank % len(names)],
+                device=names[turn],
                 available=len(names),
                 shared_out=len(names) > 1,
             )
     for variable, count in VENDORS:
         if number := count(root):
-            planned = nearest(number, cpus_near(root), cpus_by_rank)
+            planned = nearest(number, near, cpus_by_rank)
             device = planned[local_rank] if local_rank < len(planned) else local_rank % number
             return DeviceClaim(variable=variable, device=str(device), available=number, shared_out=True)
     return None

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -40,7 +41,27 @@ def place_ranks(topology: Topology, ranks: int, cores_each: int, binding: str, f
             f"{ranks} ranks cannot have a core each: {len(topology.usable_cores)} cores may be used and {free_cores} "
             "are left free; ask for fewer ranks per node, or binding 'none'"
         )
+    if binding == "devices":
+        return _near_devices(cores, ranks, topology.near_devices)
     return PLACEMENTS[binding](cores, ranks, max(min(cores_each, len(cores) // ranks), 1))
+
+
+def _near_devices(cores: Sequence[Core], ranks: int, near: Sequence[Sequence[int]]) -> list[list[Core]]:
+    """Ranks take devices in turn, and share out all cores near them, however few threads an operation has.
+
+    For the input, the exchange and the driver have threads of their own. Where nobody knows what is near, or places
+    overlap, ranks share out the NUMA nodes.
+    """
+    places = [
+        tuple(core for core in cores if {*core.cpus} & {*near[rank % len(near)]})
+        for rank in range(ranks if near else 0)
+    ]
+    sharing = Counter(places)
+    apart = sum(map(len, sharing)) == len({core.index for place in sharing for core in place})
+    if not places or not apart or any(len(place) < number for place, number in sharing.items()):
+        return _numa(cores, ranks, len(cores))
+    parts = {place: iter(_equal_parts(place, number)) for place, number in sharing.items()}
+    return [next(parts[place]) for place in places]
 
 
 def _compact(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hpcdl.core.errors import UnknownNameError, UsageError, suggestion
 from hpcdl.core.paths import share_folder
 from hpcdl.core.storage.files import read_toml
 from hpcdl.node import hwloc, sysfs
+from hpcdl.node.accelerators import cpus_near_shown, shown
 from hpcdl.node.settings import Settings, settings_from
 from hpcdl.node.topology import Topology
 
@@ -71,11 +74,12 @@ def machines_like(topology: Topology, folder: Path | None = None) -> list[Machin
 def read_topology(machine: str | None = None) -> Topology:
     """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
 
-    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys.
+    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys; GPUs are those that the environment shows.
     """
     if machine is not None:
         return read_machine(machine).topology
-    return hwloc.read_live() or sysfs.read_live()
+    near = tuple(tuple(sorted(cpus)) for cpus in cpus_near_shown(os.environ))
+    return dataclasses.replace(hwloc.read_live() or sysfs.read_live(), devices=shown(os.environ), near_devices=near)
 
 
 def _from_table(table: dict[str, Any], path: Path) -> Machine:

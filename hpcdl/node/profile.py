@@ -17,6 +17,7 @@ from hpcdl.core.records.from_json import from_json
 from hpcdl.core.storage.disk import make_folder
 from hpcdl.core.storage.files import read_toml, toml_text, write_output
 from hpcdl.core.units import IMAGES
+from hpcdl.node.accelerators import told
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
 from hpcdl.node.topology import Topology
 
@@ -44,6 +45,8 @@ class TrialSummary:
 class Profile:
     """What was found; `counted` is what its rates count, `picture` draws the node with its ranks on it.
 
+    `devices` are how many GPUs the ranks shared out, by the name of their kind; empty where they computed on CPUs.
+
     `sentence` says aloud why it was picked; it and `path` are not stored.
     """
 
@@ -62,6 +65,7 @@ class Profile:
     created_at: str = ""
     engine: str = ""
     software: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
     trials: Sequence[TrialSummary] = ()
     picture: Sequence[str] = ()
     path: Path | None = None
@@ -79,8 +83,9 @@ def site_folder() -> Path:
 
 
 def file_name(profile: Profile) -> str:
-    """`<fingerprint>-<model>.toml`, with nothing in it that a shell or a file system minds."""
-    return f"{profile.fingerprint}-{_plain(profile.model)}.toml"
+    """`<fingerprint>[-<devices>]-<model>.toml`, with nothing in it that a shell or a file system minds."""
+    parts = (profile.fingerprint, *(_plain(told(profile.devices)) for _ in profile.devices), _plain(profile.model))
+    return f"{'-'.join(parts)}.toml"
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -98,7 +103,7 @@ def as_document(profile: Profile) -> dict[str, Any]:
     document: dict[str, Any] = {"schema": SCHEMA}
     for item in dataclasses.fields(profile):
         value = getattr(profile, item.name)
-        if value is not None and item.name not in ("settings", "trials", "picture", "path", "sentence"):
+        if value is not None and value != {} and item.name not in ("settings", "trials", "picture", "path", "sentence"):
             document[item.name] = dict(value) if isinstance(value, Mapping) else value
     if profile.picture:
         document["picture"] = list(profile.picture)
@@ -147,25 +152,34 @@ def _check_finite(document: Any) -> None:
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:
     """The profile to use: `none`, a file, or with `auto` the one whose node and model fit, else the nearest node's.
 
-    Its `sentence` says which and why. Profiles of other node types are never taken by `auto`: a wrong thread count can
-    cost more than none. A file that the user names is taken wherever it comes from, and `sentence` names the mismatch.
+    Its `sentence` says which and why. Profiles of other node types, or of other GPUs than the node shows, are never
+    taken by `auto`: a wrong thread count can cost more than none. One of the node's CPUs is, where there is none of
+    its GPUs: TensorFlow may not see them. A file that the user names is taken wherever it comes from, and `sentence`
+    names the mismatch.
     """
     if choice == "none":
         return None
     if choice != "auto":
         profile = read_profile(Path(choice).expanduser())
         return dataclasses.replace(profile, sentence=_named(profile, topology, model))
-    stored = _readable_profiles(folders if folders is not None else (user_folder(), site_folder()))
+    readable = _readable_profiles(folders if folders is not None else (user_folder(), site_folder()))
+    stored = [profile for profile in readable if profile.devices in ({}, topology.devices)]
+
+    def place(profile: Profile) -> tuple[bool, bool, tuple[int, ...]]:
+        return profile.devices != topology.devices, profile.model != model, _minus(profile.created_at)
+
     here = [profile for profile in stored if profile.fingerprint == topology.fingerprint]
     if here:
-        best = min(here, key=lambda profile: (profile.model != model, _minus(profile.created_at)))
+        best = min(here, key=place)
         fits = best.model == model
-        why = f"tuned on this node type for {best.model}" + ("" if fits else f"; there is none for {model}")
+        why = f"tuned on this node type{_with_devices(best, topology)} for {best.model}"
+        why += "" if fits else f"; there is none for {model}"
         return dataclasses.replace(best, sentence=_sentence(best, why))
     alike = [p for p in stored if p.processor == topology.processor and p.num_cores == len(topology.cores)]
     if alike:
-        best = min(alike, key=lambda profile: (profile.model != model, _minus(profile.created_at)))
-        why = f"nearest: same processor and number of cores, but another layout ({best.machine}, {best.model})"
+        best = min(alike, key=place)
+        why = f"nearest: same processor and number of cores{_with_devices(best, topology)}, but another layout"
+        why += f" ({best.machine}, {best.model})"
         return dataclasses.replace(best, sentence=_sentence(best, why))
     return None
 
@@ -190,11 +204,21 @@ def _minus(created_at: str) -> tuple[int, ...]:
 def _named(profile: Profile, topology: Topology, model: str) -> str:
     if profile.fingerprint != topology.fingerprint:
         why = f"named by you, though tuned on another node type ({profile.processor}; here {topology.processor})"
+    elif profile.devices != topology.devices:
+        why = f"named by you, though tuned{_with_devices(profile, topology)}"
     elif profile.model != model:
         why = f"named by you, though tuned for {profile.model}"
     else:
         why = "named by you"
     return _sentence(profile, why)
+
+
+def _with_devices(profile: Profile, topology: Topology) -> str:
+    """What it was tuned on beside the node's CPUs, and how that differs from what the node shows."""
+    if profile.devices == topology.devices:
+        return f" with {told(profile.devices)}" if profile.devices else ""
+    here = f"here are {told(topology.devices)}" if topology.devices else "here is no GPU"
+    return f" {f'with {told(profile.devices)}' if profile.devices else 'on its CPUs alone'} ({here})"
 
 
 def _sentence(profile: Profile, why: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdl.config.settings import ALLOCATORS, Setting, setting, settings_of
 from hpcdl.core.errors import ConfigError, suggestion
 
-BINDINGS = ("compact", "scatter", "balanced", "numa", "none")
+BINDINGS = ("compact", "scatter", "balanced", "numa", "devices", "none")
 MEMORY_POLICIES = ("default", "membind", "membind-fast", "preferred-fast", "interleave")
 ISA_CAPS = ("default", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
 FPMATH_MODES = ("default", "BF16")

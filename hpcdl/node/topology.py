@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -51,7 +51,11 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """One node. `allowed_*` is what this process may use: the cpuset of Slurm, a container, taskset."""
+    """One node. `allowed_*` is what this process may use: the cpuset of Slurm, a container, taskset.
+
+    `devices` are how many GPUs its ranks share out, by the name of their kind; `near_devices` the CPUs near each,
+    where that is known. Neither is in the fingerprint: the same node may show other GPUs to another job.
+    """
 
     source: str
     processor: str
@@ -62,6 +66,8 @@ class Topology:
     allowed_cpus: tuple[int, ...]
     allowed_memory_nodes: tuple[int, ...]
     memory_side_cache_bytes: int = 0
+    devices: Mapping[str, int] = field(default_factory=dict)
+    near_devices: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def usable_cores(self) -> tuple[Core, ...]:

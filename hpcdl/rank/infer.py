@@ -301,7 +301,10 @@ def _computed(
     share, monitor = ComputedShare(), communicator.monitor
     steps = BatchSteps(monitor)
     with recording(predictor.plan.config.run.trace, communicator, out):
-        with GpuUse(runtime.device_computed_on()) as gpu, contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries:
+        with (
+            GpuUse(runtime.device_computed_on()) as gpu,
+            contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries,
+        ):
             communicator.barrier()
             began_s = logged_s = time.perf_counter()
             for task, arrays in _shards(predictor, outputs, own, share, stop, steps):

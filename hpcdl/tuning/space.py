@@ -1,7 +1,8 @@
 """The candidates of a node: every setting's levels from topology and engine, crossed where they act together.
 
 What decides most (ranks, threads, hardware threads, binding, memory) is crossed; what decides less (engine details,
-allocator, XLA, spinning) varies one at a time, at one hardware thread per core, unless a space file names it.
+allocator, XLA, spinning) varies one at a time, at one hardware thread per core, unless a space file names it. On a
+node with GPUs the question is another one: how many host threads each rank needs beside its own.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def build_space(
     narrowing = dict(narrowing or {})
     only = bool(narrowing.pop("only", [False])[0])
     named = {name: list(values) for name, values in narrowing.items()}
+    num_devices = sum(topology.devices.values())
     if batch_sizes:
         named["batch_size"] = list(batch_sizes)
     dropped: Counter[str] = Counter()
@@ -102,6 +104,9 @@ def build_space(
         if origin and any(getattr(settings, name) not in values for name, values in named.items()):
             continue
         ranks = settings.ranks_per_node or 1
+        if num_devices and num_devices % ranks:
+            dropped[f"{ranks} ranks do not divide the {num_devices} GPUs, of which each rank takes one"] += 1
+            continue
         if ranks > len(topology.usable_cores):
             dropped[f"{ranks} ranks cannot have a core each: {len(topology.usable_cores)} cores may be used"] += 1
             continue
@@ -146,19 +151,22 @@ def _anchors(
         (intel_guide(topology), "Intel's guide: intra = cores, inter = sockets"),
         *((settings, origin) for origin, settings in published.items()),
     ]
+    if topology.devices:  # the others' advice is for CPUs
+        own, origin = anchors[0]
+        anchors = [(dataclasses.replace(own, ranks_per_node=_ranks_with_devices(topology)), origin)]
     sizes = batch_sizes or (None,)
     return [(dataclasses.replace(item, batch_size=size), origin) for size in sizes for item, origin in anchors]
 
 
 def _points(topology: Topology, engine: Engine, named: Levels, only: bool) -> Iterable[Settings]:
-    levels = _default_levels(topology, engine) if not only else {}
+    levels = {} if only else _device_levels(topology) if topology.devices else _default_levels(topology, engine)
     plain = Settings()
     crossed = {name: named.get(name, levels.get(name, [getattr(plain, name)])) for name in CROSSED}
     crossed |= {name: values for name, values in named.items() if name not in crossed}
     turned = {name: values for name, values in levels.items() if name not in crossed}
     if crossed["ranks_per_node"] == [None]:
-        crossed["ranks_per_node"] = [1]
-    derive = "intra_op_threads" not in named and not only
+        crossed["ranks_per_node"] = [_ranks_with_devices(topology)]
+    derive = "intra_op_threads" not in {**named, **levels} and not only
     for values in itertools.product(*crossed.values()):
         point = Settings(**dict(zip(crossed, values, strict=True)))
         for threads in _thread_counts(topology, point) if derive else [point.intra_op_threads]:
@@ -201,6 +209,27 @@ def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
     if engine.openmp:
         levels["kmp_blocktime"] = [None, 0, 1, 30, 200]
     return levels
+
+
+def _ranks_with_devices(topology: Topology) -> int:
+    """A rank for each GPU, or for as many of them as share out evenly where cores are fewer; 1 without GPUs."""
+    num_devices = sum(topology.devices.values()) or 1
+    most = min(num_devices, len(topology.usable_cores))
+    return next(ranks for ranks in range(most, 0, -1) if num_devices % ranks == 0)
+
+
+def _device_levels(topology: Topology) -> dict[str, list[Any]]:
+    """How many host threads a rank with a GPU of its own should have: what the engine does on CPUs matters little."""
+    ranks = _ranks_with_devices(topology)
+    share = len(topology.usable_cores) // ranks
+    return {
+        "ranks_per_node": [ranks],
+        "intra_op_threads": sorted({share, *(1 << power for power in range(share.bit_length()))}),
+        "inter_op_threads": [1, 4, 2],
+        "threads_per_core": [count for count in (1, 2, 4) if count <= topology.threads_per_core],
+        "binding": ["devices", "none"],
+        "memory_policy": ["default", *(["membind"] if len(topology.core_nodes) > 1 else [])],
+    }
 
 
 def _thread_counts(topology: Topology, point: Settings) -> list[int]:

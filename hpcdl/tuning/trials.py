@@ -112,6 +112,8 @@ class Measurer:
             command = [*prefix, *self.command_of(self.workload, candidate.settings, profile)]
             code, why = self._run(command, folder, time_limit_s)
             outcome = _read(folder, code, why, candidate.settings, self.workload)
+            if outcome.status == "ok" and self.topology.devices:
+                outcome = _on_devices(outcome, folder, candidate.settings.ranks_per_node or 1)
         return dataclasses.replace(outcome, seconds=time.monotonic() - begin, node=node_of(prefix))
 
     def _run(self, command: Sequence[str], folder: Path, time_limit_s: float) -> tuple[int, str]:
@@ -169,6 +171,15 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
         loss=_loss(document),
         memory_bytes_per_rank=memory if isinstance(memory, int) and not isinstance(memory, bool) else None,
     )
+
+
+def _on_devices(outcome: TrialOutcome, folder: Path, ranks: int) -> TrialOutcome:
+    """`outcome`, or its failure where not every rank has computed on a GPU: its rate would be of something else."""
+    found = sum(json.loads((folder / "stdout").read_bytes()).get("accelerators", {}).values())
+    if found == ranks:
+        return outcome
+    message = f"{ranks - found} of {ranks} ranks computed on CPUs, not on GPUs; see `hpcdl doctor --only gpus`"
+    return TrialOutcome(status="failed", message=message)
 
 
 def _positive(value: Any) -> float:

@@ -16,6 +16,7 @@ from hpcdl.config.schema import TuneConfig
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.storage.disk import check_outputs
 from hpcdl.models.spec import check_model_spec, model_name
+from hpcdl.node.accelerators import ask_tensorflow, choose, told
 from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.machines import machines_like, read_machine, read_topology
@@ -34,12 +35,14 @@ SOFTWARE = ("tensorflow", "keras", "numpy", "mpi4py")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSearch:
-    """A search that can start."""
+    """A search that can start; the topology has the GPUs that ranks compute on, none where TensorFlow sees none."""
 
     config: TuneConfig
     topology: Topology
     engine: Engine
     space: Space
+    remark: str = ""
+    """What to say of the node's GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
     if config.workload.model is not None:
         check_model_spec(config.workload.model)
     topology, published = _node(config.search.machine, planning=planning)
+    topology, remark = _as_tensorflow_sees(topology)
     engine = find_engine()
     narrowing = read_space(config.search.space) if config.search.space is not None else {}
     if config.search.ranks_per_node is not None:
@@ -70,7 +74,22 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
         published=published,
         batch_sizes=_batch_sizes(config.workload.batch_sizes),
     )
-    return PreparedSearch(config=config, topology=topology, engine=engine, space=space)
+    return PreparedSearch(config=config, topology=topology, engine=engine, space=space, remark=remark)
+
+
+def _as_tensorflow_sees(topology: Topology) -> tuple[Topology, str]:
+    """`topology` without GPUs that a rank's TensorFlow would not see, and a sentence on those that it has."""
+    claim = choose(os.environ, 0) if topology.devices else None
+    if claim is None:
+        return topology, ""
+    gpus = told(topology.devices)
+    seen = ask_tensorflow({**os.environ, claim.variable: claim.device})
+    if seen.seen:
+        return topology, f"{gpus}: a rank for each"
+    return dataclasses.replace(topology, devices={}, near_devices=()), (
+        f"warning: TensorFlow {seen.version} sees none of this node's GPUs ({gpus}): the CPUs are tuned; "
+        f"see `hpcdl doctor --only gpus`, or set {claim.variable}='' where that is meant"
+    )
 
 
 def _node(choice: str | None, *, planning: bool) -> tuple[Topology, dict[str, Settings]]:
@@ -166,6 +185,7 @@ def _base_profile(run_plan: PreparedSearch) -> Profile:
         num_cores=len(topology.cores),
         model=model_name(own.model or ""),
         batch_size=own.batch_size,
+        devices=topology.devices,
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         engine=run_plan.engine.summary,
         software={"hpcdl": __version__, **versions},
@@ -192,4 +212,5 @@ def _profile_path(config: TuneConfig, base: Profile) -> Path:
 
 def _header(run_plan: PreparedSearch, base: Profile) -> dict[str, object]:
     own = dataclasses.asdict(_workload(run_plan.config))
-    return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own}
+    devices = dict(base.devices) or None  # as in logs from before
+    return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own, "devices": devices}

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpcdl.node.accelerators import SeenByTensorflow
+
 Run = Callable[..., Any]
 
 
@@ -75,15 +77,33 @@ def test_unusable_input_is_one_line_and_exit_2(
 
 
 @pytest.mark.mpi
+def test_a_search_for_gpus_whose_ranks_compute_on_processors_stores_nothing(
+    monkeypatch: pytest.MonkeyPatch, ask_hpcdl: Run, tmp_path: Path
+) -> None:
+    """What asks TensorFlow is played, as if its libraries had gone since; the trial and its two ranks are real."""
+    space, out = tmp_path / "s.toml", tmp_path / "p.toml"
+    space.write_text("only = true\nintra_op_threads = [1]\nbinding = ['none']\n")
+    answer = SeenByTensorflow(version="2.21.0", cuda="12.5.1", seen=1)
+    monkeypatch.setattr("hpcdl.tuning.tune.ask_tensorflow", lambda _: answer)
+    words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space, "--out", out]
+    done = ask_hpcdl([*words, "--max-samples", "1"], env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert done.code != 0 and "2 x GPU: a rank for each" in done.err
+    assert "2 of 2 ranks computed on CPUs, not on GPUs" in done.err and not out.exists()
+
+
+@pytest.mark.mpi
 def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_path: Path) -> None:
+    """On a node whose GPUs TensorFlow does not see: it says so, and tunes for the processors."""
     space = tmp_path / "s.toml"
     space.write_text("only = true\nranks_per_node = [1]\nintra_op_threads = [1]\nbinding = ['none']\n")
     words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space]
-    done = run_hpcdl([*words, "--budget", "4m", "--max-samples", "3", "--precision", "0.9", "--json"], timeout_s=280)
+    words += ["--budget", "4m", "--max-samples", "3", "--precision", "0.9", "--json"]
+    done = run_hpcdl(words, env={"CUDA_VISIBLE_DEVICES": "0,1"}, timeout_s=280)
     assert done.code == 0, done.err
+    assert "sees none of this node's GPUs (2 x GPU): the CPUs are tuned" in done.err
     document = done.json()
     assert document["schema"] == "hpcdl.profile/1"
-    assert document["settings"]["intra_op_threads"] == 1
+    assert document["settings"]["intra_op_threads"] == 1 and "devices" not in document
     assert document["images_per_second"] > 0
     assert "not checked against" not in done.err
     assert "precision" not in document["settings"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 
@@ -19,6 +20,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 def machine() -> Callable[[str], Topology]:
     """The topology of a known machine."""
     return lambda name: read_machine(name).topology
+
+
+@pytest.fixture(scope="session")
+def gpu_node(machine: Callable[[str], Topology]) -> Topology:
+    """Two sockets of 24 cores with two GPUs each, numbered the other way round than the sockets, as on many nodes."""
+    topology = machine("stampede2-skx")
+    first, second = (
+        tuple(cpu for core in topology.cores if core.package == package for cpu in core.cpus) for package in (0, 1)
+    )
+    near = (second, second, first, first)
+    return dataclasses.replace(topology, devices={"NVIDIA H200": 4}, near_devices=near)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.node import accelerators
-from hpcdl.node.accelerators import choose, devices_of_node, nearest
+from hpcdl.node.accelerators import choose, cpus_near_shown, devices_of_node, nearest, shown, told
 
 
 @pytest.fixture
@@ -65,13 +65,58 @@ def test_amds_devices_are_counted_by_the_kernels_topology(tmp_path: Path) -> Non
     assert claim is not None and (claim.variable, claim.device) == ("ROCR_VISIBLE_DEVICES", "1")
 
 
-def test_ranks_take_the_device_near_their_processors(node: Path) -> None:
-    """Two sockets of four CPUs, whose devices are numbered the other way round, as on many nodes."""
+def locate(node: Path) -> None:
+    """What the driver and the kernel say of the two devices: their kind, and the CPUs near them."""
     for address, cpus in (("0000:41:00.0", "4-7"), ("0000:C1:00.0", "0-3")):
-        (node / "proc/driver/nvidia/gpus" / address).mkdir(parents=True)
+        driver = node / "proc/driver/nvidia/gpus" / address
+        driver.mkdir(parents=True)
+        (driver / "information").write_text(f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nBus Location: \t {address}\n")
         folder = node / "sys/bus/pci/devices" / address.lower()
         folder.mkdir(parents=True)
         (folder / "local_cpulist").write_text(cpus + "\n")
+
+
+@pytest.mark.parametrize(
+    ("listed", "devices"),
+    [
+        ("0,1", ["1", "0"]),
+        ("0, 1", ["1", "0"]),
+        ("1,0", ["1", "0"]),
+        ("0,1,2", ["0", "1"]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_a_list_of_all_devices_in_order_is_no_wish(node: Path, listed: str, devices: list[str]) -> None:
+    """As Slurm sets it for a job with the whole node: ranks take the near one. Any other list is taken in turn."""
+    locate(node)
+    claims = [
+        choose({"CUDA_VISIBLE_DEVICES": listed}, rank, [[0, 1, 2, 3], [4, 5, 6, 7]], root=node) for rank in (0, 1)
+    ]
+    assert [claim.device if claim else None for claim in claims] == devices
+
+
+def test_what_a_node_shows_its_ranks(node: Path) -> None:
+    assert shown({}, node) == {"GPU": 2}, "the driver tells no kind"
+    locate(node)
+    assert shown({}, node) == shown({"CUDA_VISIBLE_DEVICES": "0,1"}, node) == {"NVIDIA H200": 2}
+    assert shown({"CUDA_VISIBLE_DEVICES": "1"}, node) == {"NVIDIA H200": 1}
+    assert shown({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c"}, node) == {"NVIDIA H200 (MIG)": 3}
+    assert shown({"CUDA_VISIBLE_DEVICES": ""}, node) == {}
+    assert shown({"ROCR_VISIBLE_DEVICES": "0,1"}, node) == {"GPU": 2}
+    assert told(shown({}, node)) == "2 x NVIDIA H200"
+
+
+def test_nearness_is_known_of_all_devices_or_none(node: Path) -> None:
+    assert cpus_near_shown({}, node) == []
+    locate(node)
+    near = [frozenset(range(4, 8)), frozenset(range(4))]
+    assert cpus_near_shown({}, node) == cpus_near_shown({"CUDA_VISIBLE_DEVICES": "0,1"}, node) == near
+    assert cpus_near_shown({"CUDA_VISIBLE_DEVICES": "0"}, node) == [], "it may be the second one, counted anew"
+
+
+def test_ranks_take_the_device_near_their_processors(node: Path) -> None:
+    """Two sockets of four CPUs, whose devices are numbered the other way round, as on many nodes."""
+    locate(node)
     planned = [[0, 1], [2, 3], [4, 5], [6, 7]]
     claims = [choose({}, rank, planned, root=node) for rank in range(4)]
     assert [claim.device if claim else None for claim in claims] == ["1", "1", "0", "0"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,22 @@ def test_scatter_uses_every_package_and_tile(machine: Machine) -> None:
 
 def test_balanced_spreads_each_rank_over_its_own_stretch(machine: Machine) -> None:
     assert indices(machine("stampede2-skx"), 2, 4, "balanced") == [[0, 6, 12, 18], [24, 30, 36, 42]]
+
+
+def test_ranks_share_out_all_cores_near_their_devices(gpu_node: Topology) -> None:
+    placed = indices(gpu_node, 4, 1, "devices")
+    assert placed == [[*range(24, 36)], [*range(36, 48)], [*range(12)], [*range(12, 24)]]
+    assert indices(gpu_node, 2, 1, "devices") == placed[:2], "ranks take devices in turn"
+    assert indices(gpu_node, 6, 1, "devices")[0] == [*range(24, 30)], "four share that socket"
+
+
+@pytest.mark.parametrize("near", [(), ((), ()), ((0, 1), (0, 1, 2, 3)), ((0,), (0,))])
+def test_without_sure_nearness_ranks_share_out_the_numa_nodes(
+    near: tuple[tuple[int, ...], ...], machine: Machine
+) -> None:
+    """Nothing known, nothing said, places that overlap, fewer cores than ranks."""
+    topology = dataclasses.replace(machine("stampede2-skx"), devices={"GPU": 2}, near_devices=near)
+    assert indices(topology, 2, 1, "devices") == [[*range(24)], [*range(24, 48)]]
 
 
 def test_numa_keeps_ranks_inside_uneven_nodes(machine: Machine) -> None:

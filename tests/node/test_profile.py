@@ -77,6 +77,36 @@ def test_a_named_profile_of_another_machine_is_used_and_told(machine: Machine, t
     assert "tuned on another node type" in found.sentence
 
 
+def test_auto_takes_what_was_tuned_with_the_gpus_that_the_node_shows(
+    machine: Machine, gpu_node: Topology, tmp_path: Path
+) -> None:
+    bare, one = machine("stampede2-skx"), dataclasses.replace(gpu_node, devices={"NVIDIA H200": 1})
+    tuned = dataclasses.replace(profile_for(gpu_node), devices=gpu_node.devices)
+    path = tmp_path / file_name(tuned)
+    write_profile(tuned, path)
+    assert dataclasses.replace(read_profile(path), path=None) == tuned
+    found = find_profile("auto", "resnet50", gpu_node, [tmp_path])
+    assert found is not None and "on this node type with 4 x NVIDIA H200 for resnet50" in found.sentence
+    for other, here in ((bare, "here is no GPU"), (one, "here are 1 x NVIDIA H200")):
+        assert find_profile("auto", "resnet50", other, [tmp_path]) is None
+        named = find_profile(str(path), "resnet50", other)
+        assert named is not None and f"named by you, though tuned with 4 x NVIDIA H200 ({here})" in named.sentence
+
+
+def test_what_was_tuned_on_the_cpus_of_a_node_with_gpus_is_the_second_choice(
+    machine: Machine, gpu_node: Topology, tmp_path: Path
+) -> None:
+    """TensorFlow may not see them: then `tune-threads` has measured on the CPUs."""
+    on_cpus = profile_for(machine("stampede2-skx"), created_at="2026-09-01T00:00:00Z")
+    write_profile(on_cpus, tmp_path / file_name(on_cpus))
+    found = find_profile("auto", "resnet50", gpu_node, [tmp_path])
+    assert found is not None and "on this node type on its CPUs alone (here are 4 x NVIDIA H200)" in found.sentence
+    with_gpus = dataclasses.replace(profile_for(gpu_node, "lenet"), devices=gpu_node.devices)
+    write_profile(with_gpus, tmp_path / file_name(with_gpus))
+    found = find_profile("auto", "resnet50", gpu_node, [tmp_path])
+    assert found is not None and found.devices == gpu_node.devices and "there is none for resnet50" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

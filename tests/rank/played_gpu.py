@@ -1,4 +1,4 @@
-"""TensorFlow that says it sees a GPU, in a process that imports this; and a function for --preprocess that takes time."""
+"""TensorFlow that says it sees a GPU, where this is imported; and a function for --preprocess that takes time."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ def in_record(hpcdl: CommandLine, node: Mapping[str, str], words: Sequence[str |
     assert record.rank_records[0].gpu_utilisation == pytest.approx(0.85)
 
 
-def test_training_and_inference(
-    run_hpcdl: CommandLine, node: Mapping[str, str], shards: Path, tmp_path: Path
-) -> None:
+def test_training_and_inference(run_hpcdl: CommandLine, node: Mapping[str, str], shards: Path, tmp_path: Path) -> None:
     run_dir, out = tmp_path / "run", tmp_path / "out"
     words = ["train", "--model", "lenet", "--data", shards, "--strategy", "single", "--batch-size", "16"]
     words += ["--preprocess", f"{FILE}:slowly", "--steps", "10", "--run-dir", run_dir]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from hpcdl.config.schema import TuneConfig, TuneOutput, TuneSearch, TuneWorkload
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.paths import share_folder
+from hpcdl.node.accelerators import SeenByTensorflow, nearest
 from hpcdl.node.engine import Engine
 from hpcdl.node.machines import machine_names, read_machine
 from hpcdl.node.settings import Settings
@@ -89,6 +90,61 @@ def test_a_cpuset_of_one_core_leaves_a_small_space(machine: Machine, stock: Engi
     space = build_space(restricted(machine("generic"), [3]), stock)
     assert {c.settings.ranks_per_node for c in space.candidates} == {1}
     assert {c.settings.intra_op_threads for c in space.candidates} == {1}
+
+
+def test_a_node_with_gpus_is_asked_how_many_host_threads_a_rank_needs(gpu_node: Topology, stock: Engine) -> None:
+    space = build_space(gpu_node, stock, published={"published for its CPUs": Settings(intra_op_threads=7)})
+    settings = [candidate.settings for candidate in space.candidates]
+    assert {item.ranks_per_node for item in settings} == {4}, "a rank for each GPU"
+    raced = {item.intra_op_threads for item in settings if item.binding == "devices"}
+    assert raced == {1, 2, 4, 8, 12}, "up to the cores of a rank"
+    assert {item.inter_op_threads for item in settings if item.binding == "devices"} == {1, 2, 4}
+    assert all(item.onednn is None and item.allocator == "default" and not item.xla for item in settings)
+    assert [space.candidates[index].origin for index in space.anchors] == ["TensorFlow's defaults"]
+
+
+def test_each_rank_of_a_candidate_takes_a_gpu_of_its_own_near_its_cores(gpu_node: Topology, stock: Engine) -> None:
+    """By the assignment that its ranks make themselves when they start."""
+    bound = [item.plan for item in build_space(gpu_node, stock).candidates if item.settings.binding == "devices"]
+    for plan in bound:
+        taken = nearest(4, [frozenset(cpus) for cpus in gpu_node.near_devices], plan.cpus_by_local_rank)
+        assert sorted(taken) == [0, 1, 2, 3]
+        for cpus, device in zip(plan.cpus_by_local_rank, taken, strict=True):
+            assert {*cpus} <= {*gpu_node.near_devices[device]} and len(cpus) in (12, 24)
+
+
+def test_no_candidate_shares_a_gpu(gpu_node: Topology, stock: Engine) -> None:
+    space = build_space(gpu_node, stock, narrowing={"ranks_per_node": [2, 3, 4, 8]})
+    assert {item.settings.ranks_per_node for item in space.candidates} == {2, 4}
+    assert all("do not divide the 4 GPUs" in reason for reason in space.dropped)
+    only = build_space(gpu_node, stock, narrowing={"only": [True], "intra_op_threads": [2]})
+    assert [item.settings.ranks_per_node for item in only.candidates] == [4]
+    three = restricted(gpu_node, [cpu for core in gpu_node.cores[:3] for cpu in core.cpus])
+    assert {item.settings.ranks_per_node for item in build_space(three, stock).candidates} == {2}, "as cores allow"
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_only_gpus_that_tensorflow_sees_are_tuned_for(
+    monkeypatch: pytest.MonkeyPatch, gpu_node: Topology, seen: int
+) -> None:
+    asked: list[str] = []
+
+    def answer(environment: Mapping[str, str]) -> SeenByTensorflow:
+        asked.append(environment["CUDA_VISIBLE_DEVICES"])
+        return SeenByTensorflow(version="2.21.0", cuda="12.5.1", seen=seen)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr("hpcdl.tuning.tune.read_topology", lambda: gpu_node)
+    monkeypatch.setattr("hpcdl.tuning.tune.ask_tensorflow", answer)
+    run_plan = prepare(tuning())
+    assert asked == ["4"], "as a rank sees it: of MIG instances CUDA takes the first alone"
+    ranks = {item.settings.ranks_per_node for item in run_plan.space.candidates}
+    if seen:
+        assert run_plan.topology == gpu_node and run_plan.remark == "4 x NVIDIA H200: a rank for each"
+        assert ranks == {4}
+    else:
+        assert run_plan.topology.devices == {} and {1, 2, 8} <= ranks
+        assert run_plan.remark.startswith("warning: TensorFlow 2.21.0 sees none of this node's GPUs (4 x NVIDIA H200)")
 
 
 def test_a_space_file_narrows(tmp_path: Path, machine: Machine, stock: Engine) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -57,6 +58,20 @@ def test_a_good_trial() -> None:
     assert (outcome.status, outcome.images_per_second, outcome.loss) == ("ok", 2 * 16 / 0.5, 2.3)
     assert outcome.memory_bytes_per_rank == 1000
     assert outcome.seconds > 0 and outcome.counted == "images"
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "status"), [({}, "failed"), ({"NVIDIA H200": 1}, "failed"), ({"NVIDIA H200": 2}, "ok")]
+)
+def test_with_gpus_every_rank_must_have_computed_on_one(accelerators: dict[str, int], status: str) -> None:
+    said = json.dumps(json.loads(GOOD) | {"accelerators": accelerators})
+    node = dataclasses.replace(TOPOLOGY, devices={"NVIDIA H200": 2})
+    measurer = Measurer(
+        workload=Workload(model="lenet", batch_size=16), topology=node, command_of=python(f"print({said!r})")
+    )
+    outcome = measurer.measure(CANDIDATE, 30)
+    assert outcome.status == status and (outcome.images_per_second is not None) == (status == "ok")
+    assert status == "ok" or "of 2 ranks computed on CPUs" in outcome.message
 
 
 def test_what_a_trial_counts_is_what_it_says() -> None:

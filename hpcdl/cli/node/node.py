@@ -54,6 +54,7 @@ def show(
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
     from hpcdl.core.cpu_sets import format_list
+    from hpcdl.node.accelerators import told
     from hpcdl.node.drawing import draw
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
@@ -74,6 +75,9 @@ def show(
     memory = format_list(topology.allowed_memory_nodes)
     put(f"may use        CPUs {format_list(topology.allowed_cpus)}, NUMA nodes {memory}")
     put(f"fingerprint    {topology.fingerprint} (from {topology.source})")
+    if topology.devices:
+        near = "; ".join(f"{device}: {format_list(cpus)}" for device, cpus in enumerate(topology.near_devices))
+        put(f"GPUs           {told(topology.devices)}" + (f", CPUs near them {near}" if near else ""))
     if machine is None:
         put(f"engine         {find_engine().summary}")
     put()

@@ -60,10 +60,12 @@ def tune_threads(
     from hpcdl.tuning.tune import prepare, tune
 
     run_plan = prepare(settings, planning=plan)
+    commentary = Commentary(quiet=quiet)
+    if run_plan.remark:
+        commentary.say(run_plan.remark)
     if plan:
         _show_plan(run_plan, json)
         return
-    commentary = Commentary(quiet=quiet)
     commentary.say(f"{run_plan.topology.summary}; {run_plan.engine.summary}")
     most = settings.search.max_samples
     limit = format_seconds(settings.search.budget) + (f" or {most} samples" if most else "")
@@ -93,6 +95,7 @@ def _replay(path: Path, seed: int, json: bool) -> None:
 
 
 def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
+    from hpcdl.node.accelerators import choose
     from hpcdl.node.plan import command_line
     from hpcdl.node.settings import chosen, describe
     from hpcdl.tuning.trials import Workload, bench_step_command
@@ -103,13 +106,17 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
     for candidate in run_plan.space.candidates:
         words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
         trial = shlex.join(["hpcdl", *words[words.index("bench") :]])
-        # What the trial then starts: each local rank with its own environment, cores and memory.
+        # What the trial then starts: each local rank with its own environment, cores, memory and GPU.
         ranks = range(candidate.plan.ranks_per_node)
-        rows.append((candidate, trial, [command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]))
+        claims = [choose(os.environ, rank, candidate.plan.cpus_by_local_rank) for rank in ranks]
+        shown = [f"{one.variable}={one.device} " if one and run_plan.topology.devices else "" for one in claims]
+        lines = [shown[rank] + command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]
+        rows.append((candidate, trial, lines))
     if json:
         print_json({
             "machine": run_plan.topology.summary,
             "engine": run_plan.engine.summary,
+            "devices": dict(run_plan.topology.devices),
             "candidates": [
                 {"settings": chosen(item.settings), "origin": item.origin, "environment": dict(item.plan.environment),
                  "cpus_by_local_rank": [list(cpus) for cpus in item.plan.cpus_by_local_rank],

@@ -69,6 +69,7 @@ class TunedNode:
     engine: str = ""
     created_at: str = ""
     software: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     images_per_second: float | None = None
     counted: str = IMAGES

@@ -43,7 +43,8 @@ def winner_line(tuning: TunedNode, rate: Column) -> str:
 
 
 def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
-    where = ", ".join(filter(None, (tuning.processor, tuning.machine, tuning.engine))) or "unknown"
+    gpus = (f"{number} x {name}" for name, number in tuning.devices.items())
+    where = ", ".join(filter(None, (tuning.processor, *gpus, tuning.machine, tuning.engine))) or "unknown"
     lines = [
         f"Winner for {winner_line(tuning, rate)}.",
         f"Batch {tuning.batch_size} per rank; measured on: {where}.",

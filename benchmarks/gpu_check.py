@@ -179,9 +179,9 @@ def every_strategy(trial: Trial) -> str:
         info = STRATEGIES[name]
         ranks = trial.num_ranks + (1 if info.features.servers else 0)
         words = ("--ranks", str(ranks), "--batch-size", str(BATCH_SIZE), "--steps", str(STEPS))
-        words += ("--period", str(PERIOD)) if info.features.periodic else ()
+        meets = ("--period", str(PERIOD)) if info.features.periodic else ()
         try:
-            trial.train(name, *trial.model, "--strategy", name, *words)
+            trial.train(name, *trial.model, "--strategy", name, *words, *meets)
         except CheckFailed as error:
             return f"{name}: {error}"
         return ""

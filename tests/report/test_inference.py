@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.records.run_record import InferenceRecord, RunRecord
+from hpcdl.core.records.run_record import InferenceRecord, RankRecord, RunRecord
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.document.document import Bounds, Interval, Table
 from hpcdl.report.runs.anonymous import anonymised
@@ -68,6 +68,19 @@ def test_other_settings_are_another_curve(folder: Path) -> None:
     write_run(folder / "plain", inferred(2, 50.0, config=config))
     rows = table_of(folder).rows
     assert len(rows) == 4 and "onednn off" in rows[-1] and Bounds(value=1.0, low=None, high=None) in rows[-1]
+
+
+def test_gpus_are_another_curve_and_say_how_busy_they_were(folder: Path) -> None:
+    assert "GPU utilisation" not in [column.name for column in table_of(folder).columns], "all on CPUs"
+    ranks = [RankRecord(rank=rank, host="n", gpu_utilisation=share) for rank, share in enumerate((0.8, 0.9))]
+    write_run(folder / "gpus", inferred(2, 5000.0, accelerators={"NVIDIA H200": 2}, rank_records=ranks))
+    table = table_of(folder)
+    assert [column.name for column in table.columns][-2:] == ["GPU", "GPU utilisation"]
+    *others, last = table.rows
+    assert len(others) == 3 and all(row[-2:] == ("", None) for row in others)
+    name, busy = last[-2:]
+    assert name == "NVIDIA H200" and isinstance(busy, Interval) and busy.value == pytest.approx(0.85)
+    assert Bounds(value=1.0, low=None, high=None) in last, "a rate on GPUs is not compared with one on CPUs"
 
 
 def test_training_and_inference_stay_apart(folder: Path) -> None:

@@ -20,7 +20,7 @@ def build(analysis: Analysis) -> Section | None:
     lines = [f"Left out of the table: {counted(left, 'call')} that did not finish, or was resumed."] if left else []
     lines += [f"{item.name}: {text}" for item in analysis.inferences for text in item.warnings]
     rate = Column.rate(common_unit(item.counted for item in usable))
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(name="model"), Column(name="data"), Column(name="ranks", kind="count"),
         Column(name="nodes", kind="count"), Column(name="threads", kind="count"), Column(name="batch", kind="count"),
         Column(name="settings"), Column(name="calls", kind="count"), rate, Column(name="efficiency", kind="percent"),
@@ -72,7 +72,7 @@ def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -
 
 def _gpus(own: Sequence[Inferred]) -> tuple[Cell, ...]:
     """What they computed on, and how busy that was."""
-    return listed(own[0].accelerators), Interval.of(item.gpu_utilisation for item in own)
+    return listed(list(own[0].accelerators)), Interval.of(item.gpu_utilisation for item in own)
 
 
 def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:

@@ -84,8 +84,8 @@ def site_folder() -> Path:
 
 def file_name(profile: Profile) -> str:
     """`<fingerprint>[-<devices>]-<model>.toml`, with nothing in it that a shell or a file system minds."""
-    parts = (profile.fingerprint, *(_plain(told(profile.devices)) for _ in profile.devices), _plain(profile.model))
-    return f"{'-'.join(parts)}.toml"
+    parts = (profile.fingerprint, _plain(told(profile.devices)) if profile.devices else "", _plain(profile.model))
+    return f"{'-'.join(filter(None, parts))}.toml"
 
 
 def write_profile(profile: Profile, path: Path) -> None:

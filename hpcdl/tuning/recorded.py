@@ -158,9 +158,11 @@ def _base(header: Mapping[str, Any], path: Path) -> Profile:
     workload = header.get("workload")
     try:
         assert isinstance(workload, dict)
+        devices = {str(name): int(number) for name, number in dict(header.get("devices") or {}).items()}
         return Profile(
             settings=Settings(), machine="", processor="", num_cores=0, fingerprint=str(header["fingerprint"]),
             engine=str(header["engine"]), model=str(workload["model"]), batch_size=int(workload["batch_size"]),
+            devices=devices,
         )  # fmt: skip
     except (AssertionError, KeyError, OverflowError, TypeError, ValueError):
         raise CorruptError(f"{path} has a damaged header; tune anew") from None

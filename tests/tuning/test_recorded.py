@@ -85,6 +85,17 @@ def test_a_log_alone_says_what_was_found_so_far_and_is_left_as_it_is(tmp_path: P
     assert [attempt.status for attempt in tuned.attempts].count("failed") == 1
 
 
+def test_a_log_names_the_gpus_of_its_search(tmp_path: Path) -> None:
+    path = make_log(tmp_path / "x.trials.jsonl")
+    header, rest = path.read_text().split("\n", 1)
+    for devices, known in (({"NVIDIA H200": 4}, {"NVIDIA H200": 4}), (None, {})):
+        path.write_text(json.dumps(json.loads(header) | {"devices": devices}) + "\n" + rest)
+        assert read_tuning(path).devices == known
+    path.write_text(json.dumps(json.loads(header) | {"devices": {"NVIDIA H200": "many"}}) + "\n" + rest)
+    with pytest.raises(CorruptError, match="header"):
+        read_tuning(path)
+
+
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.trials.jsonl"
     path.write_text('{"schema": "hpcdl.trials/1"}\nrubbish\n{}\n')
@@ -127,7 +138,8 @@ def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
 
 def test_the_report_shows_the_search(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    finished = ask_hpcdl(["report", make_profile(tmp_path / "p.toml"), "--out", out, "--figures"])
+    path = make_profile(tmp_path / "p.toml", devices={"NVIDIA H200": 4})
+    finished = ask_hpcdl(["report", path, "--out", out, "--figures"])
     assert finished.code == 0, finished.err
     assert "Tuning report: lenet" in finished.out
     assert "[0 0 1 1]" in finished.out
@@ -136,7 +148,7 @@ def test_the_report_shows_the_search(ask_hpcdl: CommandLine, tmp_path: Path) -> 
     assert re.search(r'<pre role="img" aria-label="The node with the winner[^"]+">\n(.*\n)*    \[0 0 1 1\]', page)
     assert "<svg" in page
     assert "1.25 times as fast as TensorFlow&#x27;s defaults" in page
-    assert "probability 0.97" in page
+    assert "probability 0.97" in page and "measured on: EPYC, 4 x NVIDIA H200, secret-host" in page
     assert "<b>boom" not in page
     [tuning] = json.loads((out / "report.json").read_text())["tuning"]
     assert [point["threads"] for point in tuning["curves"][0]["points"]] == [1, 4]

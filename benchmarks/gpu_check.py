@@ -215,7 +215,7 @@ def repeats(trial: Trial) -> str:
     if apart:
         raise CheckFailed(f"--deterministic: two runs are {apart:.2g} apart")
     losses = [f"{name} {record.loss:.3f}" for name, record in zip(runs, records, strict=True)]
-    return f"the same bits twice; loss of {', '.join(losses[1:])}"
+    return f"the same bits twice; loss of {', '.join(losses[2:])}"
 
 
 def resumes(trial: Trial) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hpcdl.core.errors import HpcdlError
@@ -27,7 +29,7 @@ def check_gpus(subject: Subject) -> list[Finding]:
     if not answers:
         text = f"this node has {counted(number, 'GPU')}, but nvidia-smi does not answer"
         return [warning(text, "ask the site's staff whether the driver is loaded"), *_seen(subject, number)]
-    return [*_healthy(answers), *_seen(subject, len(answers))]
+    return [*_healthy(answers), *_links(len(answers), subject.environment), *_seen(subject, len(answers))]
 
 
 def _ask_driver(environment: Mapping[str, str]) -> list[dict[str, str]]:
@@ -37,15 +39,31 @@ def _ask_driver(environment: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _query(names: Sequence[str], environment: Mapping[str, str]) -> list[dict[str, str]]:
-    line = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    lines = _answer([f"--query-gpu={','.join(names)}", "--format=csv,noheader"], environment)
+    rows = [[value.strip() for value in row.split(",")] for row in lines if row.strip()]
+    return [dict(zip(names, row, strict=False)) for row in rows]
+
+
+def _answer(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The lines that nvidia-smi prints; none where it is not there, or answers with an error."""
+    line = ["nvidia-smi", *words]
     try:
         finished = subprocess.run(
             line, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[value.strip() for value in row.split(",")] for row in finished.stdout.splitlines() if row.strip()]
-    return [dict(zip(names, row, strict=False)) for row in rows]
+    return finished.stdout.splitlines()
+
+
+def _links(number: int, environment: Mapping[str, str]) -> list[Finding]:
+    """What connects the GPUs, pair by pair, in nvidia-smi's words: NV4 are four NVLinks, PIX to SYS are PCIe's ways."""
+    rows = [line.split() for line in _answer(["topo", "-m"], environment)] if number > 1 else []
+    matrix = [row[1 : 1 + number] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
+    found = Counter(link for place, row in enumerate(matrix) for link in row[place + 1 :])
+    if len(matrix) != number or found.total() != number * (number - 1) // 2:
+        return []  # a driver that writes it in another way
+    return [ok(f"links between the GPUs: {', '.join(f'{pairs} x {link}' for link, pairs in found.most_common())}")]
 
 
 def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:

@@ -240,6 +240,33 @@ def test_a_gpu_with_bad_memory_and_one_that_is_too_hot(tmp_path: Path, monkeypat
     ]  # fmt: skip
 
 
+ISLANDS = """
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV4\tSYS\tSYS\tNODE\t0-23\t0\t\tN/A
+GPU1\tNV4\t X \tSYS\tSYS\tNODE\t0-23\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tNV4\tSYS\t24-47\t1\t\tN/A
+GPU3\tSYS\tSYS\tNV4\t X \tSYS\t24-47\t1\t\tN/A
+NIC0\tNODE\tNODE\tSYS\tSYS\t X
+"""
+"""`nvidia-smi topo -m` of a node with two pairs of GPUs, in the form that drivers 535 and later print."""
+
+
+@pytest.mark.parametrize(
+    ("matrix", "said"), [(ISLANDS, ["links between the GPUs: 4 x SYS, 2 x NV4"]), (ISLANDS.replace("GPU3", "G3"), [])]
+)
+def test_what_connects_gpus(matrix: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = gpu_node(tmp_path, H200, H200, H200, H200, CUDA_VISIBLE_DEVICES="")
+    (tmp_path / "matrix").write_text(matrix)
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text(
+        smi.read_text().replace("#!/bin/bash", f'#!/bin/bash\n[ "$1" = topo ] && exec cat {tmp_path}/matrix')
+    )
+    monkeypatch.setenv("PATH", subject.environment["PATH"])
+    monkeypatch.setattr(accelerators, "_seen", lambda *_: [])
+    texts = [finding.text for finding in accelerators.check_gpus(subject)]
+    assert texts == ["4 GPUs: NVIDIA H200, 143771 MiB, driver 580.159.04", *said]
+
+
 def test_a_node_whose_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = gpu_node(tmp_path, H200, CUDA_VISIBLE_DEVICES="")
     program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")

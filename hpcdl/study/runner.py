@@ -123,6 +123,9 @@ class Runner(Generic[Planned]):
         """Start and close runs until nothing is left, or a signal or the time limit asks to stop (`stopping`)."""
         try:
             while not self.stopping:
+                if self.ends_within(0.0):  # before anything starts, too: a job's last minute is no time for a run
+                    self.stopping = True
+                    break
                 for task in work.startable():
                     self._begin(task)
                 if not self.active:
@@ -134,8 +137,6 @@ class Runner(Generic[Planned]):
                         self.active.append(attempt)  # it begins anew with --resume
                         self.stopping = True
                 time.sleep(self.poll_s)
-                if self.ends_within(0.0):
-                    self.stopping = True
         finally:
             stop([attempt.process for attempt in self.active], SOFT_STOP_S)
             if self.active:

@@ -1,6 +1,6 @@
 """Carries a study or a search out: starts its runs where there is room, watches them, and ends them when it must stop.
 
-A run is a fresh `hpcdl train` process. What is to be started, and what an end means, is told by the runner's Work: a
+A run is a fresh `hpcdl train` process. What is to be started, and what an end means, is told by the runner's Policy: a
 sweep (sweep.py) or a search (search.py).
 """
 
@@ -67,7 +67,7 @@ class Attempt(Task[Planned]):
         return time.monotonic() - self.began
 
 
-class Work(Protocol[Planned]):
+class Policy(Protocol[Planned]):
     """What differs between a sweep and a search; each method is called by the Runner alone."""
 
     def startable(self) -> Iterable[Task[Planned]]:
@@ -119,21 +119,21 @@ class Runner(Generic[Planned]):
             end_marked(MARK, self.mark)
             yield
 
-    def carry_out(self, work: Work[Planned]) -> None:
+    def carry_out(self, policy: Policy[Planned]) -> None:
         """Start and close runs until nothing is left, or a signal or the time limit asks to stop (`stopping`)."""
         try:
             while not self.stopping:
                 if self.ends_within(0.0):  # before anything starts, too: a job's last minute is no time for a run
                     self.stopping = True
                     break
-                for task in work.startable():
+                for task in policy.startable():
                     self._begin(task)
                 if not self.active:
                     break
-                self._end(work.watch())
+                self._end(policy.watch())
                 for attempt in [item for item in self.active if item.process.poll() is not None]:
                     self.active.remove(attempt)
-                    if not work.close(attempt):
+                    if not policy.close(attempt):
                         self.active.append(attempt)  # it begins anew with --resume
                         self.stopping = True
                 time.sleep(self.poll_s)

@@ -1,4 +1,4 @@
-"""A search as work for the runner: trials side by side, those behind the others ended early; nothing counts twice.
+"""What a search asks of the runner: trials side by side, those behind the others ended early; nothing counts twice.
 
 A trial is a fresh `hpcdl train` on ranks of its own. What was proposed and what came of it stands in a journal
 (study/proposals.py); search.json, which the report reads, is made from it anew whenever something ends.

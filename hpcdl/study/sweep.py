@@ -1,4 +1,4 @@
-"""A study as work for the runner: its runs where there is room, again where they failed; what they measured is kept."""
+"""What a sweep asks of the runner: runs where there is room, again where they failed; what they measured is kept."""
 
 from __future__ import annotations
 

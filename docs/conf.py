@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import hpcdl  # noqa: E402  the checkout is put on the path first
-from hpcdl.core.pages.palette import GROUND  # noqa: E402
+from hpcdl.core.pages.page import GROUND  # noqa: E402
 
 project, author, copyright = "hpcdl", "the hpcdl developers", "the hpcdl developers"
 version = release = hpcdl.__version__

@@ -23,6 +23,7 @@ import difflib
 import functools
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -265,3 +266,16 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(isinstance(item, str | int | float) for item in value)
     return isinstance(value, str | int | float | None)
+
+
+def failure(error: BaseException, file: str = "") -> str:
+    """`failed at FILE:LINE: TYPE: TEXT`; the line is the innermost one in `file`, or else the innermost of all."""
+    if isinstance(error, SyntaxError):
+        where: str | None = f"{error.filename}:{error.lineno}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
+        where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
+    detail = next(iter(str(error).strip().splitlines()), "no details")
+    remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
+    return f"failed at {where}: {type(error).__name__}: {detail}{remedy}"

@@ -6,8 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from hpcdl.core.cpu_sets import format_list
-from hpcdl.core.units import format_bytes
+from hpcdl.core.units import format_bytes, format_list
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import find_profile

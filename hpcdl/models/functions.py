@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpcdl.core.errors import UsageError
-from hpcdl.core.user_code import failure
+from hpcdl.core.errors import UsageError, failure
 from hpcdl.models.spec import UserFunction, existing_file, function_missing, module_missing
 
 ASKED = {

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core.cpu_sets import parse_list
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.paths import own_program
+from hpcdl.core.units import parse_list
 
 
 def _nvidia(root: Path) -> int:

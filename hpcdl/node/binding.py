@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hpcdl.core.cpu_sets import format_list
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.units import format_list
 from hpcdl.node.topology import Core, Topology
 
 Item = TypeVar("Item")

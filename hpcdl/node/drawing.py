@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcdl.core.cpu_sets import format_list
-from hpcdl.core.units import format_bytes
+from hpcdl.core.units import format_bytes, format_list
 from hpcdl.node.topology import Core, Topology
 
 MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"

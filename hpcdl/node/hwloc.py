@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hpcdl.core.cpu_sets import parse_mask
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.files import MOST_DEPTH, read_bytes
+from hpcdl.core.units import parse_mask
 from hpcdl.node.topology import Cache, Core, NumaNode, Topology, own_affinity, own_memory_nodes, restricted
 
 PROGRAMS = ("lstopo-no-graphics", "lstopo")

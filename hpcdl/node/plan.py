@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl.core.cpu_sets import format_list, format_mask
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
+from hpcdl.core.units import format_list, format_mask
 from hpcdl.node.binding import MEMORY_POLICY, cores_needed, cpus_of, place_ranks
 from hpcdl.node.engine import links_openmp
 from hpcdl.node.environment import environment_of

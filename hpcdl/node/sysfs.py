@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.core.cpu_sets import parse_list
 from hpcdl.core.errors import UsageError
-from hpcdl.core.units import parse_bytes
+from hpcdl.core.units import parse_bytes, parse_list
 from hpcdl.node.hwloc import numa_nodes
 from hpcdl.node.topology import Cache, Core, NumaNode, Topology, own_affinity, own_memory_nodes, restricted
 

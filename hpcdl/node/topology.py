@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from hpcdl.core.cpu_sets import format_list, parse_list
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import format_list, parse_list
 
 FAST_KINDS = ("MCDRAM", "HBM")
 """Kinds of memory that are faster than the DRAM beside them."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import as_toml_values
-from hpcdl.core.cpu_sets import format_list
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.processes.wall import NOTICED_S, WALL
 from hpcdl.core.protocols import Communicator
@@ -30,6 +29,7 @@ from hpcdl.core.records.run_record import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
+from hpcdl.core.units import format_list
 from hpcdl.node.gpu_use import GpuUse
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.core.cpu_sets import format_list, format_mask, parse_list, parse_mask
+from hpcdl.core.units import format_list, format_mask, parse_list, parse_mask
 from tests.node.machine_xml import format_words
 
 SETS = st.frozensets(st.integers(0, 400), max_size=40)

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hpcdl.core.pages.page import patterns, variables
-from hpcdl.core.pages.palette import CURVES, GROUND, PARTS, Color, channels
+from hpcdl.core.pages.page import CURVES, GROUND, PARTS, Color, channels, patterns, variables
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 
 Array = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ import pytest
 
 from hpcdl.cli.training.train import say_affinity
 from hpcdl.cluster.status import read_statuses
-from hpcdl.core.cpu_sets import parse_list
 from hpcdl.core.records.run_record import PARTS, read_record
+from hpcdl.core.units import parse_list
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import DIGITS, CommandLine
 from tests.training_runs import PLANTED, SHORT, named_weights_in, record_of, same_run, written_by_ranks

@@ -208,7 +208,7 @@ def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) 
 
 def rank_masks() -> set[tuple[int, ...]]:
     """The masks of the bench's rank processes that have been bound: narrower than this process's own."""
-    from hpcdl.core.cpu_sets import parse_list
+    from hpcdl.core.units import parse_list
 
     masks = set()
     for entry in Path("/proc").glob("[0-9]*"):

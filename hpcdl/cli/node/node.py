@@ -53,7 +53,7 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
-    from hpcdl.core.cpu_sets import format_list
+    from hpcdl.core.units import format_list
     from hpcdl.node.accelerators import told
     from hpcdl.node.drawing import draw
     from hpcdl.node.engine import find_engine

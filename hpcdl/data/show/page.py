@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.pages.page import escaped
+from hpcdl.core.pages.page import CURVES, channels, escaped
 from hpcdl.core.pages.page import page as shell
-from hpcdl.core.pages.palette import CURVES, channels
 from hpcdl.core.units import format_bytes, format_count
 from hpcdl.data.format.fields import Field
 from hpcdl.data.show.inspection import SplitInspection

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.core.errors import UsageError
-from hpcdl.core.pages.palette import CURVES
+from hpcdl.core.pages.page import CURVES
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.storage.disk import check_outputs, is_output, make_output_folder, remove_empty, remove_output
 from hpcdl.core.storage.files import json_text, read_json, without_infinities, write_output

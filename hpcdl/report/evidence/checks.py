@@ -11,9 +11,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hpcdl.core.cpu_sets import parse_list
 from hpcdl.core.statistics import Ratio
-from hpcdl.core.units import counted, format_seconds, listed
+from hpcdl.core.units import counted, format_seconds, listed, parse_list
 from hpcdl.report.document.cells import percent
 from hpcdl.report.evidence.measured import Measured, NodePoint, mean_wall
 from hpcdl.report.evidence.template import AccessTemplate, Criterion

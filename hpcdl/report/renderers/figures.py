@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcdl.core.pages.palette import CURVES, GROUND, PARTS
+from hpcdl.core.pages.page import CURVES, GROUND, PARTS
 from hpcdl.core.storage.disk import writing_output
 from hpcdl.core.storage.files import write_output
 from hpcdl.report.document.cells import number, percent, plain, shortened

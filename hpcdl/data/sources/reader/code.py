@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpcdl.core.errors import SourceError, UnknownNameError, UsageError, shown
+from hpcdl.core.errors import SourceError, UnknownNameError, UsageError, failure, shown
 from hpcdl.core.storage.files import read_bytes
-from hpcdl.core.user_code import failure
 
 FORM = "--reader FILE.py:NAME, a function or class that is called with the path of SOURCE"
 

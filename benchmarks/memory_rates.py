@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy
 
-from hpcdl.comm.sums import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
+from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
 from hpcdl.strategies.base.float16 import add_float16, cast
 
 SLICE = 1 << 18

@@ -20,7 +20,7 @@ import numpy
 from hpcdl.collectives import ring
 from hpcdl.collectives.slices import flattened, span, spans
 from hpcdl.collectives.workspace import Cost, Workspace, unseen
-from hpcdl.comm.sums import plain_add
+from hpcdl.comm.arithmetic import plain_add
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.workspace import Workspace, unseen
-from hpcdl.comm.sums import plain_add
+from hpcdl.comm.arithmetic import plain_add
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -12,6 +12,7 @@ import keras
 import numpy
 import tensorflow as tf
 
+from hpcdl.comm.arithmetic import all_finite
 from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError, UsageError
@@ -29,7 +30,6 @@ from hpcdl.scripts.fit.model import scales
 from hpcdl.scripts.own_weights import OwnWeights
 from hpcdl.scripts.process.session import note_strategy
 from hpcdl.step.keras_internals import trained_by
-from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import call_python
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.elastic.equations import moving_rate

@@ -17,6 +17,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.comm.arithmetic import all_finite
 from hpcdl.comm.observed import for_exchange, recorder_of
 from hpcdl.config.compression import parse_compression
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
@@ -33,7 +34,6 @@ from hpcdl.step.layers import layers_of
 from hpcdl.strategies.allreduce.compression import Wire
 from hpcdl.strategies.allreduce.rest import BucketPart
 from hpcdl.strategies.allreduce.worker import AllReduceWorker, broadcast_variables
-from hpcdl.strategies.base.finite import all_finite
 from hpcdl.strategies.base.graph import behind, call_python, outside_graphs
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 
+from hpcdl.comm.arithmetic import all_finite
 from hpcdl.core.errors import HpcdlError, NotFiniteError, UsageError
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.base.finite import all_finite
 
 
 def check_kept(arrays: Iterable[tuple[str, Any]], step: int, rank: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.comm.sums import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
+from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
 
 FLOATS = st.floats(width=32)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.comm.tcp import group as tcp
+from hpcdl.comm.tcp import communicator as tcp
 from hpcdl.comm.tcp.channel import greet
 from hpcdl.core.errors import RankError, UsageError
 

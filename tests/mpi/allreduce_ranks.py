@@ -17,9 +17,9 @@ import numpy
 from hpcdl.collectives import auto
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.comm.mpi.communicator import MpiCommunicator, world
 from hpcdl.comm.mpi.library import library_path
-from hpcdl.comm.sums import add_bfloat16, from_bfloat16, to_bfloat16
 
 LENGTHS = {"float32": (0, 1, 7, 1000, 600_007), "float64": (5, 10_003)}
 """The longest is several slices long."""

@@ -89,7 +89,7 @@ def test_nothing_but_zeros() -> None:
 
 
 def test_the_scale_is_a_power_of_two_below_the_top() -> None:
-    from hpcdl.comm.sums import float16_scale
+    from hpcdl.comm.arithmetic import float16_scale
 
     for bound in (1e-20, 3e-5, 0.5, 1.0, 32768.0, 65504.0, 1e20):
         scale = float16_scale(np.array([bound], np.float32))

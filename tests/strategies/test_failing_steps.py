@@ -15,8 +15,8 @@ import numpy
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
+from hpcdl.comm.arithmetic import BLOCK, all_finite
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, NotFiniteError, RankError, carried, original
-from hpcdl.strategies.base.finite import BLOCK, all_finite
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import ROOT, selected
 from tests.strategies.elastic_ranks import run

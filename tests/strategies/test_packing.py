@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.comm.sums import plain_add
+from hpcdl.comm.arithmetic import plain_add
 from hpcdl.strategies.allreduce.compression import WIRES
 from hpcdl.strategies.allreduce.worker import ALIGNMENT, LARGE_BYTES, exchange_bucket
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hpcdl.comm.sums import add_bfloat16
+from hpcdl.comm.arithmetic import add_bfloat16
 from hpcdl.config.compression import Compression, parse_compression
 from hpcdl.strategies.allreduce.int8 import Int8
 from hpcdl.strategies.allreduce.powersgd import PowerSgd

@@ -25,8 +25,8 @@ from hpcdl.collectives import recursive_doubling
 from hpcdl.collectives.buckets import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace, unseen
+from hpcdl.comm.arithmetic import float16_scale
 from hpcdl.comm.observed import NOTHING, recorder_of
-from hpcdl.comm.sums import float16_scale
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude, warnings_of, wire_of

@@ -2,7 +2,7 @@
 
 A sum is widened to float32, formed, and rounded once, to nearest even, as numpy does it, bit for bit. numpy takes 6 ns
 a number for that where TensorFlow takes 0.6, since it has no vectors of float16 (python -m benchmarks.memory_rates);
-bfloat16, which is float32 cut off, it adds by integers in 1.6 (comm/sums.py).
+bfloat16, which is float32 cut off, it adds by integers in 1.6 (comm/arithmetic.py).
 """
 
 from __future__ import annotations

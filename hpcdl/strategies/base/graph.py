@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
+from hpcdl.comm.arithmetic import all_finite, not_finite
 from hpcdl.comm.observed import BUCKET, UPDATING, Recorder
 from hpcdl.core.errors import NOT_FINITE, NotFiniteError, RankError, UsageError, carried
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.base.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Finished

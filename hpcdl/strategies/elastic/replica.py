@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.comm.arithmetic import all_finite, not_finite
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
-from hpcdl.strategies.base.finite import all_finite, not_finite
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.equations import distance, moving_rate
 

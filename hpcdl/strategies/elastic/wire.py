@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hpcdl.comm.sums import add_bfloat16, float16_scale, from_bfloat16, to_bfloat16
+from hpcdl.comm.arithmetic import add_bfloat16, float16_scale, from_bfloat16, to_bfloat16
 from hpcdl.strategies.elastic.equations import attract_center, attract_center_by, blocks
 
 if TYPE_CHECKING:

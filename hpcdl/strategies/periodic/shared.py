@@ -12,10 +12,10 @@ import numpy
 
 from hpcdl.collectives import auto
 from hpcdl.collectives.workspace import Workspace
+from hpcdl.comm.arithmetic import all_finite, not_finite
 from hpcdl.comm.observed import BUCKET, for_control, recorder_of
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.statistics import Sample
-from hpcdl.strategies.base.finite import all_finite, not_finite
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.equations import distance
 from hpcdl.strategies.periodic.equations import RULES, OuterRates

@@ -1,20 +1,25 @@
-"""How two buffers are added up: by numpy, or as bfloat16, for gradients that are compressed on the wire.
+"""Arithmetic on flat buffers in numpy alone: sums, bfloat16, and whether all numbers are finite.
 
 bfloat16 numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as
-often as a partial sum is sent, and no more. float16 is added by
-strategies/base/float16.py, and here where nobody says how.
+often as a partial sum is sent, and no more. float16 is added by strategies/base/float16.py, and here where nobody says
+how. Replicas and servers look for NaN here, too.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
 
+from hpcdl.core.errors import NotFiniteError
+
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
-BLOCK = 1 << 16
+
+WIDENED_BLOCK = 1 << 16
 """Elements that are widened at a time: their float32 copies stay in the cache."""
 
 
@@ -25,9 +30,9 @@ def plain_add(target: Array, incoming: Array) -> None:
 
 def add_bfloat16(target: Array, incoming: Array) -> None:
     """`target` += `incoming` for bfloat16 numbers held in uint16 buffers."""
-    for start in range(0, target.size, BLOCK):
-        part = target[start : start + BLOCK]
-        part[...] = to_bfloat16(from_bfloat16(part) + from_bfloat16(incoming[start : start + BLOCK]))
+    for start in range(0, target.size, WIDENED_BLOCK):
+        part = target[start : start + WIDENED_BLOCK]
+        part[...] = to_bfloat16(from_bfloat16(part) + from_bfloat16(incoming[start : start + WIDENED_BLOCK]))
 
 
 def to_bfloat16(values: Array) -> Array:
@@ -59,3 +64,29 @@ def float16_scale(bound: Array) -> Array:
     exponent = numpy.clip(15 - numpy.frexp(bound)[1], -100, 100)
     scale: Array = numpy.ldexp(numpy.ones_like(bound), exponent)
     return scale
+
+
+BLOCK = 1 << 17
+"""Elements that are looked at together: 512 KiB of float32."""
+
+
+def all_finite(values: Array, exponent: int | None = None) -> bool:
+    """Whether flat `values` hold no NaN and no infinity.
+
+    `exponent` is the mask of the exponent's bits where `values` are numbers of 16 bits, which have them all set then.
+    Others are told by their sum of squares, the cheapest reading there is; where that overflows, one by one.
+    """
+    blocks = (values[start : start + BLOCK] for start in range(0, values.size, BLOCK))
+    if exponent is not None:
+        mask = numpy.uint16(exponent)
+        return not any(((block.view(numpy.uint16) & mask) == mask).any() for block in blocks)
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        return all(math.isfinite(block @ block) or bool(numpy.isfinite(block).all()) for block in blocks)
+
+
+def not_finite(bad: Sequence[str], what: str, step: int | None, rank: int) -> NotFiniteError:
+    """The error of a rank whose `what` (`the gradient`) holds NaN or infinity in the variables `bad`."""
+    where = "" if step is None else f" at step {step}"
+    of = f" of {bad[0]}" if bad and bad[0] else ""
+    more = f" and {len(bad) - 1} more" if of and len(bad) > 1 else ""
+    return NotFiniteError(f"{what}{of}{more} is not finite{where} on rank {rank}")

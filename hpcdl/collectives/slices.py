@@ -11,7 +11,7 @@ stage j of all that are under way, and one that waits in a later slice has poste
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.workspace import Workspace, unseen
@@ -96,3 +96,27 @@ def span(length: int, num_parts: int, part: int) -> tuple[int, int]:
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
     """The bounds of all of them, by `span`."""
     return [span(length, num_parts, part) for part in range(num_parts)]
+
+
+def plan_buckets(sizes_bytes: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+    """Buckets of gradient indices, in the order in which they leave: the last layer's first.
+
+    Back-propagation makes the last layer's gradient first, so the reverse of the layer order is sent as it comes. A
+    bucket is closed before it would exceed `bucket_bytes`. A tensor of at least that size is a bucket of its own,
+    which saves its copy.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing")
+    buckets: list[tuple[int, ...]] = []
+    current: list[int] = []
+    filled = 0
+    for index in reversed(range(len(sizes_bytes))):
+        size = sizes_bytes[index]
+        if current and filled + size > bucket_bytes:
+            buckets.append(tuple(current))
+            current, filled = [], 0
+        current.append(index)
+        filled += size
+    if current:
+        buckets.append(tuple(current))
+    return tuple(buckets)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpcdl.collectives.auto import choose_by_model
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Cost
 from hpcdl.predict.jobs import DEFAULT_PLACEMENTS, ITEM_BYTES, StepJob

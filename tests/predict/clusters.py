@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 from hpcdl.models.table import MODELS
 from hpcdl.predict.jobs import lengths_of
 from hpcdl.report.runs.run import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 from hpcdl.launch.traced import traced_runs
 from hpcdl.models.emulated import FORWARD
 from hpcdl.predict.evidence import gather_evidence

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.step.bucket_times import BucketTimes, load_times, save_times, sizes_worth_a_try, times_file
 

@@ -22,7 +22,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.collectives import recursive_doubling
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace, unseen
 from hpcdl.comm.arithmetic import float16_scale

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcdl.collectives.buckets import plan_buckets
+from hpcdl.collectives.slices import plan_buckets
 
 ITEM_BYTES = 4
 """Gradients travel and are averaged in float32."""

@@ -25,9 +25,9 @@ from hpcdl.collectives import halving_doubling, ring, tree
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.parameter_server.averaging import AveragingServer
-from hpcdl.strategies.parameter_server.client import MESSAGE_BYTES, ServerClient
 from hpcdl.strategies.parameter_server.placement import ITEM_BYTES, PLACEMENTS, held_bytes, imbalance, plan
+from hpcdl.strategies.parameter_server.server import AveragingServer
+from hpcdl.strategies.parameter_server.worker import MESSAGE_BYTES, ServerClient
 from tests.strategies.test_placement import resnet50
 
 BUCKET_BYTES = 25 * 1024**2

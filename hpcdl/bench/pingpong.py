@@ -175,7 +175,7 @@ def _by_grpc(world: Observed, pair: Communicator) -> Trips:
     seen = world.monitor
     seen.doing("importing TensorFlow")
     runtime.import_tensorflow()
-    from hpcdl.strategies.tensorflow_grpc.link import GrpcLink
+    from hpcdl.strategies.tensorflow_grpc.cluster import GrpcLink
 
     runtime.configure(deterministic=False, seed=0)
     link = GrpcLink(pair)

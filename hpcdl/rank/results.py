@@ -35,7 +35,7 @@ from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
 from hpcdl.strategies.base.strategy import Worker
-from hpcdl.strategies.elastic.rules import summary_of
+from hpcdl.strategies.elastic.server import summary_of
 from hpcdl.supervision.runtime import device_in_use
 
 _COMPUTING = "tf_Compute"

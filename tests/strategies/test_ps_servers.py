@@ -16,10 +16,9 @@ from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
-from hpcdl.strategies.parameter_server.averaging import AveragingServer
-from hpcdl.strategies.parameter_server.client import ServerClient
 from hpcdl.strategies.parameter_server.placement import PLACEMENTS
-from hpcdl.strategies.parameter_server.quorum import MAX_LAG, QuorumServer, Rounds
+from hpcdl.strategies.parameter_server.server import MAX_LAG, AveragingServer, QuorumServer, Rounds
+from hpcdl.strategies.parameter_server.worker import ServerClient
 from tests.conftest import patience
 from tests.rounds import TracingCommunicator
 

@@ -20,8 +20,7 @@ from hpcdl.strategies.base.strategy import Context, HoldsCenter
 from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
 from hpcdl.strategies.elastic.message import server_spans
 from hpcdl.strategies.elastic.methods import METHODS
-from hpcdl.strategies.elastic.rules import MomentumDescent
-from hpcdl.strategies.elastic.server import CenterServer
+from hpcdl.strategies.elastic.server import CenterServer, MomentumDescent
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 LENGTH = 60

@@ -11,7 +11,7 @@ import numpy
 from hpcdl.comm.observed import waiting_for
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.elastic.message import server_spans
-from hpcdl.strategies.elastic.rules import Rule, Staleness
+from hpcdl.strategies.elastic.server import Rule, Staleness
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

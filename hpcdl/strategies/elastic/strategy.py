@@ -5,12 +5,10 @@ from __future__ import annotations
 from hpcdl.comm.mpi.one_sided import no_passive_progress
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
-from hpcdl.strategies.elastic.hosted_link import HostedLink
-from hpcdl.strategies.elastic.link import Link, ServerLink
+from hpcdl.strategies.elastic.link import HostedLink, Link, ServerLink
 from hpcdl.strategies.elastic.lock_free import RemoteLink, SharedLink
 from hpcdl.strategies.elastic.methods import METHODS
-from hpcdl.strategies.elastic.rules import RULES, Rule
-from hpcdl.strategies.elastic.server import CenterServer
+from hpcdl.strategies.elastic.server import RULES, CenterServer, Rule
 
 
 class CenterStrategy:

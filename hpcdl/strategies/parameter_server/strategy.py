@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base.strategy import Context, Server, Worker
-from hpcdl.strategies.parameter_server.averaging import AveragingServer
-from hpcdl.strategies.parameter_server.quorum import QuorumServer
+from hpcdl.strategies.parameter_server.server import AveragingServer, QuorumServer
 
 
 class ParameterServers:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from hpcdl.core.errors import StoppedEarly
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.parameter_server.placement import imbalance
+from hpcdl.strategies.tensorflow_grpc.cluster import start_server
 from hpcdl.strategies.tensorflow_grpc.graph import StepGraph
-from hpcdl.strategies.tensorflow_grpc.server import start_server
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -72,7 +72,7 @@ def measure(given: argparse.Namespace) -> None:
     everybody = world()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.step.bucket_trials import TrialStep, choose_buckets
+    from hpcdl.step.bucket_size import TrialStep, choose_buckets
     from hpcdl.step.measure import made_up_batches
     from hpcdl.step.objective import Classification
     from hpcdl.step.optimizers import build_optimizer

@@ -99,7 +99,7 @@ def plain_lars(learning_rate: float, **settings: float) -> Any:
     """hpcdl's LARS with an operation of Keras's for each product and sum."""
     from keras import ops
 
-    from hpcdl.step.lars import Lars
+    from hpcdl.step.optimizers import Lars
 
     class PlainLars(Lars):
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -46,7 +46,7 @@ def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None])
     runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
-    from hpcdl.step import precision
+    from hpcdl.step import measure as precision
     from hpcdl.step.measure import made_up_batches
 
     runtime.configure(deterministic=False, seed=wanted.seed)

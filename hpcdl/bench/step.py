@@ -206,7 +206,7 @@ def _chosen_buckets(
     """The bytes of a bucket that `worker` has from now on, where it is to find them; collective."""
     if config.exchange.bucket_size != AUTO:
         return None
-    from hpcdl.step.bucket_trials import TrialStep, choose_buckets
+    from hpcdl.step.bucket_size import TrialStep, choose_buckets
     from hpcdl.step.objective import Classification
     from hpcdl.step.step import build_step
 

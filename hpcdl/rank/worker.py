@@ -44,7 +44,7 @@ from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, N
 from hpcdl.run.outputs import losses_of
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
-from hpcdl.step.bucket_trials import BucketChoice
+from hpcdl.step.bucket_size import BucketChoice
 from hpcdl.step.kernels.table import use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context

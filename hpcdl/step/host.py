@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ import numpy
 from hpcdl.checkpoint import state
 from hpcdl.comm.observed import RankMonitor, Traffic, recorder_of
 from hpcdl.config.settings import AUTO
+from hpcdl.core.errors import NotFiniteError
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
 from hpcdl.data.format.order import NO_SHIFT
@@ -23,17 +25,40 @@ from hpcdl.data.read.pipeline import GraphBatches
 from hpcdl.run.going_back import way_back
 from hpcdl.run.journal import Journal
 from hpcdl.run.plan import RunPlan
-from hpcdl.step.bucket_trials import BucketChoice, TrialStep, choose_buckets
+from hpcdl.step.bucket_size import BucketChoice, TrialStep, choose_buckets
 from hpcdl.step.clock import Outcome, StepTimes
-from hpcdl.step.finite import check_loss, naming_samples
 from hpcdl.step.objective import Objective
-from hpcdl.step.several import CALL_S, build_several
-from hpcdl.step.step import as_model_input, build_follow, build_step, inside_engine, num_samples
+from hpcdl.step.step import CALL_S, as_model_input, build_follow, build_several, build_step, inside_engine, num_samples
 from hpcdl.strategies.allreduce.worker import AllReduceWorker
 from hpcdl.strategies.base.strategy import Worker
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+MOST_NAMED = 16
+
+
+def check_loss(loss: float, step: int, rank: int) -> None:
+    """NotFiniteError where the loss is not a finite number though its gradients were."""
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"loss is {loss} at step {step} on rank {rank}")
+
+
+@contextlib.contextmanager
+def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable[[], str]) -> Iterator[None]:
+    """Inside, an error of numbers that are not finite also names the samples of the batch, and how to continue."""
+    try:
+        yield
+    except NotFiniteError as error:
+        ids = ids_of_batch()
+        shown = ", ".join(str(sample) for sample in ids[:MOST_NAMED])
+        more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+        raise NotFiniteError(
+            f"{error}; samples of the batch: {shown}{more}; "
+            f"lower --learning-rate, add --warmup-epochs, or look at these samples; {way_back()}"
+        ) from error
+
 
 EXPLODED = 10.0
 """A loss that is so many times the best one (or 1) above it tells that the run goes wrong."""

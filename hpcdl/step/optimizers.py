@@ -1,4 +1,8 @@
-"""Keras optimizers from settings; weight decay spares biases and normalisation."""
+"""Keras optimizers from settings, with one operation of TensorFlow's for each variable; and LARS.
+
+Keras makes an operation of each product and sum, and each of those goes through all of the variable's bytes once more,
+most of them into fresh memory. Weight decay spares biases and normalisation.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,99 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hpcdl.config.schema import OptimizerConfig
-from hpcdl.step.fused import FusedAdam, FusedSGD
-from hpcdl.step.lars import Lars
+
+
+class FusedSGD(keras.optimizers.SGD):
+    """Keras's SGD, the same numbers bit for bit; gradients are dense."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable."""
+        rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
+        if not self.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+            return
+        velocity = self.momentums[self._get_variable_index(variable)]
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=velocity.value.handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.cast(self.momentum, variable.dtype),
+            use_nesterov=self.nesterov,
+        )
+
+
+class FusedAdam(keras.optimizers.Adam):
+    """Keras's Adam (Kingma and Ba 2014, end of section 2), the same numbers to rounding; gradients are dense."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable."""
+        kind = variable.dtype
+        index = self._get_variable_index(variable)
+        step = tf.cast(self.iterations.value + 1, kind)
+        beta_1, beta_2 = tf.cast(self.beta_1, kind), tf.cast(self.beta_2, kind)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=tf.pow(beta_1, step),
+            beta2_power=tf.pow(beta_2, step),
+            lr=tf.cast(learning_rate, kind),
+            beta1=beta_1,
+            beta2=beta_2,
+            epsilon=tf.cast(self.epsilon, kind),
+            grad=tf.cast(gradient, kind),
+        )
+
+
+class Lars(keras.optimizers.Optimizer):
+    """A Keras optimizer; `decay` is the weight decay inside the trust ratio, not Keras's decoupled one."""
+
+    def __init__(self, learning_rate: float, *, momentum: float, trust: float, decay: float) -> None:
+        super().__init__(learning_rate=learning_rate, name="lars")
+        self.momentum = momentum
+        self.trust = trust
+        self.decay = decay
+
+    def build(self, variables: Any) -> None:
+        """Make one velocity per variable."""
+        if self.built:
+            return
+        super().build(variables)
+        self.velocities = [self.add_variable_from_reference(variable, name="velocity") for variable in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable; the velocity and the variable by one operation of TensorFlow's."""
+        kind = variable.dtype
+        rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
+        if len(variable.shape) > 1:
+            weight_norm, gradient_norm = _norm(variable), _norm(gradient)
+            local = self.trust * weight_norm / (gradient_norm + self.decay * weight_norm)
+            usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
+            rate = rate * tf.where(usable, local, tf.ones_like(local))
+            if self.decay:
+                gradient = gradient + self.decay * variable
+        velocity = self.velocities[self._get_variable_index(variable)]
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=velocity.value.handle,
+            lr=tf.ones([], kind),
+            grad=rate * gradient,
+            momentum=tf.cast(self.momentum, kind),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, for Keras."""
+        own = {"momentum": self.momentum, "trust": self.trust, "decay": self.decay}
+        return {**super().get_config(), **own}
+
+
+def _norm(tensor: Any) -> Any:
+    """The Euclidean norm, in one pass that keeps no squares."""
+    return tf.sqrt(2 * tf.nn.l2_loss(tensor))
 
 
 def _momentum(config: OptimizerConfig, *, nesterov: bool) -> Any:

@@ -1,21 +1,28 @@
-"""One training step as a graph: forward, backward, the strategy's exchange, the update, with time stamps between."""
+"""One training step as a graph: forward, backward, the strategy's exchange, the update, with time stamps between.
+
+Several steps in one call are a loop in the graph, which takes a batch, steps, and asks whether to go on.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy
 import tensorflow as tf
 
 from hpcdl.comm.observed import NOTHING, RankMonitor, Recorder
 from hpcdl.core.errors import UsageError, originals
 from hpcdl.step.layers import layers_of
 from hpcdl.step.objective import Objective
-from hpcdl.strategies.base.graph import connected, timestamp, timestamp_beside
+from hpcdl.strategies.base.graph import call_python, connected, timestamp, timestamp_beside
 from hpcdl.strategies.base.strategy import Exchange
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
 
 
 def as_model_input(images: Any) -> Any:
@@ -166,3 +173,49 @@ def _split(batch: Any, parts: int | list[int]) -> list[Any]:
     """Slices of a tensor, or of several by name."""
     slices = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
     return [tf.nest.pack_sequence_as(batch, list(own)) for own in zip(*slices, strict=True)]
+
+
+CALL_S = 0.1
+"""No step begins in a call that has taken this long: signals, for one, are answered between calls."""
+
+
+def build_several(
+    step: Callable[..., Any],
+    optimizer: Any,
+    got_batch: Callable[[], float],
+    step_over: Callable[[Array, Array], tuple[bool, float]],
+) -> Callable[[Any, Any], Any]:
+    """A compiled function of an iterator of batches and the first step's learning rate.
+
+    It takes steps as `step` (of build_step) does, the same numbers bit for bit, however many. `got_batch` is called
+    when a step has its batch and returns the time. `step_over` gets what a step has left, float64: loss, number of
+    samples, the times at which it had its batch, its gradients, and had exchanged them; and the objective's sums. It
+    returns whether another step follows, and that one's learning rate.
+    """
+
+    def asked(facts: Array, sums: Array) -> tuple[Any, Any]:
+        continues, rate = step_over(facts, sums)
+        return numpy.bool_(continues), numpy.float32(rate)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def several(iterator: Any, rate: Any) -> Any:
+        def body(_: Any, rate: Any) -> tuple[Any, Any]:
+            optimizer.learning_rate = rate
+            images, labels = iterator.get_next()
+            tensors = tf.nest.flatten((images, labels))
+            with tf.control_dependencies(tensors):
+                began = tf.ensure_shape(call_python(got_batch, [], tf.float64), [])
+            with tf.control_dependencies([began]):
+                loss, sums, had_gradients, exchanged = step(images, labels)
+            samples = tf.shape(tf.nest.flatten(labels)[0])[0]
+            facts = tf.stack([tf.cast(value, tf.float64) for value in (loss, samples, began, had_gradients, exchanged)])
+            continues, next_rate = call_python(asked, [facts, sums], [tf.bool, tf.float32])
+            return tf.ensure_shape(continues, []), tf.ensure_shape(next_rate, [])
+
+        continues, _ = tf.while_loop(
+            lambda continues, _: continues, body, (tf.constant(True), rate), parallel_iterations=1
+        )
+        return continues
+
+    compiled: Callable[[Any, Any], Any] = originals()(several)
+    return compiled

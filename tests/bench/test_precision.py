@@ -23,8 +23,7 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
 
 def test_float32_does_not_differ_from_itself() -> None:
     from hpcdl.models.load import load_model
-    from hpcdl.step.measure import made_up_batches
-    from hpcdl.step.precision import compare
+    from hpcdl.step.measure import compare, made_up_batches
 
     batch = next(made_up_batches(load_model("lenet"), 2, 0))
     same = compare(lambda: load_model("lenet"), batch, "float32")

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.config.schema import BUCKET_BYTES, ExchangeConfig, ModelConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.step.bucket_times import times_file
+from hpcdl.step.bucket_size import times_file
 from hpcdl.strategies.refusals import check_exchange
 from hpcdl.strategies.table import STRATEGIES, find_strategy
 from tests.conftest import CommandLine
@@ -54,7 +54,7 @@ def test_trials_leave_weights_statistics_and_random_states_as_they_were(rule: st
     import keras
 
     from hpcdl.comm.threads.communicator import alone
-    from hpcdl.step.bucket_trials import TrialStep, _timed
+    from hpcdl.step.bucket_size import TrialStep, _timed
     from hpcdl.step.objective import Classification
     from hpcdl.step.step import build_step
     from hpcdl.strategies.allreduce.worker import AllReduceWorker

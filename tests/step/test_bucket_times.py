@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.collectives.slices import plan_buckets
 from hpcdl.config.schema import BUCKET_BYTES
-from hpcdl.step.bucket_times import BucketTimes, load_times, save_times, sizes_worth_a_try, times_file
+from hpcdl.step.bucket_size import BucketTimes, load_times, save_times, sizes_worth_a_try, times_file
 
 MIB = 1 << 20
 FACTS = {"model": "lenet", "ranks": "2"}

@@ -46,7 +46,7 @@ from hpcdl.node.profile import find_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology
 from hpcdl.run import groups as chips
-from hpcdl.run import in_place, rundir
+from hpcdl.run import rundir, shrink
 from hpcdl.run.ended import end_noted
 from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
@@ -130,9 +130,9 @@ def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[
     plan, remarks = plan_for(run_plan, environment)
     if not run_plan.config.checkpoint.elastic:
         return plan, remarks
-    continues, way = in_place.way_of(run_plan, find_launcher())
+    continues, way = shrink.way_of(run_plan, find_launcher())
     if continues:
-        plan = dataclasses.replace(plan, continues=True, environment={**plan.environment, in_place.VARIABLE: "1"})
+        plan = dataclasses.replace(plan, continues=True, environment={**plan.environment, shrink.VARIABLE: "1"})
     return plan, [*remarks, way]
 
 

@@ -18,10 +18,9 @@ from hpcdl.data.read.windows import shared_out
 from hpcdl.faults.inject import Injection
 from hpcdl.rank import results
 from hpcdl.rank.serve import serve
-from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EventHandler
 from hpcdl.run.plan import RunPlan
-from hpcdl.run.shrink import workers_and_servers
+from hpcdl.run.shrink import ShrunkRun, workers_and_servers
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.supervision import runtime, safety
 from hpcdl.supervision.pace import WINDOWS, Eviction, PaceKeeper

@@ -32,9 +32,9 @@ from hpcdl.rank.start import (
     wait_for_the_others,
 )
 from hpcdl.run import rundir
-from hpcdl.run.in_place import VARIABLE, shrunk_of
+from hpcdl.run.ended import one_line, verdict
 from hpcdl.run.plan import prepare
-from hpcdl.supervision.verdict import one_line, verdict
+from hpcdl.run.shrink import VARIABLE, shrunk_of
 from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
 from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Actions, Limits, Watchdog, leave_without_lost, watching
 

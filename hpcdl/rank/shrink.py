@@ -33,10 +33,9 @@ from hpcdl.rank import results
 from hpcdl.rank.center import assign_all, move_to_center
 from hpcdl.rank.trainer import Trainer
 from hpcdl.run import rundir
-from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import Journal, events_since_start
 from hpcdl.run.plan import RunPlan
-from hpcdl.run.shrink import describe_change
+from hpcdl.run.shrink import ShrunkRun, describe_change
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.salvage import Center, gather_center
 from hpcdl.strategies.base.strategy import Context

@@ -22,9 +22,8 @@ from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.processes import lifeline
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.storage.disk import remove_folder
-from hpcdl.run.ended import note_end
+from hpcdl.run.ended import note_end, one_line, verdict
 from hpcdl.supervision import runtime
-from hpcdl.supervision.verdict import one_line, verdict
 from hpcdl.supervision.watchdog import Watchdog, watchdog_of, watching
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)

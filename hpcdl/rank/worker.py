@@ -39,11 +39,11 @@ from hpcdl.rank.shrink import InPlaceRecovery
 from hpcdl.rank.synchronous import SynchronousTrainer
 from hpcdl.rank.trainer import Trainer
 from hpcdl.run.going_back import step_to_resume
-from hpcdl.run.in_place import ShrunkRun
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.run.outputs import losses_of
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.run.shrink import ShrunkRun
 from hpcdl.step.bucket_size import BucketChoice
 from hpcdl.step.kernels.table import use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed

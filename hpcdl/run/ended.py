@@ -1,24 +1,28 @@
-"""How a run ended, in its record: whoever starts the ranks says so at its end, or the rank on its way out.
+"""How a rank and its run ended: state, exit code, the line that says most of an error, and the record's last words.
 
-A rank that is killed, or whose run is ended by another one, cannot write; who has started the ranks knows why they
-ended. Where that is somebody else's launcher, the rank that found the cause writes before it ends the job.
+Whoever starts the ranks writes the record at its end, or the rank on its way out. A rank that is killed, or whose run
+is ended by another one, cannot write; who has started the ranks knows why they ended. Where that is somebody else's
+launcher, the rank that found the cause writes before it ends the job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
+from hpcdl.comm.agree import SilentExit
 from hpcdl.core.errors import (
     ConfigError,
     CorruptError,
     HpcdlError,
     Interrupted,
+    RankError,
     StoppedEarly,
     UsageError,
     kind_of,
@@ -30,6 +34,42 @@ from hpcdl.core.records.run_record import FILE_NAME, RunRecord, read_record, wri
 from hpcdl.core.records.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from hpcdl.run.faults import parse_faults, settled
 from hpcdl.run.journal import events_since_start
+
+_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
+"""What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
+_RAISED = re.compile(r"\w*(Error|Exception): ")
+"""How Python names an error in a traceback."""
+
+
+def verdict(error: BaseException) -> tuple[str, int]:
+    """A rank's state and exit code after `error`."""
+    error = original(error)
+    if isinstance(error, StoppedEarly):
+        return "stopped", error.exit_code
+    if isinstance(error, (RankError, SilentExit)):
+        return "bereaved", error.exit_code
+    # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
+    if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):
+        return "bereaved", 1
+    interrupted = Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else 1
+    return "failed", error.exit_code if isinstance(error, HpcdlError) else interrupted
+
+
+def one_line(error: BaseException) -> str:
+    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class.
+
+    Of several refusals at once all, behind each other.
+    """
+    error = original(error)
+    if isinstance(error, ConfigError):
+        return printable("; also: ".join(error.problems))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = lines[0]
+    if text.startswith("Graph execution error"):
+        before_node = [line for line in lines if "{{node" not in line]
+        text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
+    return printable(text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": "))
+
 
 Stamp = tuple[int, int] | None
 """Which file a record was, None for no record."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.format.as_trained import classes_as_trained, fields_as_trained
 from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.run.trained_data import classes_as_trained, fields_as_trained
 from tests.conftest import CommandLine
 
 

@@ -29,10 +29,9 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.rank.shrink import Recovery, SurvivorState
-from hpcdl.run import in_place
-from hpcdl.run.in_place import shrunk_of, way_of
+from hpcdl.run import shrink as in_place
 from hpcdl.run.plan import prepare
-from hpcdl.run.shrink import describe_change
+from hpcdl.run.shrink import describe_change, shrunk_of, way_of
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.supervision.regroup import surviving_ranks, surviving_roles

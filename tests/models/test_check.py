@@ -11,7 +11,7 @@ import pytest
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.models.load import load_model
 from hpcdl.models.table import MODELS
-from hpcdl.supervision.verdict import one_line
+from hpcdl.run.ended import one_line
 
 SHAPE = (6, 5, 1)
 START = """

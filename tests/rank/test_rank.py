@@ -10,7 +10,7 @@ import pytest
 from hpcdl.cluster import supervise
 from hpcdl.core.errors import HpcdlError, RankError
 from hpcdl.core.protocols import LaunchPlan
-from hpcdl.supervision.verdict import one_line, verdict
+from hpcdl.run.ended import one_line, verdict
 from tests.lab.needs import DEBIAN_OPEN_MPI
 
 STOPPED = """

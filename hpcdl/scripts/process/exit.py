@@ -177,7 +177,7 @@ class Ending:
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
-        from hpcdl.supervision.verdict import one_line, verdict
+        from hpcdl.run.ended import one_line, verdict
 
         mine, found = self.communicator, original(users_own(error))
         state, exit_code = verdict(found)

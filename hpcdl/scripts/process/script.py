@@ -25,6 +25,7 @@ from hpcdl.node.gpu_use import GpuUse
 from hpcdl.rank.main import supervised
 from hpcdl.rank.start import ALONE, leave
 from hpcdl.run import rundir
+from hpcdl.run.ended import verdict
 from hpcdl.run.going_back import script_way_back
 from hpcdl.scripts.process import session
 from hpcdl.scripts.process.exit import (
@@ -42,7 +43,6 @@ from hpcdl.scripts.process.measure import ScriptRun, StepMeter
 from hpcdl.scripts.process.undistributed import check_end
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
-from hpcdl.supervision.verdict import verdict
 from hpcdl.supervision.watchdog import Limits, Watchdog
 from hpcdl.trace.recorder import recording
 

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
@@ -51,6 +52,26 @@ from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision import runtime
 from hpcdl.supervision.watchdog import Watchdog, survivors
+
+_SHOWN = {
+    "step": ("loss", "images_per_second"),
+    "epoch": ("loss", "accuracy", "val_loss", "val_accuracy"),
+}
+
+
+class TensorBoardWriter:
+    """Takes a run's events and writes the numbers among them to `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Write what one event tells."""
+        with self._writer.as_default(step=int(event.get("step", 0))):
+            for name in _SHOWN.get(event["kind"], ()):
+                if event.get(name) is not None:
+                    tf.summary.scalar(f"{event['kind']}/{name}", event[name])
+        self._writer.flush()
 
 
 def run_worker(
@@ -204,8 +225,6 @@ def _kept(
 def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | None) -> Journal:
     journal: Journal = FileJournal(run_dir)
     if tensorboard is not None:
-        from hpcdl.rank.tensorboard import TensorBoardWriter
-
         journal = EchoJournal(journal, TensorBoardWriter(tensorboard))
     return EchoJournal(journal, on_event) if on_event is not None else journal
 

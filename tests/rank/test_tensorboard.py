@@ -10,7 +10,7 @@ import pytest
 def test_steps_and_epochs_become_scalars(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    from hpcdl.rank.tensorboard import TensorBoardWriter
+    from hpcdl.rank.worker import TensorBoardWriter
 
     writer = TensorBoardWriter(tmp_path)
     writer({"kind": "step", "step": 3, "loss": 0.5, "images_per_second": 100.0})

@@ -15,9 +15,8 @@ from hpcdl.cluster.status import RankStatus, raise_for
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.storage.lock import writing
-from hpcdl.launch import grow, relaunch
-from hpcdl.launch.grow import REQUEST, ask_to_grow, is_own_file
-from hpcdl.launch.relaunch import until_done
+from hpcdl.launch import relaunch
+from hpcdl.launch.relaunch import REQUEST, ask_to_grow, is_own_file, until_done
 from hpcdl.launch.slots import RankSlots
 from hpcdl.run import rundir
 from hpcdl.strategies.table import STRATEGIES
@@ -50,8 +49,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
     """Starts a run on played nodes whose ranks do each of `launches` in turn, then are done; its settings each time."""
     (tmp_path / "ranks").mkdir()
     (tmp_path / "checkpoints" / "step-0000000007").mkdir(parents=True)
-    monkeypatch.setattr(grow, "TICK_S", 0.01)
-    monkeypatch.setattr(grow, "LOOK_S", 0.05)
+    monkeypatch.setattr(relaunch, "TICK_S", 0.01)
+    monkeypatch.setattr(relaunch, "LOOK_S", 0.05)
 
     def go(resolved: ResolvedConfig[Any], launches: list[Launch], nodes: Any = LOCAL) -> Starts:
         starts: Starts = []

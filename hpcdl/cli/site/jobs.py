@@ -65,7 +65,7 @@ def jobs(
 
 def _grow(word: str | None, run: str | None, *, json: bool) -> None:
     from hpcdl.cluster.batch.jobs import find_job
-    from hpcdl.launch.grow import ask_to_grow
+    from hpcdl.launch.relaunch import ask_to_grow
 
     if word != GROW or run is None:
         given = " ".join(filter(None, [word, run]))

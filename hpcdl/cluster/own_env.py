@@ -19,10 +19,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.cluster.overlay import MARK, STAGED, base_of
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import own_program, share_folder
 from hpcdl.core.storage.disk import create, make_folder, make_link
+from hpcdl.core.storage.files import read_json
+
+MARK = "hpcdl-env.json"
+"""In the environment's folder; its `base` is the installation's environment."""
+STAGED = "hpcdl-base"
+"""Of a copy on a node's storage: the folder in it that holds what the environment stands on (cluster/stage_env.py)."""
+
+
+def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:
+    """The environment that the one at `prefix` stands on; None where it stands alone.
+
+    CorruptError where its mark says something else.
+    """
+    mark = prefix / MARK
+    if not mark.is_file():
+        return None
+    base = read_json(mark).get("base")
+    if not isinstance(base, str):
+        raise CorruptError(f"{mark} names no environment; make it anew with `hpcdl env create`")
+    return Path(base)
+
 
 SCHEMA = "hpcdl.env/1"
 PINS = "hpcdl-pins.txt"

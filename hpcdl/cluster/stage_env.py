@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.cluster.launchers.base import Launcher
-from hpcdl.cluster.overlay import STAGED, base_of
+from hpcdl.cluster.own_env import STAGED, base_of
 from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import own_program, user_cache_folder

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcdl.cluster.overlay import base_of
+from hpcdl.cluster.own_env import base_of
 from hpcdl.config.load import Layer, load, site_rules, standard_layers
 from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
 from hpcdl.config.schema import TrainConfig

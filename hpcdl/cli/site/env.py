@@ -30,8 +30,7 @@ def create(
 
     pip keeps to the versions of hpcdl's packages there, and refuses by name what needs others.
     """
-    from hpcdl.cluster.overlay import base_of
-    from hpcdl.cluster.own_env import create_environment
+    from hpcdl.cluster.own_env import base_of, create_environment
 
     made = create_environment(folder, packages or [])
     base = base_of(made)

@@ -30,7 +30,7 @@ _MODULES = {
     "fit.variables": ("combine",),
     "fit.adapted": ("adapt",),
     "fit.files": ("on_rank_0",),
-    "fit.gathered": ("Gathered",),
+    "fit.metrics": ("Gathered",),
     "process.kernels": ("fast_kernels",),
     "fit.deferred": ("background",),
     "fit.learning_rate": ("learning_rate_schedule", "learning_rate_warmup"),

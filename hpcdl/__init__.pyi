@@ -22,9 +22,9 @@ from hpcdl.scripts.dataset import dataset as dataset
 from hpcdl.scripts.fit.adapted import adapt as adapt
 from hpcdl.scripts.fit.deferred import background as background
 from hpcdl.scripts.fit.files import on_rank_0 as on_rank_0
-from hpcdl.scripts.fit.gathered import Gathered as Gathered
 from hpcdl.scripts.fit.learning_rate import learning_rate_schedule as learning_rate_schedule
 from hpcdl.scripts.fit.learning_rate import learning_rate_warmup as learning_rate_warmup
+from hpcdl.scripts.fit.metrics import Gathered as Gathered
 from hpcdl.scripts.fit.model import center_in_place as center_in_place
 from hpcdl.scripts.fit.variables import combine as combine
 from hpcdl.scripts.optimizer import DistributedOptimizer as DistributedOptimizer

@@ -16,8 +16,7 @@ from typing import Any
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base.flags import _TAKEN
-from hpcdl.data.sources.base.source import recognise
+from hpcdl.data.sources.base.source import _TAKEN, recognise
 from hpcdl.data.write.writing import dry_run
 from tests.data.doubtful import DOUBTFUL
 from tests.data.published import ASKED as QUESTION

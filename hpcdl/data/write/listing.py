@@ -20,8 +20,7 @@ from hpcdl.data.format.fields import Field, may_be_resident
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, read_manifest
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.flags import check_flags, knows
-from hpcdl.data.sources.base.foreign import HEAD_BYTES, check_is_image
+from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import (
@@ -32,8 +31,10 @@ from hpcdl.data.sources.base.source import (
     SourceFacts,
     SourceSpec,
     UnreadableSample,
+    check_flags,
     check_location,
     examining,
+    knows,
     open_source,
     recognise,
 )

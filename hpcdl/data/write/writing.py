@@ -32,10 +32,9 @@ from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job
-from hpcdl.data.write.moments import scaled
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, read_job, shard_file
 from hpcdl.data.write.request import ShardRequest
-from hpcdl.data.write.shards import ShardResult
+from hpcdl.data.write.shards import ShardResult, scaled
 from hpcdl.data.write.target import (
     check_reader,
     check_space,

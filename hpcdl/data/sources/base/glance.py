@@ -1,12 +1,108 @@
-"""Looks into folders that cost one listing, and no stat for each file: what is there, and are images below?"""
+"""First looks: what lies in a folder, and what a file is that is not an image.
+
+A look into a folder costs one listing, and no stat for each file. A file is known by its head and its ending; the
+answer says what to do about it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
+from hpcdl.core.errors import SourceError
+
+MAGIC = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+"""First bytes of the image files that are taken; WebP has a mark further on."""
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
+HEAD_BYTES = 132
+"""So many tell all formats here apart; DICOM's mark lies the furthest."""
+_KINDS = (*dict.fromkeys(MAGIC.values()), "WebP")
+_HEADS = {
+    b"RIFF": "a WAV or AVI file",
+    b"\x93NUMPY": "a numpy array",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"SIMPLE  =": "a FITS file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a file packed with gzip",
+    b"fLaC": "a FLAC file",
+    b"OggS": "an Ogg file",
+    b"ID3": "an MP3 file",
+    b"%PDF": "a PDF file",
+    b"root": "a ROOT file",
+    b"PAR1": "a Parquet file",
+    b"CDF\x01": "a netCDF-3 file",
+    b"CDF\x02": "a netCDF-3 file",
+}
+_ENDINGS = {
+    ".nii": "a NIfTI file",
+    ".nii.gz": "a NIfTI file",
+    ".dcm": "a DICOM file",
+    ".fits": "a FITS file",
+    ".mha": "a MetaImage file",
+    ".mp4": "a film",
+    ".mov": "a film",
+    ".avi": "a film",
+    ".heic": "a HEIC image",
+    ".jp2": "a JPEG 2000 image",
+    ".exr": "an OpenEXR image",
+    ".svg": "an SVG drawing",
+}
+_NOTES = {
+    ".txt": "text: of each image's boxes or labels (as YOLO has them)?",
+    ".xml": "XML: of each image's boxes (as Pascal VOC has them)?",
+    ".json": "JSON: of images' labels or boxes (as COCO has them)?",
+    ".csv": "a table",
+    ".md": "text",
+    ".py": "a program",
+}
+_OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "parquet"}
+
+
+def is_image_head(head: bytes) -> bool:
+    """Whether a file whose first 12 bytes or more these are is an image of a kind that is taken."""
+    return any(head.startswith(magic) for magic in MAGIC) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def check_is_image(head: bytes, name: str) -> None:
+    """SourceError unless a file starts as an image does; it says what the file is where that is known."""
+    if not is_image_head(head):
+        raise SourceError(f"{name.encode('utf-8', 'replace').decode()} is {what_it_is(name, head)}")
+
+
+def what_it_is(name: str, head: bytes) -> str:
+    """A phrase for a message: what the file is, and what to type where it is data, or is not."""
+    path = PurePath(name)
+    pattern = f"'*{path.suffix}'" if path.suffix else f"'{path.name}'"
+    kind = next((kind for mark, kind in _HEADS.items() if head.startswith(mark)), None)
+    if head[128:132] == b"DICM":
+        kind = "a DICOM file"
+    lower = path.name.lower()
+    kind = next((remarks for ending, remarks in _ENDINGS.items() if lower.endswith(ending)), kind)
+    if kind in _OWN:
+        return (
+            f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "
+            f"one file with an array of labels (--format {_OWN[kind]})"
+        )
+    if kind is not None:
+        return (
+            f"{kind}, which folders per class are not read of (images: {', '.join(_KINDS)}). If it is the data, give a "
+            f"reader of your own (--reader FILE.py:NAME); if not, --leave-out {pattern}"
+        )
+    note = _NOTES.get(path.suffix.lower())
+    if note is not None:
+        return f"not an image but {note} Give --leave-out {pattern} if classes are the folders alone".replace("  ", " ")
+    if path.suffix.lower() in IMAGE_ENDINGS:
+        return f"not an image, or damaged (images: {', '.join(_KINDS)}); take it away, or give --on-error skip"
+    return f"not an image (images: {', '.join(_KINDS)}); take it away, or give --leave-out {pattern}"
+
 
 _LOOKED_INTO = 16
 

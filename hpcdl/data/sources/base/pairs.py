@@ -15,9 +15,9 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import RESERVED, is_name
 from hpcdl.data.sources.base.arrays import field_name
 from hpcdl.data.sources.base.folders import LeftOut, listed, not_above
-from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS
+from hpcdl.data.sources.base.glance import IMAGE_ENDINGS
+from hpcdl.data.sources.base.images import PictureField
 from hpcdl.data.sources.base.index import IndexWriter
-from hpcdl.data.sources.base.pictures import PictureField
 from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import IGNORE, folder_splits, some
 

@@ -11,7 +11,7 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, ask_of_list, class_folders
-from hpcdl.data.sources.base.foreign import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
+from hpcdl.data.sources.base.glance import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.pairs import PicturePairs
 from hpcdl.data.sources.base.source import (

@@ -15,7 +15,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
 from hpcdl.data.sources.base.folders import ask_of_list, pictures_and_masks
-from hpcdl.data.sources.base.foreign import IMAGE_ENDINGS, is_image_head
+from hpcdl.data.sources.base.glance import IMAGE_ENDINGS, is_image_head
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called

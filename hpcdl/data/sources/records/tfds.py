@@ -19,8 +19,8 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.foreign import is_image_head
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS

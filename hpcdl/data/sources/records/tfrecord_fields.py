@@ -16,8 +16,8 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.base.arrays import PlacedArray, field_name
-from hpcdl.data.sources.base.foreign import is_image_head
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.source import Array
 
 FORM = "FEATURE=NAME:DTYPE:SHAPE, the shape that of one sample (x=x:int16:128x128x128x4; y::3 for a list of numbers)"

@@ -22,8 +22,8 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.flat import is_id, numbered, plausible
+from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.index import Index, IndexWriter
-from hpcdl.data.sources.base.pictures import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some
 from hpcdl.data.sources.images.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image

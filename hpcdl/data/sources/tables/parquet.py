@@ -19,8 +19,8 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of
-from hpcdl.data.sources.base.foreign import is_image_head
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, UnreadableSample
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split

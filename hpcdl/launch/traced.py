@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import read_record
-from hpcdl.report.runs.traces import HostNetwork, SlowRank, TracedRun
+from hpcdl.report.runs.findings import HostNetwork, SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.buckets import readiness
 from hpcdl.trace.findings import Findings, findings

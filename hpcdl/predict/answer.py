@@ -18,8 +18,8 @@ from hpcdl.predict.evidence import NO_RUN_DIRS, Evidence, gather_evidence, guess
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
 from hpcdl.predict.jobs import StepJob, has_servers, kind_of, parts_of
 from hpcdl.predict.network import Network, read_network
+from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.strategies.table import ALIASES
 
 FALLS_BELOW = 0.8

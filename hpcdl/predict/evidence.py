@@ -37,8 +37,8 @@ from hpcdl.predict.jobs import (
     streaming_of,
 )
 from hpcdl.predict.network import Network
+from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run, positive
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 from hpcdl.supervision import runtime

@@ -20,9 +20,8 @@ from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
 from hpcdl.predict.jobs import label_of
 from hpcdl.report.analysis.settings import COSTLY
 from hpcdl.report.renderers.figures import save, svg
-from hpcdl.report.runs.outlook import MeasuredRate, Outlook
+from hpcdl.report.runs.findings import MeasuredRate, Outlook, TracedRun
 from hpcdl.report.runs.run import Run
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.sections.prediction import forecast_figure
 
 MOST_SUBJECTS = 2

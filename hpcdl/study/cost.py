@@ -21,8 +21,8 @@ from hpcdl.predict.forecast import Forecast, Range
 from hpcdl.predict.forms import coded_bytes_of
 from hpcdl.predict.jobs import StepJob, has_period, is_coded, kind_of, label_of, streaming_of
 from hpcdl.predict.network import Network
+from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.run.plan import RunPlan
 from hpcdl.strategies.table import ALIASES
 from hpcdl.study.estimate import START_S

@@ -15,9 +15,9 @@ from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.jobs import lengths_of
 from hpcdl.predict.network import UNKNOWN
 from hpcdl.predict.timeline import simulate
+from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import gather
-from hpcdl.report.runs.traces import TracedRun
 from tests.conftest import CommandLine
 from tests.predict.clusters import make_cluster, study
 from tests.predict.test_timeline import job_of, usual

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdl.report.analysis.baseline import compare_with, regressions
-from hpcdl.report.analysis.comparisons import corrected
+from hpcdl.report.analysis.comparisons import compare_with, corrected, regressions
 from hpcdl.report.runs.run import Run
 from tests.report.synthetic import NOISE, make_run
 

@@ -18,8 +18,20 @@ from hpcdl.core.pages.page import sentence
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render, with_own_colors
-from hpcdl.report.document.cells import cell_text, number, plain, shortened
-from hpcdl.report.document.document import Bounds, Column, Document, Figure, Interval, Section, Series, Table
+from hpcdl.report.document.document import (
+    Bounds,
+    Column,
+    Document,
+    Figure,
+    Interval,
+    Section,
+    Series,
+    Table,
+    cell_text,
+    number,
+    plain,
+    shortened,
+)
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.csv import neutral
 from hpcdl.report.renderers.figures import svg

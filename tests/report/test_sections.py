@@ -14,14 +14,13 @@ from hpcdl.launch.traced import summary_of
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose
 from hpcdl.report.compose.summary import accuracy_line, summary
-from hpcdl.report.document.cells import cell_text
-from hpcdl.report.document.document import Document, Figure, Section, Table
+from hpcdl.report.document.document import Document, Figure, Section, Table, cell_text
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.anonymous import WITHHELD, anonymised_traces
+from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.references import Published, load_references
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.findings import findings
 from tests.conftest import ROOT

@@ -18,9 +18,9 @@ from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
     from hpcdl.report.analysis.analyse import Analysis
+    from hpcdl.report.runs.findings import TracedRun
     from hpcdl.report.runs.searches import SearchRecord
     from hpcdl.report.runs.sources import Gathered, Walk
-    from hpcdl.report.runs.traces import TracedRun
     from hpcdl.report.runs.tunings import TunedNode
     from hpcdl.study.access import AccessCase
 
@@ -277,7 +277,7 @@ def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: boo
 
 def _fail_on(analysis: Analysis, percent: float | None) -> None:
     """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`, if that is asked for."""
-    from hpcdl.report.analysis.baseline import regressions
+    from hpcdl.report.analysis.comparisons import regressions
 
     slower = [] if percent is None else regressions(analysis.comparisons, percent)
     if slower:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import common_unit, listed
-from hpcdl.report.analysis.baseline import compare_with
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.comparisons import (
     Comparison,
     Contest,
     build_contests,
     check_comparable,
+    compare_with,
     comparisons,
     corrected,
 )
@@ -22,13 +22,12 @@ from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communica
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
 from hpcdl.report.analysis.settings import told_apart, varying_keys
+from hpcdl.report.runs.findings import Outlook, TracedRun
 from hpcdl.report.runs.inferences import Inferred
-from hpcdl.report.runs.outlook import Outlook
 from hpcdl.report.runs.references import Published
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.report.runs.traces import TracedRun
 from hpcdl.report.runs.tunings import TunedNode
 
 

@@ -11,7 +11,7 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
-from hpcdl.report.document.cells import number
+from hpcdl.report.document.document import number
 from hpcdl.report.runs.run import EMULATED, Run
 
 UNFINISHED = "did not finish"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hpcdl.core.statistics import Ratio
 from hpcdl.core.units import counted, format_seconds, listed, parse_list
-from hpcdl.report.document.cells import percent
+from hpcdl.report.document.document import percent
 from hpcdl.report.evidence.measured import Measured, NodePoint, mean_wall
 from hpcdl.report.evidence.template import AccessTemplate, Criterion
 

@@ -13,7 +13,6 @@ from hpcdl.core.statistics import Ratio
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.files import json_text, without_infinities, write_output
 from hpcdl.core.units import counted, listed
-from hpcdl.report.document.cells import percent
 from hpcdl.report.document.document import (
     Bounds,
     Cell,
@@ -25,6 +24,7 @@ from hpcdl.report.document.document import (
     Section,
     Series,
     Table,
+    percent,
 )
 from hpcdl.report.evidence.checks import MET, Case, Judgement, utilisations
 from hpcdl.report.evidence.measured import NodePoint

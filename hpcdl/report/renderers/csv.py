@@ -10,8 +10,7 @@ from typing import Any
 
 from hpcdl.core.storage.files import write_output
 from hpcdl.report.analysis.scaling import COLUMNS, flat_row
-from hpcdl.report.document.cells import plain
-from hpcdl.report.document.document import Bounds, Cell, Column, Document, Interval, Table
+from hpcdl.report.document.document import Bounds, Cell, Column, Document, Interval, Table, plain
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _UNITS = {"seconds": "s", "bytes": "B"}

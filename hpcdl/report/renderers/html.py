@@ -7,8 +7,17 @@ from pathlib import Path
 
 from hpcdl.core.pages.page import escaped, page, sentence
 from hpcdl.core.storage.files import write_output
-from hpcdl.report.document.cells import cell_text, is_numeric
-from hpcdl.report.document.document import Cell, Column, Document, Figure, Listing, Section, Table
+from hpcdl.report.document.document import (
+    Cell,
+    Column,
+    Document,
+    Figure,
+    Listing,
+    Section,
+    Table,
+    cell_text,
+    is_numeric,
+)
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv and report.json hold all."""

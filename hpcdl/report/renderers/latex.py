@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.core.storage.files import write_output
-from hpcdl.report.document.cells import cell_text, is_numeric, plain
-from hpcdl.report.document.document import Document, Table
+from hpcdl.report.document.document import Document, Table, cell_text, is_numeric, plain
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcdl.core.units import counted
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.baseline import KIND
+from hpcdl.report.analysis.comparisons import KIND
 from hpcdl.report.document.document import Column, Section
 from hpcdl.report.sections.strategies import verdict_table
 

@@ -11,8 +11,7 @@ from hpcdl.report.analysis.fits import CommunicationFit, CurveFit
 from hpcdl.report.analysis.laws import Crossing, Parameter
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.document.cells import number
-from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table, number
 
 MOST_CURVES = 4
 """Fitted curves in one figure."""

@@ -15,7 +15,7 @@ from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Interva
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""
 SEEN = "of two runs both values stand there; of runs too far apart for an interval the smallest and the largest"
-"""What a table's note says of its intervals (cells.py)."""
+"""What a table's note says of its intervals (document.py)."""
 _TWO = 2
 _TITLES = {"weak": "Weak scaling", "strong": "Strong scaling", "scale-up": "Scale-up by threads"}
 _MEANING = {

@@ -9,8 +9,7 @@ from hpcdl.core.records.run_state import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import default_of, told_keys, values_of
-from hpcdl.report.document.cells import percent
-from hpcdl.report.document.document import Cell, Column, Section, Table
+from hpcdl.report.document.document import Cell, Column, Section, Table, percent
 from hpcdl.report.runs.run import Run
 
 MOST_VALUES = 12

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.cells import number
-from hpcdl.report.document.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table
+from hpcdl.report.document.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table, number
 from hpcdl.report.runs.tunings import ThreadCurve, TunedNode, TunedTrial, words
 
 LOG_SPAN = 8.0

@@ -1,9 +1,15 @@
-"""A traced run as the report sees it: what `hpcdl trace` finds inside its steps."""
+"""What other commands find out about a report's runs; a report only shows it.
+
+`hpcdl trace` finds where the time inside of steps goes, `hpcdl predict` what they would take at other sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdl.core.units import IMAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +58,32 @@ class TracedRun:
     ready: Sequence[tuple[float, float]] = ()
     """For each bucket of gradients: the share of all bytes up to its end, and of computing when it is there."""
     network: Sequence[HostNetwork] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRate:
+    """What the runs of one strategy, size and batch reached in the mean."""
+
+    strategy: str
+    nodes: int
+    workers: int
+    batch_per_rank: float
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """One network's forecasts: `document` is that of `hpcdl predict --json`, `measured` what it was made from.
+
+    `left_out` says why there is none, or what of the runs it does not know. `counted` is what rates count.
+    """
+
+    subject: str
+    document: Mapping[str, Any] = field(default_factory=dict)
+    measured: Sequence[MeasuredRate] = ()
+    counted: str = IMAGES
+    left_out: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """An entry of `prediction` in report.json."""
+        return {"subject": self.subject, "left_out": self.left_out or None, **self.document}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate
+from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate, priors
 from hpcdl.predict.ensemble import (
     NEVER_RUN_ERROR,
     OWN_SPEED_ERROR,
@@ -32,7 +32,6 @@ from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.models import Foreseen, MeasuredSizes
 from hpcdl.predict.network import UNKNOWN, Network
-from hpcdl.predict.parameters import priors
 from hpcdl.predict.timeline import StepTime, simulate
 
 if TYPE_CHECKING:

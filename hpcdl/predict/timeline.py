@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 Parameters = Mapping[str, "Array"]
-"""Values by name (parameters.py), (parameter sets,) each."""
+"""Values by name (calibration.py), (parameter sets,) each."""
 
 NUM_STEPS = 16
 BACKWARD_SHARE = 2 / 3

@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.predict.calibration import natural_values, priors
 from hpcdl.predict.jobs import StepJob, kind_of, lengths_of
 from hpcdl.predict.network import UNKNOWN, read_network
-from hpcdl.predict.parameters import natural_values, priors
 from hpcdl.predict.timeline import simulate, slowest_of
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import patience

@@ -8,9 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.trace.buckets import readiness
 from hpcdl.trace.merge import Merged
-from hpcdl.trace.steps import Steps
+from hpcdl.trace.steps import Steps, readiness
 from tests.trace.made import NAMES, records, synchronous
 
 RANKS, STEPS, COMPUTE_S = 3, 20, 0.2

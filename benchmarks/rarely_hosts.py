@@ -28,7 +28,8 @@ from tests.lab.hosts import lab_folder
 from tests.lab.needs import missing
 from tests.lab.slurm import SlurmLab
 
-METHODS = {"sync-easgd": "sgd"} | dict.fromkeys(("local-sgd", "slowmo", "diloco", "streaming-diloco"), "momentum")
+METHODS = ("ring", "sync-easgd", "local-sgd", "slowmo", "diloco", "streaming-diloco", "streaming-diloco:fp4")
+"""Strategies, and in which form changes travel where they do not as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +65,19 @@ def make_data(task: str, desk: Desk) -> None:
 def study_of(options: argparse.Namespace) -> dict[str, object]:
     """The study file."""
     task, rates = TASKS[options.task], options.rates
-    optimizers = {"ring": "momentum", **METHODS}
+    axes = ["strategy", "optimizer", "compress"]
     study: dict[str, object] = {
         "name": "rarely", "repeats": options.repeats, "retries": 0,
         "matrix": {
             "model": [task.model], "data": ["data"], "batch-size": [16], "nodes": [options.hosts],
-            "ranks-per-node": [1], "strategy": options.methods,
-            "optimizer": [optimizers[method] for method in options.methods], "zip": [["strategy", "optimizer"]],
+            "ranks-per-node": [1], "strategy": [method.partition(":")[0] for method in options.methods],
+            "optimizer": ["sgd" if method == "sync-easgd" else "momentum" for method in options.methods],
+            "compress": [method.partition(":")[2] or "none" for method in options.methods], "zip": [axes],
         },
         "train": {"epochs": options.epochs or task.epochs, "target-accuracy": options.target or task.target},
     }  # fmt: skip
     if rates and len(rates) == len(options.methods):
-        study["matrix"] |= {"learning-rate": rates, "zip": [["strategy", "optimizer", "learning-rate"]]}  # type: ignore[operator]
+        study["matrix"] |= {"learning-rate": rates, "zip": [[*axes, "learning-rate"]]}  # type: ignore[operator]
     else:
         study["choose"] = {"learning-rate": list(rates or task.rates), "epochs": task.tried_epochs}
     return study
@@ -102,8 +104,8 @@ def swept(options: argparse.Namespace, folder: Path) -> None:
             lab.stop()
 
 
-def told(strategy: str, records: list[RunRecord]) -> str:
-    """A row: what the runs of a strategy took to the target."""
+def told(method: str, records: list[RunRecord]) -> str:
+    """A row: what the runs of a method took to the target."""
     reached = [record for record in records if record.seconds_to_target is not None]
     sent = [(record.bytes_sent_per_step or 0.0) * record.steps for record in records]
     accuracy = statistics.median(record.history[-1].val_accuracy or 0.0 for record in records)
@@ -111,7 +113,7 @@ def told(strategy: str, records: list[RunRecord]) -> str:
     spread = f"{statistics.median(times):.1f} s ({times[0]:.1f} to {times[-1]:.1f})" if times else "never"
     steps = statistics.median(record.steps for record in records)
     return (
-        f"{strategy:17s} rate {records[0].learning_rate:g}: {len(reached)} of {len(records)} reach it, {spread}, "
+        f"{method:20s} rate {records[0].config['learning-rate']}: {len(reached)} of {len(records)} reach it, {spread}, "
         f"{steps:.0f} steps, {format_bytes(int(statistics.median(sent)))} sent a worker, accuracy {accuracy:.3f}"
     )
 
@@ -126,7 +128,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--target", type=float)
-    parser.add_argument("--methods", nargs="+", default=["ring", *METHODS])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--rates", nargs="+", type=float, help="to try; or as many as methods, one for each")
     parser.add_argument("--out", type=Path, help="folder to make")
     options = parser.parse_args()
@@ -136,7 +138,8 @@ def main() -> None:
         runs: dict[str, list[RunRecord]] = {method: [] for method in options.methods}
         for path in sorted((folder / "runs").glob("*/record.json")):
             record = read_record(path.parent)
-            runs[record.strategy].append(record)
+            form = record.config["compress"]
+            runs[record.strategy if form == "none" else f"{record.strategy}:{form}"].append(record)
         for method, records in runs.items():
             print(told(method, records) if records else f"{method}: no run has ended", flush=True)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import toml
 
-from benchmarks import text_network
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.units import format_bytes
 from tests.conftest import DIGITS, ROOT
@@ -55,6 +54,8 @@ def make_data(task: str, desk: Desk) -> None:
     """The task's samples as shards in the folder `data` of the desk."""
     words: list[str | Path] = ["shard", DIGITS, "data", "--image-size", "28"]
     if task == "text":
+        from benchmarks import text_network  # imports Keras
+
         text_network.write_samples(ROOT / "docs", desk.folder / "text.npz")
         words = ["shard", "text.npz", "data", "--input", "text", "--target", "next", "--target-kind", "class"]
     finished = desk.hpcdl(*words, "--split", "train=0.8,val=0.2", "--seed", "1")

@@ -41,6 +41,10 @@ SMALLEST = {
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),
     "optimizer_passes": ("--network lenet --tries 1", (pytest.mark.soak,)),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
+    "rarely_hosts": (
+        "--hosts 2 --cores 0 --rate 1gbit --epochs 1 --target 0.05 --repeats 1 --methods ring --rates 0.05",
+        (pytest.mark.lab("slurm"), pytest.mark.soak),
+    ),
     "small_exchange": ("--models small --strategies ring --rounds 4", LONG),
     "step_profile": ("--networks lenet --steps 2", (pytest.mark.soak,)),
     "stage_tree": ("--mib 1 --hosts 2", (HOSTS, pytest.mark.soak)),
@@ -67,7 +71,7 @@ SMALLEST = {
     "launch_path": ("", ()),
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }
-PARTS = {"easgd_pairs_ranks", "shaped_hosts", "trainer_on_rank"}
+PARTS = {"easgd_pairs_ranks", "shaped_hosts", "text_network", "trainer_on_rank"}
 """Run or imported by the others."""
 
 

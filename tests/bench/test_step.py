@@ -100,6 +100,7 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
         "bytes_sent_per_step": None,
         "peak_memory_bytes": 1,
         "fast_kernels": [],
+        "device": "NVIDIA H200",
         "warnings": [],
         "bucket_bytes": None,
     }
@@ -109,3 +110,4 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
     found = _summary(config, 2, 1, ranks)
     assert (found.step_seconds, found.images_per_second) == (step_s, rate)
     assert found.compute_seconds == step_s / 2 and found.efficiency == 0.5
+    assert found.accelerators == {"NVIDIA H200": 2}

@@ -183,7 +183,9 @@ def _work(
     before = seen.traffic()
     seen.doing("computing")
     times = measure.measure_steps(kinds, batches, group, count)
-    sent = (seen.traffic() - before).per_step(wanted.steps + wanted.warmup_steps, countable=features.mpi)
+    sent = (seen.traffic() - before).per_step(
+        wanted.steps + wanted.warmup_steps, countable=features.mpi or group.size == 1
+    )
     seen.doing("leaving")
     with seen.patiently():
         worker.finish()

@@ -163,14 +163,7 @@ def _work(
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
     kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
-    count = measure.StepCount(
-        steps=wanted.steps,
-        warmup_steps=wanted.warmup_steps,
-        in_a_row=measure.TOGETHER if features.synchronous else measure.APART,
-        accumulate=config.exchange.accumulate,
-        exchange_only=wanted.exchange_only,
-        xla=config.model.xla,
-    )
+    count = _count(config, features.synchronous)
     scaled, variables = config.model.precision == "mixed_float16", model.trainable_variables
     kinds = measure.kinds_of_steps(
         model,
@@ -183,9 +176,8 @@ def _work(
     before = seen.traffic()
     seen.doing("computing")
     times = measure.measure_steps(kinds, batches, group, count)
-    sent = (seen.traffic() - before).per_step(
-        wanted.steps + wanted.warmup_steps, countable=features.mpi or group.size == 1
-    )
+    countable = features.mpi or group.size == 1
+    sent = (seen.traffic() - before).per_step(wanted.steps + wanted.warmup_steps, countable=countable)
     seen.doing("leaving")
     with seen.patiently():
         worker.finish()
@@ -200,6 +192,20 @@ def _work(
         "device": device.name,
         "warnings": [*worker.warnings, *kernels.warnings, *filter(None, [device.warning])],
     }
+
+
+def _count(config: StepBenchConfig, synchronous: bool) -> Any:
+    """How many steps of which kinds are measured, and how many in a row."""
+    from hpcdl.step import measure
+
+    return measure.StepCount(
+        steps=config.run.steps,
+        warmup_steps=config.run.warmup_steps,
+        in_a_row=measure.TOGETHER if synchronous else measure.APART,
+        accumulate=config.exchange.accumulate,
+        exchange_only=config.run.exchange_only,
+        xla=config.model.xla,
+    )
 
 
 def _chosen_buckets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections import Counter
@@ -10,14 +11,21 @@ from collections.abc import Mapping, Sequence
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.units import counted
 from hpcdl.doctor.table import Finding, Subject, ok, warning
-from hpcdl.node.accelerators import ask_tensorflow, devices_of_node
+from hpcdl.node.accelerators import ask_tensorflow, devices_of_node, vendor_of_node
 
 TIMEOUT_S = 60
 FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
 """Reasons for which a GPU's clock is held down that are worth a line, as nvidia-smi names them."""
 LEAVE_OUT = "leave this node out (--exclude), and tell the site's staff"
-INSTALL = "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs"
+_CUDA, _ROCM, _NVIDIA, _AMD = "CUDA", "ROCm", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+INSTALL = {
+    _CUDA: "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs",
+    _ROCM: "load the site's TensorFlow for AMD's GPUs",
+}
+"""What to do where TensorFlow computes on the CPUs, by what the GPUs need it to be built for."""
+_AMD_NAMES = ("Card Series", "Card series", "Card Model", "Card model")
+"""What rocm-smi calls a card's name, by its version."""
 
 
 def check_gpus(subject: Subject) -> list[Finding]:
@@ -26,8 +34,11 @@ def check_gpus(subject: Subject) -> list[Finding]:
     answers = _ask_driver(subject.environment)
     if not number and not answers:
         return [ok("this node has no GPU that its kernel knows of")]
+    if not answers and (kinds := _amd_kinds(subject.environment)):
+        text = f"{counted(len(kinds), 'GPU')}: {'; '.join(dict.fromkeys(kinds))}"
+        return [ok(text), *_seen(subject, len(kinds))]
     if not answers:
-        text = f"this node has {counted(number, 'GPU')}, but nvidia-smi does not answer"
+        text = f"this node has {counted(number, 'GPU')}, but {_program(subject)} does not answer"
         return [warning(text, "ask the site's staff whether the driver is loaded"), *_seen(subject, number)]
     return [*_healthy(answers), *_links(len(answers), subject.environment), *_seen(subject, len(answers))]
 
@@ -39,14 +50,13 @@ def _ask_driver(environment: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _query(names: Sequence[str], environment: Mapping[str, str]) -> list[dict[str, str]]:
-    lines = _answer([f"--query-gpu={','.join(names)}", "--format=csv,noheader"], environment)
+    lines = _answer(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"], environment)
     rows = [[value.strip() for value in row.split(",")] for row in lines if row.strip()]
     return [dict(zip(names, row, strict=False)) for row in rows]
 
 
-def _answer(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The lines that nvidia-smi prints; none where it is not there, or answers with an error."""
-    line = ["nvidia-smi", *words]
+def _answer(line: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The lines that the driver's program prints; none where it is not there, or answers with an error."""
     try:
         finished = subprocess.run(
             line, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
@@ -58,12 +68,39 @@ def _answer(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 def _links(number: int, environment: Mapping[str, str]) -> list[Finding]:
     """What connects the GPUs, pair by pair, in nvidia-smi's words: NV4 are four NVLinks, PIX to SYS are PCIe's ways."""
-    rows = [line.split() for line in _answer(["topo", "-m"], environment)] if number > 1 else []
+    rows = [line.split() for line in _answer(["nvidia-smi", "topo", "-m"], environment)] if number > 1 else []
     matrix = [row[1 : 1 + number] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     found = Counter(link for place, row in enumerate(matrix) for link in row[place + 1 :])
     if len(matrix) != number or found.total() != number * (number - 1) // 2:
         return []  # a driver that writes it in another way
     return [ok(f"links between the GPUs: {', '.join(f'{pairs} x {link}' for link, pairs in found.most_common())}")]
+
+
+def _program(subject: Subject) -> str:
+    """What tells of this node's GPUs, by whose kernel module has made them."""
+    return "rocm-smi" if vendor_of_node(subject.devices) == _AMD else "nvidia-smi"
+
+
+def _amd_cards(words: Sequence[str], environment: Mapping[str, str]) -> tuple[list[dict[str, str]], str]:
+    """What rocm-smi says of each card, in their order, and the driver's version; nothing where it does not answer."""
+    try:
+        found = json.loads("".join(_answer(["rocm-smi", *words, "--json"], environment)))
+        cards = sorted((int(name[4:]), facts) for name, facts in found.items() if re.fullmatch(r"card\d+", name))
+        return [facts for _, facts in cards], str(found.get("system", {}).get("Driver version", "unknown"))
+    except (ValueError, AttributeError):
+        return [], ""
+
+
+def _amd_kinds(environment: Mapping[str, str]) -> list[str]:
+    """Name, memory and driver of each of AMD's cards."""
+    cards, driver = _amd_cards(["--showproductname", "--showmeminfo", "vram", "--showdriverversion"], environment)
+    kinds = []
+    for facts in cards:
+        name = next((facts[key] for key in _AMD_NAMES if facts.get(key)), "AMD GPU")
+        memory = facts.get("VRAM Total Memory (B)", "")
+        size = f"{int(memory) >> 20} MiB, " if memory.isdigit() else ""
+        kinds.append(f"{name}, {size}driver {driver}")
+    return kinds
 
 
 def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
@@ -87,17 +124,18 @@ def _seen(subject: Subject, number: int) -> list[Finding]:
         answer = ask_tensorflow(subject.environment)
     except HpcdlError as error:
         return [warning(str(error), "see `hpcdl doctor --only python`")]
-    who = f"TensorFlow {answer.version}"
-    hidden = subject.environment.get("CUDA_VISIBLE_DEVICES")
+    amd = _program(subject) == "rocm-smi"
+    who, wanted, variable = f"TensorFlow {answer.version}", *((_ROCM, _AMD) if amd else (_CUDA, _NVIDIA))
+    hidden = subject.environment.get(variable)
     if answer.seen:
-        limits = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-        text = f"{who}, built for CUDA {answer.cuda}, sees {answer.seen} of {number}{limits}"
+        limits = f" ({variable}={hidden})" if hidden is not None else ""
+        text = f"{who}, built for {answer.built_for}, sees {answer.seen} of {number}{limits}"
         if answer.seen < number and hidden is None:
             return [warning(text, LEAVE_OUT)]
         return [ok(text)]
-    if not answer.cuda:
-        return [warning(f"{who} is built without CUDA: runs here compute on the CPUs", INSTALL)]
+    if not answer.built_for.startswith(wanted):
+        return [warning(f"{who} is built without {wanted}: runs here compute on the CPUs", INSTALL[wanted])]
     if hidden is not None and hidden.strip() in ("", "-1"):
-        return [ok(f"CUDA_VISIBLE_DEVICES={hidden!r} hides all {number}: runs compute on the CPUs")]
-    text = f"{who} needs CUDA {answer.cuda}, whose libraries it does not find: runs here compute on the CPUs"
-    return [warning(text, INSTALL)]
+        return [ok(f"{variable}={hidden!r} hides all {number}: runs compute on the CPUs")]
+    text = f"{who} needs {answer.built_for}, whose libraries it does not find: runs here compute on the CPUs"
+    return [warning(text, INSTALL[wanted])]

@@ -121,10 +121,10 @@ def told(devices: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenByTensorflow:
-    """The devices that the TensorFlow of this Python sees, and the CUDA that it is built for, empty for none."""
+    """The devices that the TensorFlow of this Python sees, and what it is built for: `CUDA 12.5`, `ROCm` or nothing."""
 
     version: str
-    cuda: str
+    built_for: str
     seen: int
 
 
@@ -146,6 +146,11 @@ def ask_tensorflow(environment: Mapping[str, str]) -> SeenByTensorflow:
 def devices_of_node(root: Path = Path("/")) -> int:
     """How many devices the kernel knows, whatever the environment shows."""
     return next((number for _, count in VENDORS if (number := count(root))), 0)
+
+
+def vendor_of_node(root: Path = Path("/")) -> str:
+    """The variable of the runtime whose devices the kernel knows; empty for none."""
+    return next((variable for variable, count in VENDORS if count(root)), "")
 
 
 def choose(

@@ -13,9 +13,11 @@ import tensorflow as tf
 def main() -> None:
     """Print one line."""
     built = tf.sysconfig.get_build_info()
-    cuda = built.get("cuda_version", "") if built.get("is_cuda_build") else ""
+    built_for = f"CUDA {built.get('cuda_version', '')}".strip() if built.get("is_cuda_build") else ""
+    if built.get("is_rocm_build"):
+        built_for = "ROCm"
     seen = len(tf.config.list_physical_devices("GPU"))
-    print(json.dumps({"version": tf.__version__, "cuda": cuda, "seen": seen}))
+    print(json.dumps({"version": tf.__version__, "built_for": built_for, "seen": seen}))
 
 
 if __name__ == "__main__":

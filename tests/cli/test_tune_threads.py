@@ -83,7 +83,7 @@ def test_a_search_for_gpus_whose_ranks_compute_on_processors_stores_nothing(
     """What asks TensorFlow is played, as if its libraries had gone since; the trial and its two ranks are real."""
     space, out = tmp_path / "s.toml", tmp_path / "p.toml"
     space.write_text("only = true\nintra_op_threads = [1]\nbinding = ['none']\n")
-    answer = SeenByTensorflow(version="2.21.0", cuda="12.5.1", seen=1)
+    answer = SeenByTensorflow(version="2.21.0", built_for="CUDA 12.5.1", seen=1)
     monkeypatch.setattr("hpcdl.tuning.tune.ask_tensorflow", lambda _: answer)
     words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space, "--out", out]
     done = ask_hpcdl([*words, "--max-samples", "1"], env={"CUDA_VISIBLE_DEVICES": "0,1"})

@@ -43,7 +43,7 @@ PLACES = {
     "hpcdl/strategies/base/graph.py:has_own_clock tf.timestamp": "whether TensorFlow has a clock here",
     "hpcdl/strategies/base/graph.py:timestamp tf.timestamp": "TensorFlow has no other; WALL.settled makes it the run's",
     "hpcdl/step/layers.py:_moment tf.timestamp": "TensorFlow has no other; WALL.settled makes it the run's",
-    "hpcdl/study/attempt.py:_stamps st_mtime_ns": "equal or not",
+    "hpcdl/study/sweep.py:_stamps st_mtime_ns": "equal or not",
     "hpcdl/trace/recorder.py:_sweep st_mtime": "a file's age, of a day and more; whoever lives keeps it locked",
     "hpcdl/run/listing.py:_listed time.time": "a checkpoint's age, which its files alone tell",
     "hpcdl/run/listing.py:_listed st_mtime": "a checkpoint's age, which its files alone tell",

@@ -275,6 +275,35 @@ def test_a_node_whose_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest
     assert finding.text == "this node has 1 GPU, but nvidia-smi does not answer"
 
 
+AMD = {
+    "card0": {"Card series": "AMD Instinct MI250X", "VRAM Total Memory (B)": "68702699520"},
+    "card1": {"Card series": "AMD Instinct MI250X", "VRAM Total Memory (B)": "68702699520"},
+    "system": {"Driver version": "6.3.6"},
+}
+"""`rocm-smi --showproductname --showmeminfo vram --showdriverversion --json`, as ROCm 5 and 6 are seen to answer."""
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    (json.dumps(AMD), (OK, "2 GPUs: AMD Instinct MI250X, 65520 MiB, driver 6.3.6")),
+    ("ERROR: no driver", (WARNING, "this node has 2 GPUs, but rocm-smi does not answer")),
+])  # fmt: skip
+def test_a_node_with_amds_gpus(
+    answer: str, said: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of them; TensorFlow is the real one, which is not built for them."""
+    for name, number in (("0", "0"), ("1", "4711"), ("2", "4712")):
+        folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / name
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(f"{number}\n")
+    program(tmp_path / "bin", "rocm-smi", f"echo '{answer}'")
+    subject = Subject(environment={**os.environ, **on_path(tmp_path)}, devices=tmp_path)
+    monkeypatch.setenv("PATH", subject.environment["PATH"])
+    first, seen = accelerators.check_gpus(subject)
+    assert (first.level, first.text) == said
+    assert seen.level == WARNING and "is built without ROCm: runs here compute on the CPUs" in seen.text
+    assert seen.remedy == "load the site's TensorFlow for AMD's GPUs"
+
+
 def test_an_unknown_check_is_named(ask_hpcdl: CommandLine) -> None:
     finished = ask_hpcdl(["doctor", "--only", "clok"])
     assert finished.code == 2 and "'clocks'" in finished.err

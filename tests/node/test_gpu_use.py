@@ -1,4 +1,4 @@
-"""The utilisation of a rank's GPU by nvidia-smi: a double that answers as the driver's program does; no GPU is here."""
+"""The utilisation of a rank's GPU: doubles that answer as the drivers' programs do; no GPU is here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.node import gpu_use
 from hpcdl.node.accelerators import DeviceClaim
 from hpcdl.node.gpu_use import GpuUse
 from tests.training_runs import wait_for
@@ -62,10 +63,36 @@ def test_a_driver_that_does_not_answer(lines: str, driver: Path) -> None:
     assert use.mean is None
 
 
+def test_amds_program_is_asked_each_time(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer, 0 %, is of the time before; then 60 % and 80 % until the training is over."""
+    monkeypatch.setattr(gpu_use, "INTERVAL_S", 0.05)
+    program = driver / "rocm-smi"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {driver}/asked\ncase $(wc -l < {driver}/asked) in 1) use=0;; 2) use=60;; 3) use=80;; '
+        f'*) touch {driver}/said; exit 1;; esac\necho \'{{"card2": {{"GPU use (%)": "\'$use\'"}}}}\'\n'
+    )
+    program.chmod(0o755)
+    with GpuUse(claim("2", "ROCR_VISIBLE_DEVICES")) as use:
+        wait_for((driver / "said").exists)
+    assert use.mean == pytest.approx(0.7)
+    assert {*(driver / "asked").read_text().splitlines()} == {"--device 2 --showuse --json"}
+
+
+@pytest.mark.parametrize("answer", ["{}", '{"card0": {"GPU use (%)": "N/A"}}', "no such device", "[1]"])
+def test_what_amds_program_may_say_otherwise(answer: str, driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_use, "INTERVAL_S", 0.05)
+    program = driver / "rocm-smi"
+    program.write_text(f"#!/bin/sh\necho x >> {driver}/asked\necho '{answer}'\n")
+    program.chmod(0o755)
+    with GpuUse(claim("0", "ROCR_VISIBLE_DEVICES")) as use:
+        time.sleep(0.5)
+    assert use.mean is None and (driver / "asked").exists()
+
+
 @pytest.mark.parametrize(
-    "what", [None, claim("MIG-1c"), claim("0", "ROCR_VISIBLE_DEVICES"), claim("0", "ZE_AFFINITY_MASK")]
+    "what", [None, claim("MIG-1c"), claim("GPU-7a", "ROCR_VISIBLE_DEVICES"), claim("0", "ZE_AFFINITY_MASK")]
 )
-def test_devices_of_which_nvidia_smi_says_nothing(what: DeviceClaim | None, driver: Path) -> None:
+def test_devices_of_which_no_program_says_anything(what: DeviceClaim | None, driver: Path) -> None:
     answers(driver, "echo 80")
     with GpuUse(what) as use:
         pass

@@ -131,7 +131,7 @@ def test_only_gpus_that_tensorflow_sees_are_tuned_for(
 
     def answer(environment: Mapping[str, str]) -> SeenByTensorflow:
         asked.append(environment["CUDA_VISIBLE_DEVICES"])
-        return SeenByTensorflow(version="2.21.0", cuda="12.5.1", seen=seen)
+        return SeenByTensorflow(version="2.21.0", built_for="CUDA 12.5.1", seen=seen)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.setattr("hpcdl.tuning.tune.read_topology", lambda: gpu_node)

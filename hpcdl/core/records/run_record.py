@@ -68,7 +68,7 @@ class RankRecord:
     processor time of work that had time, while the rank waited for others, and beside its steps. `clock_set_s` is how
     far the system's clock was set ahead (back: negative) while the run went on, which moved none of these numbers.
     `processors` are those on which its computing threads might run at its end, as a list of the kernel's: `0-3,8`.
-    `gpu_utilisation` is the share of the training, 0 to 1, in which its NVIDIA GPU computed, for whatever process.
+    `gpu_utilisation` is the share of the training, 0 to 1, in which its GPU computed, for whatever process.
     """
 
     rank: int

@@ -26,6 +26,7 @@ from tests.trace.test_viewers import COMPUTE_S, INPUT_S
 
 AXE = ROOT / "build" / "axe" / "package" / "axe.min.js"
 SITE = ROOT / "build" / "site"
+EVIDENCE = ROOT / "docs" / "example-evidence" / "document" / "evidence.html"
 WIDTHS = (360, 800, 1400)
 SERIOUS = ("serious", "critical")
 OF_COLOURS = ("color-contrast", "link-in-text-block")
@@ -99,7 +100,7 @@ def looked_at(
 
 
 def own_pages(folder: Path) -> list[Path]:
-    """A report, a card and a trace, without the policy that keeps axe's own program out of them."""
+    """A report, evidence, a card and a trace, without the policy that keeps axe's own program out of them."""
     merged, steps = synchronous(INPUT_S, COMPUTE_S, hidden_s=0.02)
     trial = Trial(
         fault="worker killed", strategy="ring", survived=True, struck=True, recover_s=2.0, steps_lost=1, said=""
@@ -109,6 +110,7 @@ def own_pages(folder: Path) -> list[Path]:
     card = write_card(tried, [trial])
     texts = {
         "report.html": PAGE.read_text(),
+        "evidence.html": EVIDENCE.read_text(),
         "trace.html": trace_page("run", merged, steps, findings(merged, steps)),
         "card.html": card.read_text(),
     }
@@ -133,7 +135,7 @@ def test_no_serious_fault_and_nothing_sticks_out(
     pages = (
         own_pages(tmp_path)
         if which == "own"
-        else [path for path in sorted(SITE.rglob("*.html")) if path.name != PAGE.name]
+        else [path for path in sorted(SITE.rglob("*.html")) if path.name not in (PAGE.name, EVIDENCE.name)]
     )
     rules = OF_COLOURS if which == "site" and flags else ()
     each_width = sampled == 1

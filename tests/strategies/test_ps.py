@@ -35,7 +35,7 @@ TRAIN = [
 
 def test_servers_do_without_tensorflow() -> None:
     statement = (
-        "import sys, hpcdl.strategies.parameter_server.strategy, hpcdl.strategies.parameter_server.worker; "
+        "import sys, hpcdl.strategies.parameter_server.strategy, hpcdl.strategies.parameter_server.server; "
         "import hpcdl.rank.job; "
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )

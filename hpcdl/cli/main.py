@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
-from hpcdl.core.processes.signals import keep_interrupts
+from hpcdl.core.processes.signals import ignore, keep_interrupts
 from hpcdl.core.processes.streams import Printed, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
@@ -25,6 +26,7 @@ def main() -> None:
     outlive("stderr")
     printed = outlive("stdout")
     exit_code = run(sys.argv[1:])
+    ignore(signal.SIGINT)  # the work is over: Ctrl-C while Python ends would make a failure of it
     exit_code = _exit_code_of(exit_code, sys.argv[1:], printed)
     if not sys.modules.keys().isdisjoint(_LEAVE_BADLY):
         from hpcdl.rank.start import leave

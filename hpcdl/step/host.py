@@ -237,9 +237,9 @@ class HostStep:
         """A step that the others finished while this worker was late: their mean without a gradient of its own."""
         exchanged = WALL.settled(float(self._follow()), got_batch)
         updated = WALL.now_s()
-        self.worker.after_step(self.position.step)
         self.position.step += 1
         self.position.seconds = time.monotonic() - run_began
+        self.worker.after_step(self.position.step - 1)
         self._add_times(got_batch, got_batch, exchanged, updated, follows=True)
 
     def _announce(self) -> Array:
@@ -277,11 +277,12 @@ class HostStep:
         if loss - self.best_loss <= EXPLODED * max(1.0, abs(self.best_loss)):
             self.sound_step = self.steps_done()
         self.best_loss = min(self.best_loss, loss)
-        self.worker.after_step(self.position.step)
+        step = self.position.step
+        self.position.add(loss, sums, samples)  # first: its weights have moved, whatever breaks behind it
+        self.position.seconds = time.monotonic() - run_began
+        self.worker.after_step(step)
         if text := self.worker.news():
             self.journal.write("message", text=text)
-        self.position.add(loss, sums, samples)
-        self.position.seconds = time.monotonic() - run_began
         images_per_second = round(self._run_plan.global_batch / max(WALL.now_s() - self._began, 1e-9), 2)
         seconds = round(self.position.seconds, 3)
         self.journal.step(self.steps_done(), loss=loss, images_per_second=images_per_second, seconds=seconds)
@@ -332,7 +333,6 @@ class HostStep:
         """A step whose exchange broke counts where its weights had moved before. Its loss went with it."""
         if self._is_in_step and self.worker.moves_first:
             self._is_in_step = False
-            self.worker.after_step(self.position.step)
             self.position.step += 1
             self.outcome.steps_done += 1
 

@@ -76,3 +76,23 @@ def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: Comman
     finished = finish(process)
     assert finished.code == 130
     assert finished.err.splitlines()[-1:] == ["hpcdl: stopped by Ctrl-C"] and "Traceback" not in finished.err
+
+
+ENDING = """
+import os, signal, sys
+
+class Last:
+    def __del__(self, kill=os.kill, number=os.getpid(), what=signal.SIGINT):
+        kill(number, what)
+
+last = Last()
+sys.argv = ["hpcdl", "--version"]
+from hpcdl.cli.main import main
+main()
+"""
+
+
+def test_ctrl_c_while_python_ends_makes_no_failure_of_what_is_done() -> None:
+    """It came between the last word and the end: exit code -2 with all of the work done."""
+    finished = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "") and finished.stdout

@@ -77,7 +77,8 @@ class Sweep:
             self._runner.carry_out(self)
         left = len(self._waiting) + len(self._runner.active)
         if self._runner.stopping and left:
-            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; continue with --resume")
+            why = " in another job: the time of this one is over" if self._runner.ends_within(0.0) else ""
+            raise StoppedEarly(f"stopped with {left} of {len(self._plan.runs)} runs to go; continue with --resume{why}")
         return self.state
 
     def startable(self) -> Iterator[Task[PlannedRun]]:

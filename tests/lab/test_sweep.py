@@ -100,6 +100,7 @@ def test_no_run_is_begun_that_the_jobs_end_would_take_along(queue: SlurmLab) -> 
     line = ["salloc", "--quiet", "--nodes=2", "--time=1", sys.executable, "-m", "hpcdl", "sweep", "study.toml"]
     finished = queue.run([*line, "--out", "out"], host=LOGIN, cwd=desk.folder, timeout_s=100)
     assert finished.code == 75 and "stopped with 2 of 2 runs to go; continue with --resume" in finished.err
+    assert "in another job: the time of this one is over" in finished.err
     assert desk.states("out") == ["waiting", "waiting"] and not desk.records("out")
 
 

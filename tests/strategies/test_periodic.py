@@ -247,6 +247,20 @@ def test_those_left_come_level_and_lose_no_step(done: tuple[int, ...], breaks: i
     np.testing.assert_allclose([shared for *_, shared in found], center, rtol=1e-5)
 
 
+@pytest.mark.parametrize("period", [1, 4])
+def test_a_second_loss_before_any_step_finds_nothing_to_make_good(period: int) -> None:
+    """Where a run goes on after 4 steps, which a round may end with: what is lost while steps are traced anew."""
+
+    def rank(inner: Any) -> None:
+        group = observe(inner)
+        worker = PeriodicWorker(context_of("local-sgd", group, period=period))
+        taken: list[int] = []
+        worker.level(group, 4, taken.append)
+        assert taken == [0]
+
+    threads.run(3, rank)
+
+
 def test_a_rate_of_zero_moves_nothing() -> None:
     """As at the end of a cosine schedule: the change is zero, and nothing is divided by it."""
     shared = SharedWeights(context_of("slowmo", observe(threads.alone()), 0, period=1))

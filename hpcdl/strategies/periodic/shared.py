@@ -55,8 +55,8 @@ class SharedWeights:
             self.num_nodes = len(set(hosts))
         self.all_meet = False
         """Whether the exchange of the step that was announced last is one of all workers, not of a node's alone."""
-        self.last_exchange = 0
-        """Steps done at the last exchange of all workers that came to its end here."""
+        self.last_exchange: int | None = None
+        """Steps done at the last exchange of all workers that came to its end here, or at the start; None before it."""
         self._velocity: Array = numpy.zeros(0, numpy.float32)
         self._step = 0
         self._rate_sum, self._num_rates = 0.0, 0
@@ -85,6 +85,8 @@ class SharedWeights:
         And, where workers of a node have a period of their own, every `period_within`-th.
         """
         self._step = step
+        if self.last_exchange is None:
+            self.last_exchange = step
         self._rate_sum += learning_rate
         self._num_rates += 1
         done = step + 1

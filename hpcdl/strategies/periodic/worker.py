@@ -165,9 +165,11 @@ class PeriodicWorker(Worker):
         """
         shared = self._shared
         shared.regroup(group)
-        answers = group.allgather_json((done, shared.last_exchange))
+        # Who has begun no step stands where all began, at an exchange or not: nothing is missing there.
+        mine = done if shared.last_exchange is None else shared.last_exchange
+        answers = group.allgather_json((done, mine))
         furthest, last = (max(numbers) for numbers in zip(*answers, strict=True))
-        missed = shared.last_exchange < last
+        missed = mine < last
         if any(each < last for _, each in answers):
             shared.take_missed([each for _, each in answers].index(last), missed=missed)
         if missed:  # its moving statistics stay its own until the next exchange

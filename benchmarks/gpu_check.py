@@ -304,13 +304,26 @@ def beside_fit(trial: Trial) -> str:
     return text
 
 
-def tensorflows_ring(trial: Trial) -> str:
-    """TensorFlow's own ring, over NCCL where there are GPUs."""
-    if trial.on_gpu and len(trial.gpus) < 2:
-        return "not tried: NCCL needs a GPU for each rank, and there is one"
-    words = ("--strategy", "grpc-ring", "--allow-grpc", *trial.parallel, "--steps", str(STEPS))
-    rate = trial.train("grpc-ring", *trial.model, *words).images_per_second or 0.0
-    return f"{rate:.0f} samples/s, over MPI {trial.notes['ring']['samples_per_s']:.0f}"
+def tensorflows_own(trial: Trial) -> str:
+    """TensorFlow's ring over gRPC, and NCCL with a GPU for each rank; NCCL is refused where ranks share one."""
+    words = ("--allow-grpc", "--steps", str(STEPS), "--batch-size", str(BATCH_SIZE), "--ranks")
+    ranks = {"grpc-ring": trial.num_ranks, "nccl": min(trial.num_ranks, len(trial.gpus)) or trial.num_ranks}
+    for name, number in ranks.items():
+        trial.train(name, *trial.model, "--strategy", name, *words, str(number))
+    alone = ranks["nccl"] == 1
+    apart = trial.apart("single", "grpc-ring", *([] if alone else ["nccl"]))
+    if not max(apart.values()) <= NEAR:
+        raise CheckFailed(f"apart from single's weights: {apart}")
+    if alone:
+        try:
+            trial.train("nccl-shared", *trial.model, "--strategy", "nccl", *words, "2")
+        except CheckFailed as refused:
+            if "share GPU" not in str(refused):
+                raise
+        else:
+            raise CheckFailed("nccl trains two ranks on one GPU")
+    rates = {name: trial.notes[name]["samples_per_s"] for name in ("ring", *ranks)}
+    return f"{json.dumps({name: round(rate) for name, rate in rates.items()})} samples/s; nccl on {ranks['nccl']} ranks"
 
 
 CHECKS: Mapping[str, Callable[[Trial], str]] = {
@@ -323,7 +336,7 @@ CHECKS: Mapping[str, Callable[[Trial], str]] = {
     "faster than the CPU": faster,
     "tune-threads": tuned,
     "beside Keras's fit": beside_fit,
-    "grpc-ring": tensorflows_ring,
+    "TensorFlow's collectives": tensorflows_own,
 }
 
 

@@ -46,8 +46,8 @@ def with_horovod(folder: Path, environment: dict[str, str]) -> Path:
     print(f"hpcdl: building {HOROVOD} in {folder} (some minutes, once)", file=sys.stderr, flush=True)
     _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", WITHOUT_HOROVOD)
     _install(python, FIRST, environment, WITHOUT_HOROVOD)
-    # Its setup looks for cmake and the compilers on PATH, and for TensorFlow in this environment. A wheel of it in pip's
-    # cache may have been built with another MPI.
+    # Its setup looks for cmake and the compilers on PATH, and for TensorFlow in this environment. A wheel
+    # of it in pip's cache may have been built with another MPI.
     building = {**environment, **SETTINGS, "PATH": f"{python.parent}:{path}"}
     _install(python, ("--no-build-isolation", "--no-cache-dir", HOROVOD), building, WITHOUT_HOROVOD)
     if not _answers([str(python), "-c", "import horovod.tensorflow"], environment):

@@ -133,6 +133,7 @@ _KINDS: Mapping[str, str] = {
     **dict.fromkeys(COLLECTIVES, "all-reduce"),
     **dict.fromkeys(METHODS, "center"),
     "grpc-ring": "all-reduce",
+    "nccl": "all-reduce",
     "single": "single",
     "ps": "servers",
     "grpc-ps": "servers",

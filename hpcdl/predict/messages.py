@@ -79,7 +79,7 @@ def allreduce_messages(strategy: str, job: StepJob, num_bytes: int, network: Net
     )
 
 
-_SAME_MESSAGES = {"grpc-ring": "ring"}
+_SAME_MESSAGES = {"grpc-ring": "ring", "nccl": "ring"}
 
 
 def _hierarchical(job: StepJob, num_bytes: int) -> Messages:

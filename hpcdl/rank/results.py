@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import as_toml_values
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.processes.wall import NOTICED_S, WALL
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import (
@@ -83,8 +83,11 @@ def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: s
     }
 
 
-def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
-    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers."""
+def with_devices(record: RunRecord, workers: Communicator, *, own_device: bool = False) -> RunRecord:
+    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers.
+
+    UsageError where each rank needs its `own_device` and some share one.
+    """
     found = workers.allgather_json([workers.host, asdict(device_in_use())])
     warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
     by_device: dict[tuple[str, str], list[int]] = {}
@@ -94,10 +97,13 @@ def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
     for (host, device), ranks in by_device.items():
         if len(ranks) > 1:
             available = found[ranks[0]][1]["available"]
-            warnings.append(
+            line = (
                 f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, which has {available}: "
                 "start as many workers a node as it has GPUs"
             )
+            if own_device:
+                raise UsageError(f"--strategy {record.strategy}: {line}, or use --strategy ring")
+            warnings.append(line)
     names = [one["name"] for _, one in found]
     accelerators = dict(Counter(name for name in names if name))
     if accelerators and "" in names:

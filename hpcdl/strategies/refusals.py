@@ -88,9 +88,13 @@ def check_model(info: StrategyInfo, model: ModelConfig, trace: str = OFF) -> Non
         raise UsageError("--xla: XLA makes its own kernels; leave --fast-kernels on out, or --xla")
 
 
+_SERVERS_OF = {"nccl": "grpc-ring"}
+"""A site that forbids one means both: their servers are the same."""
+
+
 def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) -> None:
-    """UsageError where the site does not allow the strategy."""
-    if info.name in forbidden:
+    """UsageError where the site does not allow the strategy, or the one whose servers it starts."""
+    if {info.name, _SERVERS_OF.get(info.name, info.name)} & {*forbidden}:
         raise UsageError(
             f"--strategy {info.name}: this site forbids it (forbid-strategies in {where}); "
             "use one that runs over MPI, such as ring or ps"

@@ -32,6 +32,16 @@ _SYNCHRONOUS = Features(
     measured_buckets=True,
 )
 
+_TENSORFLOWS = Features(
+    equals_single=True,
+    deterministic=True,
+    mpi=False,
+    open_servers=True,
+    accumulation=True,
+    lars=True,
+    exact_resume=True,
+)
+
 _OWN = (
     StrategyInfo(
         name="single",
@@ -87,18 +97,19 @@ _OWN = (
     StrategyInfo(
         name="grpc-ring",
         family="TensorFlow's own",
-        summary="MultiWorkerMirroredStrategy's ring over gRPC (NCCL on GPUs), without MPI; for comparison.",
+        summary="MultiWorkerMirroredStrategy's ring over gRPC, without MPI; for comparison.",
         source="TensorFlow, tf.distribute.MultiWorkerMirroredStrategy",
-        features=Features(
-            equals_single=True,
-            deterministic=True,
-            mpi=False,
-            open_servers=True,
-            accumulation=True,
-            lars=True,
-            exact_resume=True,
-        ),
+        features=_TENSORFLOWS,
         target="hpcdl.strategies.tensorflow_grpc.ring:GrpcRing",
+        warning=GRPC_WARNING,
+    ),
+    StrategyInfo(
+        name="nccl",
+        family="TensorFlow's own",
+        summary="NCCL between GPUs, by MultiWorkerMirroredStrategy's collectives, without MPI; a GPU for each rank.",
+        source="TensorFlow, tf.distribute.MultiWorkerMirroredStrategy",
+        features=replace(_TENSORFLOWS, own_device=True),
+        target="hpcdl.strategies.tensorflow_grpc.ring:Nccl",
         warning=GRPC_WARNING,
     ),
 )

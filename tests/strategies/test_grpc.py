@@ -33,6 +33,7 @@ SGD = [item if item != "momentum" else "sgd" for item in TRAIN]
 """TensorFlow's momentum is Keras's at a constant rate only: under a schedule plain SGD is compared."""
 RUNS: dict[str, list[str]] = {
     "grpc-ring": ["--strategy", "grpc-ring", "--ranks", "2"],
+    "nccl": ["--strategy", "nccl", "--ranks", "2"],
     "grpc-ps": ["--strategy", "grpc-ps", "--ranks", "4", "--servers", "2", "--placement", "greedy"],
 }
 
@@ -148,12 +149,26 @@ def test_the_site_may_forbid_it(ask_hpcdl: CommandLine, strategy: str) -> None:
     assert not (ask_hpcdl.home / "run").exists()
 
 
+@pytest.mark.mpi
+def test_nccl_on_cpus_is_tensorflows_ring_and_says_so(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    arguments = [*SGD, *RUNS["nccl"], "--batch-size", "8"]
+    arguments[arguments.index("--steps") + 1] = "3"
+    finished = session_hpcdl([*arguments, "--run-dir", tmp_path / "run"], timeout_s=200)
+    assert finished.code == 0, finished.err
+    record = record_of(tmp_path / "run")
+    assert record["steps"] == 3 and record["strategy"] == "nccl"
+    assert any("sees no GPU on any rank: its ring over gRPC takes NCCL's place" in line for line in record["warnings"])
+    assert {rank["details"]["collective"] for rank in record["rank_records"]} == {"RING"}
+
+
 SCONTROL = """#!/bin/sh
 [ "$*" = "--oneliner show job 77" ] && echo "JobId=77 JobName=train UserId=ada(1000) OverSubscribe={word} Contiguous=0"
 """
 
 
-@pytest.mark.parametrize(("word", "strategy"), [("", "grpc-ring"), ("OK", "grpc-ps"), ("YES", "grpc-ring")])
+@pytest.mark.parametrize(
+    ("word", "strategy"), [("", "grpc-ring"), ("OK", "grpc-ps"), ("YES", "grpc-ring"), ("OK", "nccl")]
+)
 def test_nodes_that_others_share_are_refused(ask_hpcdl: CommandLine, strategy: str, word: str) -> None:
     """Outside any job, and in jobs of nodes that other users' jobs may be on."""
     job = {"PATH": f"{ask_hpcdl.home}:{ask_hpcdl.environment['PATH']}", "SLURM_JOB_ID": "77"} if word else {}

@@ -202,7 +202,7 @@ def _of_ranks(record: RunRecord) -> dict[str, Any]:
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
 
 
-_UNCOUNTED = frozenset(("grpc-ps", "grpc-ring"))
+_UNCOUNTED = frozenset(("grpc-ps", "grpc-ring", "nccl"))
 """Strategies whose messages TensorFlow sends by itself: what hpcdl counted of them is only its own few words."""
 
 

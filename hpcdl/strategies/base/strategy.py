@@ -31,6 +31,8 @@ class Features:
     mpi: bool = True
     open_servers: bool = False
     """Starts servers that authenticate nobody: only on nodes without other users, or where that is allowed."""
+    own_device: bool = False
+    """Ranks must not share a GPU."""
     compression: bool = False
     error_feedback: bool = False
     """Less than all values may travel: workers keep what did not, and take it along at the next step."""

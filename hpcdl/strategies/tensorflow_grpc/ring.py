@@ -1,6 +1,6 @@
-"""The strategy `grpc-ring`: gradients are averaged by TensorFlow's own collectives, a ring over gRPC, without MPI.
+"""The strategies `grpc-ring` and `nccl`: gradients are averaged by TensorFlow's own collectives, without MPI.
 
-The engine is tf.distribute.MultiWorkerMirroredStrategy; NCCL takes the ring's place where there are GPUs. Only the
+The engine is tf.distribute.MultiWorkerMirroredStrategy, with its ring over gRPC or with NCCL between GPUs. Only the
 exchange runs inside the strategy, in a `run` of its own: Keras 3's `fit` does not work with it.
 """
 
@@ -11,9 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from hpcdl.core.errors import UsageError
 from hpcdl.strategies.base.graph import FiniteGuard, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.tensorflow_grpc.cluster import rendezvous
+
+_KNOWN = tf.distribute.experimental.CommunicationImplementation
+WITHOUT_GPUS = "nccl: TensorFlow sees no GPU on any rank: its ring over gRPC takes NCCL's place"
 
 
 class GrpcRing:
@@ -21,21 +25,41 @@ class GrpcRing:
 
     def worker(self, context: Context) -> Worker:
         """All ranks work."""
-        return GrpcRingWorker(context)
+        return CollectiveWorker(context, _KNOWN.RING)
 
     def server(self, context: Context) -> Server:
         """Nobody serves."""
-        raise AssertionError("grpc-ring has no servers")
+        raise AssertionError("TensorFlow's collectives have no servers")
 
 
-class GrpcRingWorker(Worker):
+class Nccl(GrpcRing):
+    """The strategy `nccl`."""
+
+    def worker(self, context: Context) -> Worker:
+        """All ranks work, each on a GPU of its own; without any GPU the ring takes NCCL's place, with a warning.
+
+        UsageError where some ranks have a GPU and others have none. Collective.
+        """
+        found = context.communicator.allgather_json(bool(tf.config.list_physical_devices("GPU")))
+        without = [str(rank) for rank, has_gpu in enumerate(found) if not has_gpu]
+        if 0 < len(without) < len(found):
+            raise UsageError(
+                f"--strategy nccl: TensorFlow sees no GPU on rank {', '.join(without)} of {len(found)}; "
+                "see `hpcdl doctor --only gpus`, or use --strategy ring"
+            )
+        worker = CollectiveWorker(context, _KNOWN.RING if without else _KNOWN.NCCL)
+        worker.warnings = [WITHOUT_GPUS] if without else []
+        return worker
+
+
+class CollectiveWorker(Worker):
     """Averages gradients with collective operations of TensorFlow, then applies them with the local optimizer."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, implementation: Any) -> None:
         self._rank = context.communicator.rank
         self._guard = FiniteGuard(self._rank)
         self._options = tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=context.exchange.bucket_bytes, implementation=_implementation()
+            bytes_per_pack=context.exchange.bucket_bytes, implementation=implementation
         )
         # TensorFlow sets collectives up before its first tensor, and for good.
         with rendezvous(context.communicator) as cluster:
@@ -96,8 +120,3 @@ class GrpcRingWorker(Worker):
             return reduced
 
         return list(self._strategy.run(tf.autograph.experimental.do_not_convert(body), args=tuple(tensors)))
-
-
-def _implementation() -> Any:
-    known = tf.distribute.experimental.CommunicationImplementation
-    return known.NCCL if tf.config.list_physical_devices("GPU") else known.RING

@@ -32,7 +32,7 @@ from hpcdl.strategies.table import STRATEGIES
 NO_GPU = 77
 TIMEOUT_S = 240
 MOST_RANKS = 4
-AT_ONCE = 4
+AT_ONCE = max(4, (os.cpu_count() or 1) // 2)
 """Trainings beside one another where only their results count: a start takes longer than the steps."""
 STEPS, BATCH_SIZE = 10, 32
 PERIOD = 4

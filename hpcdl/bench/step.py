@@ -288,7 +288,7 @@ def _summary(
         bucket_bytes=workers[0]["bucket_bytes"],
         peak_memory_bytes=max(rank["peak_memory_bytes"] for rank in workers),
         fast_kernels=workers[0]["fast_kernels"],
-        accelerators=Counter(rank["device"] for rank in workers if rank["device"]),
+        accelerators=dict(Counter(rank["device"] for rank in workers if rank["device"])),
         warnings=[*filter(None, [info.warning]), *workers[0]["warnings"]],
     )
 

@@ -53,6 +53,13 @@ def run_sliced(
     workspace = workspace or Workspace()
     per_message = _message_length(flat, shares, workspace.message_bytes)
     slice_length = per_message * shares
+    if flat.size <= slice_length:  # nothing to take turns with
+        for _ in exchange(
+            communicator, flat, workspace.scratch(("slot", 0), per_message, flat.dtype), add or plain_add, 0
+        ):
+            pass
+        finished(flat)
+        return
     starts = collections.deque(range(0, flat.size, slice_length))
 
     def work(slot: int) -> Iterator[None]:

@@ -47,6 +47,13 @@ def test_every_strategy_has_a_step_with_and_without_its_exchange(run_hpcdl: Comm
 
 
 @pytest.mark.mpi
+def test_the_next_step_is_allowed_what_this_one_was(run_hpcdl: CommandLine) -> None:
+    finished = run_hpcdl([*STEP, "--strategy", "nccl", "--ranks", "2", "--allow-grpc"])
+    assert finished.code == 0, finished.err
+    assert finished.err.splitlines()[-1].endswith("--strategy nccl --ranks 2 --allow-grpc")
+
+
+@pytest.mark.mpi
 def test_ranks_of_a_launcher(run_hpcdl: CommandLine) -> None:
     from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 

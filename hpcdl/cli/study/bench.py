@@ -41,7 +41,8 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     """Time a model's step with and without the exchange of gradients."""
     from hpcdl.bench.step import run
 
-    result = run(resolved(StepBenchConfig, "bench-step", flags, config, set_))
+    wanted = resolved(StepBenchConfig, "bench-step", flags, config, set_)
+    result = run(wanted)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
     for warning in result.warnings:
@@ -62,7 +63,8 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
     words = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
-    say(f"next: {typed('train', '--model', result.model, *words)}")
+    allowed = ["--allow-grpc"] if wanted.config.run.allow_grpc else []
+    say(f"next: {typed('train', '--model', result.model, *words, *allowed)}")
 
 
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")

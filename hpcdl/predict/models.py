@@ -68,20 +68,27 @@ def foresee(name: str, series: MeasuredSizes, workers: int, batch: float) -> For
 
 def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
     """A law's curves as probable as the series makes them."""
-    curves = _curves(name, (*series.workers, workers))
+    weights, level, spread = _fitted(name, series)
+    return Foreseen(
+        weights=weights, centers=level + _curves(name, (workers,))[:, 0], spreads=numpy.full(len(level), spread)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
+    """How probable each curve of a law is by the series, and at which level, (curves,) each; the level's spread."""
+    curves = _curves(name, series.workers)
     errors = numpy.array(series.errors)
     while True:
         precision = errors**-2
-        rest = numpy.array(series.logs) - curves[:, :-1]
+        rest = numpy.array(series.logs) - curves
         level = rest @ precision / precision.sum()
         cost = (rest - level[:, None]) ** 2 @ precision
         weights = numpy.exp(-(cost - cost.min()) / 2)
         weights /= weights.sum()
         if 1 / float(weights @ weights) >= _LEAST_CURVES:
-            break
+            return weights, level, float(precision.sum() ** -0.5)
         errors = 1.3 * errors
-    spread = numpy.full(len(level), precision.sum() ** -0.5)
-    return Foreseen(weights=weights, centers=level + curves[:, -1], spreads=spread)
 
 
 def _usl(n: Array, random: Any) -> Array:

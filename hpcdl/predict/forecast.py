@@ -143,7 +143,8 @@ class Forecast:
         student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
         self._run_noise = self.posterior.run_noise * student
         self._unexplained = random.standard_normal(NUM_DRAWS)
-        self._bases: dict[StepJob, Array] = {}
+        self._steps: dict[StepJob, StepTime] = {}
+        self._logs: dict[StepJob, Array] = {}
         self._missed: dict[tuple[int, int], Array] = {}
 
     def _calibrate(self, evidence: Evidence, *, draws: bool = True) -> Calibration:
@@ -217,8 +218,7 @@ class Forecast:
 
     def predict(self, job: StepJob) -> Prediction:
         """The step of `job`, with everything that is told of it."""
-        found = self.posterior.step(job, self._points)
-        seconds = numpy.exp(self._log_steps(job, found))
+        seconds = numpy.exp(self._log_steps(job))
         rate = job.workers * job.batch
         step = range_of(seconds)
         exact = self.posterior.step(job)
@@ -230,7 +230,7 @@ class Forecast:
             job=job,
             step_seconds=step,
             images_per_second=step.inverse.scaled(rate),
-            efficiency=self._efficiency(job, found),
+            efficiency=self.efficiency(job),
             limited_by=largest if losses.get(largest, 0.0) > _WORTH_TELLING else "computing",
             losses=losses,
             faster=self._faster(job, middle),
@@ -243,19 +243,25 @@ class Forecast:
 
     def efficiency(self, job: StepJob) -> Range:
         """Throughput per worker relative to the base's."""
-        return self._efficiency(job, self.posterior.step(job, self._points))
-
-    def _efficiency(self, job: StepJob, found: StepTime) -> Range:
         base = self.base(job)
         if base == job:
             return Range(mean=1.0, low=1.0, high=1.0)
-        if base not in self._bases:
-            self._bases[base] = numpy.log(self.posterior.step(base, self._points).seconds)
-        relative = self._bases[base] - self._log_steps(job, found)
+        relative = numpy.log(self._step(base).seconds) - self._log_steps(job)
         return range_of(numpy.exp(relative) * job.batch / base.batch)
 
-    def _log_steps(self, job: StepJob, found: StepTime) -> Array:
-        """One more run of `job` by all models, with what none of them explains; `found` is the timeline's."""
+    def _step(self, job: StepJob) -> StepTime:
+        """The timeline's step at all points: several ask for that of the same job."""
+        if job not in self._steps:
+            self._steps[job] = self.posterior.step(job, self._points)
+        return self._steps[job]
+
+    def _log_steps(self, job: StepJob) -> Array:
+        """One more run of `job` by all models, with what none of them explains."""
+        if job not in self._logs:
+            self._logs[job] = self._drawn_logs(job, self._step(job))
+        return self._logs[job]
+
+    def _drawn_logs(self, job: StepJob, found: StepTime) -> Array:
         random = numpy.random.default_rng(19)
         timeline = numpy.log(found.seconds)
         series = self._series(job)
@@ -288,7 +294,7 @@ class Forecast:
                 yield self.evidence.at(name, nodes, workers, like.servers)
 
     def _beside_timeline(self, job: StepJob) -> Array:
-        timeline, series = numpy.log(self.posterior.step(job, self._points).seconds), self._series(job)
+        timeline, series = numpy.log(self._step(job).seconds), self._series(job)
         random = numpy.random.default_rng(23)
         off: Array = mixed(self._models(job, series), timeline, series, job, random) - timeline
         return off
@@ -345,7 +351,7 @@ class Forecast:
 
     def deviation(self, job: StepJob) -> float:
         """Standard deviation of the logarithm of the step, for one more run of `job`."""
-        found = range_of(self._log_steps(job, self.posterior.step(job, self._points)))
+        found = range_of(self._log_steps(job))
         return (found.high - found.low) / _INTERVAL_DEVIATIONS
 
     def deviation_after(self, job: StepJob, run: StepJob) -> float:

@@ -100,18 +100,18 @@ def slowest_of(num: int, noise: Array) -> Array:
 
     The quantile of the largest of n at probability u is that of one at u^(1/n).
     """
-    of_one, of_largest = _deviations(1), _deviations(num)
-    result: Array = _factors(noise, of_largest) / _mean(_factors(noise, of_one))[:, None]
+    of_one, of_largest = _factors(noise, _deviations(num))
+    result: Array = of_largest / _mean(of_one)[:, None]
     return result
 
 
 @functools.lru_cache(maxsize=1024)
 def _deviations(num: int) -> Array:
-    """The largest of `num` standard normal deviations at evenly spaced probabilities: (steps,)."""
+    """One standard normal deviation and the largest of `num`, at evenly spaced probabilities: (2, 1, steps)."""
     from scipy.special import ndtri
 
-    found: Array = ndtri(((numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS) ** (1 / num))
-    return found
+    chances = (numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS
+    return numpy.array([[ndtri(chances)], [ndtri(chances ** (1 / num))]])
 
 
 def in_order(num: int, noise: Array) -> tuple[Array, Array]:
@@ -347,6 +347,7 @@ class _Queue:
         shares, deviations = _chances(shape)
         arrived = between[:, None] * shares
         free: Array = numpy.zeros(len(between))
+        computing = between[:, None] * _factors(noise, deviations)
         rows = (numpy.arange(shape[0]) * shape[1])[:, None]
         places = numpy.arange(shape[1]) * served[:, None]
         half = QUEUE_ROUNDS // 2
@@ -361,14 +362,13 @@ class _Queue:
             if order is not None:
                 ends = numpy.empty(shape)
                 ends.ravel()[order] = done
-            computing = between[:, None] * _factors(noise, deviations[number])
             # What is overlapped asks at once for the next exchange, and goes on once both are over.
-            arrived = numpy.maximum(arrived + computing, ends) if self._overlapped else ends + computing
+            arrived = numpy.maximum(arrived + computing[number], ends) if self._overlapped else ends + computing[number]
         cycles: Array = (_mean(arrived) - settled) / (QUEUE_ROUNDS - half)
         return cycles
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=24)
 def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
     """The same in every simulation: when workers first ask, (sets, workers), and deviations for each round of them."""
     random = numpy.random.default_rng(0)

@@ -39,6 +39,7 @@ _WIDTH, _NARROW = 5.8, 4.0
 """Inches of a PNG or PDF, and those below which its letters are smaller."""
 _SCREEN = 4.6
 """Inches of a figure on a page: its letters are readable on a phone and in one of three columns."""
+_SVG_DPI = 72
 _INK = "#123456"
 """Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
 _PAPER = "#fedcba"
@@ -60,18 +61,24 @@ def svg(figure: Figure) -> str:
 
 
 def _written(canvas: Any) -> str:
-    """`canvas` as SVG on a transparent ground, laid out and drawn once: `savefig` would do both twice."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    """`canvas` as SVG on a transparent ground, laid out and drawn once: `savefig` would do both twice.
 
-    canvas.dpi = 72  # SVG's
-    sheet: Any = FigureCanvasSVG(canvas)
+    What measures text for the layout also draws it, so that each text is measured once.
+    """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
+
+    canvas.dpi = _SVG_DPI
     for patch in (canvas.patch, *(axes.patch for axes in canvas.axes)):
         patch.set_facecolor("none")
         patch.set_edgecolor("none")
+    buffer, size = io.StringIO(), canvas.get_size_inches() * _SVG_DPI
+    sheet: Any = RendererSVG(*size, buffer, image_dpi=_SVG_DPI, metadata={"Date": None, "Creator": None})
+    holder: Any = FigureCanvasSVG(canvas)
+    holder.get_renderer = lambda: sheet
     canvas.get_layout_engine().execute(canvas)
     canvas.set_layout_engine("none")
-    buffer = io.StringIO()
-    sheet.print_svg(buffer, metadata={"Date": None, "Creator": None})
+    canvas.draw(sheet)
+    sheet.finalize()
     return buffer.getvalue()
 
 

@@ -178,7 +178,8 @@ def printable(text: str) -> str:
     That is control codes, line breaks, marks that change the direction of writing, and bytes of names that are no
     UTF-8.
     """
-    return _OBEYED.sub("?", text)
+    # Most text is plain, and a report of thousands of runs asks for all of its cells.
+    return text if text.isascii() and text.isprintable() else _OBEYED.sub("?", text)
 
 
 def shown(value: object) -> str:

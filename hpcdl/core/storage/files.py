@@ -50,8 +50,14 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """`document` as indented JSON."""
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+    """`document` as indented JSON; ValueError for NaN and infinity."""
+    import msgspec
+
+    compact = json.dumps(document, allow_nan=False)
+    try:
+        return msgspec.json.format(compact, indent=1) + "\n"  # json indents in Python: three times as slow
+    except msgspec.DecodeError:  # half of a character: part of a name that is not UTF-8
+        return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def write_output(path: Path, content: str | bytes) -> None:

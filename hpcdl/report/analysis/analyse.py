@@ -21,7 +21,7 @@ from hpcdl.report.analysis.comparisons import (
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
-from hpcdl.report.analysis.settings import told_apart, varying_keys
+from hpcdl.report.analysis.settings import settings_of_runs, told_apart, varying_keys
 from hpcdl.report.runs.findings import Outlook, TracedRun
 from hpcdl.report.runs.inferences import Inferred
 from hpcdl.report.runs.references import Published
@@ -35,6 +35,7 @@ from hpcdl.report.runs.tunings import TunedNode
 class Analysis:
     """The runs of a report with what was computed from all of them.
 
+    `settings` are the usable runs, those of one setting together.
     `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
     they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `breakdowns` are those
     of each curve. `outlooks` say what sizes that were not run would take, for each network (hpcdl/predict).
@@ -42,6 +43,7 @@ class Analysis:
 
     runs: Sequence[Run]
     curves: Sequence[Curve]
+    settings: Sequence[Sequence[Run]] = ()
     varying: Sequence[str] = ()
     compared: str = ""
     breakdowns: Sequence[Sequence[Breakdown]] = ()
@@ -101,6 +103,7 @@ def analyse(
     return Analysis(
         runs=runs,
         curves=curves,
+        settings=settings_of_runs(runs),
         varying=varying_keys(run for run in runs if run.usable),
         compared=compare,
         breakdowns=[breakdowns(curve) for curve in curves],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from hpcdl.config.load import groups_of, settings_by_key
@@ -55,6 +55,21 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
         with_settings(run, {key: value_of(run, key) for key in keys}) if (keys := varying[run.model, run.data]) else run
         for run in runs
     ]
+
+
+_SETTING = attrgetter(
+    "model", "strategy", "data", "nodes", "workers", "servers", "threads", "ranks_per_node", "profile",
+    "batch_per_rank", "machine", "processor", "version",
+)  # fmt: skip
+
+
+def settings_of_runs(runs: Iterable[Run]) -> list[list[Run]]:
+    """The usable runs, those of one setting together."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        if run.usable:
+            groups.setdefault((*_SETTING(run), *run.settings.items()), []).append(run)
+    return list(groups.values())
 
 
 def value_of(run: Run, key: str) -> str:

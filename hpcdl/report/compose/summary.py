@@ -12,7 +12,7 @@ from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.document.document import Bounds, Column, Interval, cell_text, percent
 from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.inference import line as inference_line
-from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, final_accuracy, settings_of_runs
+from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, final_accuracy
 from hpcdl.report.sections.scaling import base_words
 from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
@@ -182,14 +182,14 @@ def accuracy_line(analysis: Analysis) -> str:
 _ACCURACIES = {TRAINING: "training", HELD_OUT: "held-out", SPLITS["val"]: "validation", SPLITS["test"]: "test"}
 
 
-def _best(analysis: Analysis) -> tuple[float, str, list[Run]] | None:
+def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
     """The setting of the highest median of final accuracies: that median, what it was measured on, and the repeats.
 
     The best of all runs would be better by luck the more runs there are. Validation counts before test, whose samples
     are not there to choose by, and both before training.
     """
-    found: list[tuple[int, float, str, list[Run]]] = []
-    for runs in settings_of_runs(analysis.runs):
+    found: list[tuple[int, float, str, Sequence[Run]]] = []
+    for runs in analysis.settings:
         finals = [final for run in runs if (final := final_accuracy(run)) is not None]
         kinds = {kind for _, kind in finals}
         if len(kinds) == 1:

@@ -34,7 +34,7 @@ def _text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([neutral(name) for name in header])
-    writer.writerows([neutral(value) for value in row] for row in rows)
+    writer.writerows([neutral(value) if isinstance(value, str) else value for value in row] for row in rows)
     return text.getvalue()
 
 
@@ -67,9 +67,7 @@ def _parts(cells: Sequence[Cell]) -> list[tuple[str, list[Any]]]:
     return parts
 
 
-def neutral(value: Any) -> Any:
-    """`value` such that no spreadsheet takes it for a formula: text that starts like one gets a quote in front."""
-    if not isinstance(value, str):
-        return value
-    text = plain(value)
+def neutral(text: str) -> str:
+    """`text` such that no spreadsheet takes it for a formula: what starts like one gets a quote in front."""
+    text = plain(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

@@ -12,6 +12,8 @@ from hpcdl.report.document.document import Document, Figure, Listing, Section, T
 MOST_ROWS = 500
 """Rows of one table; scaling.csv holds all."""
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
+_START = re.compile(r"^(\s*\d+)(?=\.(\s|$))|^(\s*)(?=[-=+])")
+"""What would begin a list, a heading or a rule; a backslash before a digit would be shown."""
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
@@ -29,8 +31,7 @@ def text_of(document: Document) -> str:
 def escaped(text: str) -> str:
     """`text` as Markdown shows it: no markup, no HTML, no link, one line."""
     quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
-    # What would begin a list, a heading or a rule; a backslash before a digit would be shown.
-    return re.sub(r"^(\s*\d+)(?=\.(\s|$))|^(\s*)(?=[-=+])", lambda found: f"{found[0]}\\", quoted)
+    return _START.sub(lambda found: f"{found[0]}\\", quoted)
 
 
 def _lines(document: Document) -> Iterator[str]:

@@ -13,28 +13,12 @@ from hpcdl.report.sections.scaling import SEEN
 
 MOST_LINES = 8
 """Runs in one figure."""
-_SETTING = (
-    "model",
-    "strategy",
-    "variant",
-    "data",
-    "nodes",
-    "workers",
-    "servers",
-    "threads",
-    "ranks_per_node",
-    "profile",
-    "batch_per_rank",
-    "machine",
-    "processor",
-    "version",
-)
 _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
 
 
 def build(analysis: Analysis) -> Section | None:
     """The three measures of each setting; figures where runs kept a history."""
-    groups = settings_of_runs(analysis.runs)
+    groups = analysis.settings
     if not groups:
         return None
     table = _measures(groups, Column.rate(analysis.counted))
@@ -92,15 +76,6 @@ def _measured_on(groups: Sequence[Sequence[Run]]) -> str:
 def _accuracy(run: Run) -> float | None:
     final = final_accuracy(run)
     return None if final is None else final[0]
-
-
-def settings_of_runs(runs: Sequence[Run]) -> list[list[Run]]:
-    """The usable runs, those of one setting together."""
-    groups: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        if run.usable:
-            groups.setdefault(tuple(getattr(run, name) for name in _SETTING), []).append(run)
-    return list(groups.values())
 
 
 def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:

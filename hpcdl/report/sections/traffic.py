@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from hpcdl.core.units import counted, format_bytes, listed
 from hpcdl.report.analysis.analyse import Analysis
+from hpcdl.report.analysis.settings import settings_of_runs
 from hpcdl.report.document.document import Cell, Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
-from hpcdl.report.sections.learning import final_accuracy, representatives, settings_of_runs
+from hpcdl.report.sections.learning import final_accuracy, representatives
 
 LEAST_RATIO = 2.0
 """Runs on as many workers have several amounts of traffic where one sends so many times another's bytes in a step."""

@@ -162,7 +162,8 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     residual, spare = solution.residual, len(n) - len(solution.point)
     total = float(((log_u - log_u.mean()) ** 2).sum())
     covariance = solution.covariance(spare)
-    reach, free_reach = solution.reach(spare), free.reach(spare)
+    reach = solution.reach(covariance, spare)
+    free_reach = reach if free is solution else free.reach(free.covariance(spare), spare)
     x1, *own = solution.point
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
     for place, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
@@ -244,9 +245,8 @@ class _Solution:
         found: Array = numpy.linalg.pinv(self.jacobian.T @ self.jacobian)
         return found * float(self.residual @ self.residual) / spare
 
-    def reach(self, spare: int) -> list[float]:
+    def reach(self, covariance: Array | None, spare: int) -> list[float]:
         """Half widths of their 95 % intervals; not numbers without a run to spare."""
-        covariance = self.covariance(spare)
         if covariance is None:
             return [math.nan] * len(self.point)
         quantile = t_quantile(0.975, spare)
@@ -262,20 +262,27 @@ def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
 
     start = _linear_start(sign, columns, log_u)
     own = start if (1 + columns @ start).min() > 0 else numpy.zeros(columns.shape[1])
+    denominator = 1 + columns @ own
+    residual = _residual(sign, log_u, denominator)
     for _ in range(_ITERATIONS):
-        jacobian, residual = _linearise(sign, columns, log_u, own)
-        step = numpy.linalg.lstsq(jacobian, residual, rcond=None)[0][1:]
+        step = numpy.linalg.lstsq(_jacobian(sign, columns, denominator), residual, rcond=None)[0][1:]
         size = 1.0
-        while size > 1e-6 and not _improves(sign, columns, log_u, own + size * step, residual):
+        while size > 1e-6:
+            there = 1 + columns @ (own + size * step)
+            if there.min() > 0:
+                new = _residual(sign, log_u, there)
+                if new @ new <= residual @ residual:
+                    break
             size /= 2
-        if size <= 1e-6:
+        else:
             break
-        own = own + size * step
+        own, denominator, residual = own + size * step, there, new
         if numpy.abs(size * step).max() <= 1e-12 * (1 + numpy.abs(own).max()):
             break
-    jacobian, residual = _linearise(sign, columns, log_u, own)
-    u0 = float(numpy.exp((log_u - sign * numpy.log(1 + columns @ own)).mean()))
-    return _Solution(point=(u0, *map(float, own)), jacobian=jacobian, residual=residual) if math.isfinite(u0) else None
+    u0 = float(numpy.exp((log_u - sign * numpy.log(denominator)).mean()))
+    if not math.isfinite(u0):
+        return None
+    return _Solution(point=(u0, *map(float, own)), jacobian=_jacobian(sign, columns, denominator), residual=residual)
 
 
 def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
@@ -292,31 +299,23 @@ def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
     return own
 
 
-def _linearise(sign: int, columns: Array, log_u: Array, own: Array) -> tuple[Array, Array]:
-    """Jacobian of log u, and the residual with log u0 at its best."""
+def _jacobian(sign: int, columns: Array, denominator: Array) -> Array:
+    """That of log u in (log u0, own parameters)."""
     import numpy
 
-    denominator = 1 + columns @ own
-    jacobian = numpy.empty((len(log_u), 1 + columns.shape[1]))
+    jacobian = numpy.empty((len(columns), 1 + columns.shape[1]))
     jacobian[:, 0] = 1.0
     jacobian[:, 1:] = sign * columns / denominator[:, None]
-    return jacobian, _residual(sign, log_u, denominator)
+    return jacobian
 
 
 def _residual(sign: int, log_u: Array, denominator: Array) -> Array:
+    """What is left of log u with log u0 at its best."""
     import numpy
 
     rest = log_u - sign * numpy.log(denominator)
-    result: Array = rest - rest.mean()
+    result: Array = rest - numpy.add.reduce(rest) / len(rest)  # `mean` itself takes longer for so few
     return result
-
-
-def _improves(sign: int, columns: Array, log_u: Array, own: Array, residual: Array) -> bool:
-    denominator = 1 + columns @ own
-    if denominator.min() <= 0:
-        return False
-    new = _residual(sign, log_u, denominator)
-    return bool(new @ new <= residual @ residual)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 from hpcdl.config.load import groups_of, settings_by_key
@@ -81,28 +81,16 @@ def value_of(run: Run, key: str) -> str:
     return run.config.get(key, _DEFAULTS[key])
 
 
-def values_of(runs: Sequence[Run], key: str) -> set[str]:
-    """The different values that runs have of a setting, as `value_of` tells them."""
-    if key in _PLACES:
-        return {value_of(run, key) for run in runs}
-    configs = [run.config for run in runs if run.config]
-    found = set(map(methodcaller("get", key, _DEFAULTS[key]), configs))
-    return found if len(configs) == len(runs) else found | {UNSTATED}
-
-
 def default_of(key: str) -> str:
     """The default of a setting as text."""
     return _DEFAULTS[key]
 
 
-def told_keys(runs: Iterable[Run]) -> list[str]:
-    """The keys that a reader needs to run the like again: what decides how it learns, and what is not its default."""
-    members = [run for run in runs if run.config]
+def told_values(runs: Iterable[Run]) -> dict[str, set[str]]:
+    """What a reader needs to run the like again: what decides how it learns, and what is not its default."""
     keys = [key for key, item in _SETTINGS.items() if item.matters and key not in _RECORDED]
-    stated = set[str]().union(*(run.config for run in members))
-    return [
-        key for key in keys if key in stated and (key in _ALWAYS_TOLD or values_of(members, key) != {_DEFAULTS[key]})
-    ]
+    values = _values([run.config for run in runs if run.config], keys)
+    return {key: found for key, found in values.items() if key in _ALWAYS_TOLD or found != {_DEFAULTS[key]}}
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:
@@ -124,8 +112,8 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
         for key, item in _SETTINGS.items()
         if item.matters is Matters.NOTHING and item.kind != "Path" and key not in _OF_ONE_CALL
     ]
-    stated = [run for run in runs if run.config]
-    differing = [f"{key} ({', '.join(sorted(values_of(stated, key)))})" for key in _varying(stated, trifles)]
+    values = _values([run.config for run in runs if run.config], trifles)
+    differing = [f"{key} ({', '.join(sorted(found))})" for key, found in values.items() if len(found) > 1]
     if differing:
         yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(differing)}"
 
@@ -135,14 +123,18 @@ def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
     configs = [run.config for run in runs if run.config]
     if len(configs) not in (0, len(runs)):
         return list(keys)  # some say nothing of their settings, and are unlike all that do
+    return [key for key, found in _values(configs, keys).items() if len(found) > 1]
+
+
+def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[str, set[str]]:
+    """The different values, as `value_of` tells them, of those `keys` that any of `configs` states."""
     stated = set[str]().union(*configs)
-    return [key for key in keys if key in stated and _differ(configs, key)]
-
-
-def _differ(configs: Sequence[Mapping[str, str]], key: str) -> bool:
-    if key in _PLACES:
-        return 0 < sum(key in config for config in configs) < len(configs)
-    return len(set(map(methodcaller("get", key, _DEFAULTS[key]), configs))) > 1
+    chosen = [key for key in keys if key in stated]
+    rows = {tuple(map({**_DEFAULTS, **config}.__getitem__, chosen)) for config in configs}
+    found = dict(zip(chosen, map(set, zip(*rows, strict=True)), strict=True))
+    for key in _PLACES & found.keys():
+        found[key] = {"given" if key in config else "none" for config in configs}
+    return found
 
 
 def _typed(key: str, text: str) -> Any:

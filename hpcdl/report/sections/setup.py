@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcdl.core.records.run_state import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.settings import default_of, told_keys, values_of
+from hpcdl.report.analysis.settings import default_of, told_values
 from hpcdl.report.document.document import Cell, Column, Section, Table, percent
 from hpcdl.report.runs.run import Run
 
@@ -61,14 +61,13 @@ def _setup(runs: Sequence[Run]) -> Table:
 
 def _settings(runs: Sequence[Run]) -> list[Table]:
     """The hyper-parameters of what ran, where records hold them."""
-    stated = [run for run in runs if run.config]
-    keys = told_keys(stated)
-    if not keys:
-        return []
     rows = [
-        (key, listed(sorted(values_of(stated, key), key=_numeric_order), MOST_VALUES), default_of(key)) for key in keys
+        (key, listed(sorted(values, key=_numeric_order), MOST_VALUES), default_of(key))
+        for key, values in told_values(runs).items()
     ]
-    silent = len(runs) - len(stated)
+    if not rows:
+        return []
+    silent = sum(not run.config for run in runs)
     note = "Every other setting had its default in all of these runs (hpcdl config show)."
     note += f" {counted(silent, 'run')} of elsewhere says nothing of its settings." if silent else ""
     columns = (Column(name="setting"), Column(name="values"), Column(name="default"))

@@ -149,7 +149,7 @@ def _of_record(cls: Any) -> _Finish | None:
     defaults = {item.name: item.default for item in given if item.default is not dataclasses.MISSING}
 
     def of_record(record: Any) -> Any:
-        if defaults and not defaults.keys() <= (own := vars(record)).keys():
+        if defaults and len(own := vars(record)) < len(hints):
             own |= defaults | own
         for name, finish in odd:
             value = getattr(record, name)

@@ -44,6 +44,19 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(st.recursive(_LEAVES, lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner)))
+def test_json_is_laid_out_as_the_standard_library_does(document: Any) -> None:
+    assert files.json_text(document) == json.dumps(document, indent=1) + "\n"
+
+
+@pytest.mark.parametrize("document", [{"\udcff": [1]}, ["\ud800"], {1: 2, None: [3], False: {}, 1.5: []}, "é", 10**30])
+def test_json_holds_names_that_are_not_utf8(document: Any) -> None:
+    assert files.json_text(document) == json.dumps(document, indent=1) + "\n"
+
+
 def test_damaged_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"a": [1, 2]})[:-2])
     with pytest.raises(CorruptError, match=r"x\.json is not valid JSON"):

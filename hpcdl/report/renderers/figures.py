@@ -65,15 +65,16 @@ def _written(canvas: Any) -> str:
 
     What measures text for the layout also draws it, so that each text is measured once.
     """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
+    from matplotlib.backends import backend_svg
 
+    backend: Any = backend_svg
     canvas.dpi = _SVG_DPI
     for patch in (canvas.patch, *(axes.patch for axes in canvas.axes)):
         patch.set_facecolor("none")
         patch.set_edgecolor("none")
     buffer, size = io.StringIO(), canvas.get_size_inches() * _SVG_DPI
-    sheet: Any = RendererSVG(*size, buffer, image_dpi=_SVG_DPI, metadata={"Date": None, "Creator": None})
-    holder: Any = FigureCanvasSVG(canvas)
+    sheet = backend.RendererSVG(*size, buffer, image_dpi=_SVG_DPI, metadata={"Date": None, "Creator": None})
+    holder = backend.FigureCanvasSVG(canvas)
     holder.get_renderer = lambda: sheet
     canvas.get_layout_engine().execute(canvas)
     canvas.set_layout_engine("none")

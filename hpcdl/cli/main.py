@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
 """Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""
 _MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "submit", "cancel"}
 """Commands whose work is done whether or not somebody reads what they print of it."""
+_HOLD_ALL = {"report", "runs"}
+"""Commands that keep what they read to their end: each search of thousands of runs for cycles would be for nothing."""
 _PRINT_ALONE = {"--json", "--help", "-h"}
 """Flags with which what is printed is what was asked for."""
 
@@ -25,6 +28,8 @@ def main() -> None:
     use_utf8()
     outlive("stderr")
     printed = outlive("stdout")
+    if command_in(sys.argv[1:]) in _HOLD_ALL:
+        gc.disable()
     exit_code = run(sys.argv[1:])
     ignore(signal.SIGINT)  # the work is over: Ctrl-C while Python ends would make a failure of it
     exit_code = _exit_code_of(exit_code, sys.argv[1:], printed)
@@ -32,6 +37,7 @@ def main() -> None:
         from hpcdl.rank.start import leave
 
         leave(exit_code)
+    gc.freeze()  # Python's last search would look at all of it once more
     sys.exit(exit_code)
 
 

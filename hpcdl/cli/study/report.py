@@ -110,7 +110,7 @@ def report(
     """
     from hpcdl.report.analysis.analyse import kept_apart
     from hpcdl.report.compose.build import compose, render
-    from hpcdl.report.runs.sources import uncollected, walk
+    from hpcdl.report.runs.sources import walk
 
     centres = {"--target": target, "--curve": curve, "--attach": attach}
     if for_ is not None:
@@ -132,14 +132,13 @@ def report(
     _check_flags(fail_on_regression, baseline, anonymous=anonymous, anonymous_data=anonymous_data)
     inches, folder = _inches(figure_width, figures), _folder(out, runs, chosen)
     gather = functools.partial(_gather, anonymous=anonymous, hide_data=anonymous_data)
-    with uncollected():
-        gathered = gather(runs, imported, walks)
-        before = None if baseline is None else gather([baseline], None, {})
-        gathered, before = kept_apart(gathered, before)
-        given = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
-        analysis = _analysed(gathered, before, link, given, anonymous=anonymous)
-        document, bar = compose(analysis), progress("drawing", 1)
-        written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
+    gathered = gather(runs, imported, walks)
+    before = None if baseline is None else gather([baseline], None, {})
+    gathered, before = kept_apart(gathered, before)
+    given = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
+    analysis = _analysed(gathered, before, link, given, anonymous=anonymous)
+    document, bar = compose(analysis), progress("drawing", 1)
+    written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
         print_json(document.data)
     _print_summary(analysis, [path for path in written if path.parent == folder], say if as_json else put)

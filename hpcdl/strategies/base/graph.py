@@ -170,7 +170,8 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
     For what hardly ever holds. tf.cond would make an operation for each of the inputs, which cost a network of 50 small
     variables a tenth of its step. This is one operation; a GPU could call no Python in it, nor a graph of TensorFlow 1.
     """
-    if tf.config.list_physical_devices("GPU") or not tf.compat.v1.executing_eagerly_outside_functions():
+    older = not tf.compat.v1.executing_eagerly_outside_functions()
+    if tf.executing_eagerly() or older or tf.config.list_physical_devices("GPU"):
         return tf.cond(condition, lambda: then(*inputs), lambda: otherwise)
     inputs = [otherwise, *inputs]
     kinds = [tf.TensorSpec(one.shape, one.dtype) for one in inputs]

@@ -79,13 +79,14 @@ def blocks(dataset: Dataset) -> Seconds:
     """Read every block in shuffled order into one recycled buffer."""
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader) and dataset.manifest is not None
+    images = reader.columns["images"]
     buffer = aligned_empty((dataset.manifest.block_samples, *dataset.sample_shape), dataset.dtype)
     order = Epoch(reader.layout, 1, 0).blocks.tolist()
     for block in order[:: max(1, len(order) // 64)]:  # opens the shards, touches the buffer
-        reader.read_block(block, buffer)
+        images.read_block(block, buffer)
     started = now()
     for block in order:
-        reader.read_block(block, buffer)
+        images.read_block(block, buffer)
     seconds = now() - started
     reader.close()
     return seconds
@@ -94,13 +95,14 @@ def blocks(dataset: Dataset) -> Seconds:
 def single(dataset: Dataset) -> Seconds:
     """Read every sample alone, in random order, into recycled batch buffers."""
     reader = open_reader(dataset, dataset.train_split)
+    images = reader.columns["images"]
     buffer = aligned_empty((BATCH, *dataset.sample_shape), dataset.dtype)
     ids = np.random.default_rng(0).permutation(dataset.train_split.num_samples).astype(np.int64)
-    reader.read_samples(ids[:BATCH], buffer)
+    images.read_samples(ids[:BATCH], buffer)
     started = now()
     for first in range(0, len(ids), BATCH):
         part = ids[first : first + BATCH]
-        reader.read_samples(part, buffer[: len(part)])
+        images.read_samples(part, buffer[: len(part)])
     seconds = now() - started
     reader.close()
     return seconds
@@ -113,10 +115,10 @@ def stream(dataset: Dataset) -> Seconds:
     )
     steps = batches.steps_per_epoch
     for step in range(steps):  # the first epoch makes the buffers
-        batches.images(step)
+        batches.batch(step)
     started = now()
     for step in range(steps, 2 * steps):
-        batches.images(step)
+        batches.batch(step)
     seconds = now() - started
     batches.close()
     return seconds
@@ -143,14 +145,13 @@ def tf_records(dataset: Dataset, folder: Path) -> Callable[[], Seconds]:
     path = folder / "records.tfrecord"
     if not path.exists():
         reader = open_reader(dataset, dataset.train_split)
-        image = np.empty((1, *dataset.sample_shape), dataset.dtype)
         with tf.io.TFRecordWriter(str(path)) as out:
             for sample in range(dataset.train_split.num_samples):
                 ids = np.array([sample], np.int64)
-                reader.read_samples(ids, image)
+                image, label = (np.asarray(reader.read(item, ids)) for item in dataset.fields)
                 feature = {
                     "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=reader.labels(ids).tolist())),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=label.tolist())),
                 }
                 out.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
         reader.close()

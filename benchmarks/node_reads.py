@@ -46,7 +46,7 @@ def read_epoch(data: str, rank: int, ranks: int, together: Barrier, found: dict[
     together.wait()
     before = from_device()
     for step in range(stream.steps_per_epoch):
-        stream.images(step)
+        stream.batch(step)
         together.wait()
     found[rank] = from_device() - before
     stream.close()

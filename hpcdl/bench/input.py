@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, on_fresh_ranks, rank_program
 from hpcdl.cluster.environment import placement
@@ -28,7 +29,6 @@ from hpcdl.core.records.from_json import from_json
 from hpcdl.core.statistics import quantiles
 from hpcdl.data.format.dataset import Dataset, FileOperations, FileOperationsCounter, open_dataset
 from hpcdl.data.format.order import steps_per_epoch
-from hpcdl.data.read.reader import SplitReader
 from hpcdl.data.read.staging import staged
 from hpcdl.data.read.windows import TrainingStream, open_stream, shared_out
 
@@ -279,17 +279,22 @@ def _stored(
 
 def _stored_bytes(stream: TrainingStream, dataset: Dataset, step: int) -> int:
     """Read this rank's part of a step; its bytes."""
-    if dataset.fields:
-        values = stream.fields(step, dataset.fields)
-        return sum(x.nbytes if isinstance(x, np.ndarray) else sum(sample.nbytes for sample in x) for x in values)
-    if dataset.encoded and isinstance(stream.reader, SplitReader):
-        return sum(map(len, stream.files(step)[0]))
-    return stream.images(step)[0].nbytes
+    values = stream.batch(step)[: _num_counted(dataset)]
+    return sum(x.nbytes if isinstance(x, np.ndarray) else sum(map(_size, x)) for x in values)
+
+
+def _size(sample: npt.NDArray[Any] | bytes) -> int:
+    return len(sample) if isinstance(sample, bytes) else sample.nbytes
+
+
+def _num_counted(dataset: Dataset) -> int | None:
+    """How many of the fields' bytes count: those of pictures without their classes, else of all (None)."""
+    return 1 if dataset.pictures else None
 
 
 def _delivered_bytes(batch: tuple[Any, Any], dataset: Dataset) -> int:
     """The bytes of a batch's tensors; of images with a class those of the images."""
-    parts = batch if dataset.fields else batch[:1]
+    parts = batch[: _num_counted(dataset)]
     tensors = [tensor for part in parts for tensor in (part.values() if isinstance(part, dict) else [part])]
     return sum(tensor.dtype.size * tensor.shape.num_elements() for tensor in tensors)
 

@@ -191,7 +191,7 @@ def _check_same_start(plan: InferencePlan, communicator: Observed, software: Map
 def _identity(plan: InferencePlan, predictor: Predictor) -> dict[str, str]:
     """What the outputs are of: a later call with --resume must find the same."""
     scale = plan.dataset.scale if plan.trained is None else plan.trained.data.scale
-    ways = [[item.name, item.normalise, item.statistics] for item in plan.dataset.inputs]
+    ways = [[item.name, item.normalise, item.statistics] for item in plan.dataset.inputs if not plan.dataset.pictures]
     return {
         "the model": predictor.digest,
         "the data": plan.dataset.checksum,

@@ -236,8 +236,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         config.model.model,
         classes=config.model.classes or dataset.num_classes,
         input_shape=inputs,
-        loss=config.objective.loss if not dataset.fields else ",".join(_losses(config, dataset).values()),
-        output_shapes=targets if dataset.fields else None,
+        loss=",".join(_losses(config, dataset).values()),
+        output_shapes=None if dataset.pictures else targets,
         scaled=_comes_scaled(dataset),
     )
 

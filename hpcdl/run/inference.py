@@ -22,7 +22,6 @@ from hpcdl.core.storage.files import read_bytes, read_toml, write_bytes, write_t
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
-from hpcdl.data.format.fields import Field
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
 from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read
 from hpcdl.run.trained_data import read_as_trained
@@ -111,7 +110,8 @@ def is_run(model: Path) -> bool:
 def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[str]]:
     """The data for a .keras file, which does not say how it wants bytes, nor by what numbers were scaled."""
     dataset = open_dataset(config.data.data, verified=config.data.verify_data)
-    bytes_in = [item.name for item in _inputs(dataset) if item.dtype == "uint8" and item.normalise == "none"]
+    inputs = [item for item in dataset.inputs if item.kind != "text"]
+    bytes_in = [item.name for item in inputs if item.dtype == "uint8" and item.normalise == "none"]
     if bytes_in and config.data.scale == AUTO:
         of_run = f", or name its run, {model.parent}" if (model.parent / RUN_FILE).exists() else ""
         raise UsageError(
@@ -119,17 +119,12 @@ def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[s
             f"--scale 0..1 (divided by 255, as hpcdl trains) or --scale none (0 to 255, for a model that scales itself)"
             f"{of_run}"
         )
-    scaled = [item.name for item in _inputs(dataset) if item.normalise != "none"]
+    scaled = [item.name for item in inputs if item.normalise != "none"]
     warnings = [
         f"{name!r} is scaled by the statistics of {dataset.name} itself: right only where the model was trained on it"
         for name in scaled
     ]
     return replace(dataset, scale="none" if config.data.scale == AUTO else config.data.scale), warnings
-
-
-def _inputs(dataset: Dataset) -> tuple[Field, ...]:
-    picture = Field(name="images", role="input", dtype=dataset.dtype, shape=dataset.sample_shape)
-    return tuple(item for item in dataset.inputs if item.kind != "text") if dataset.fields else (picture,)
 
 
 def _chosen(dataset: Dataset, name: str | None) -> tuple[Split, ...]:

@@ -50,9 +50,7 @@ def _form(names: Sequence[str]) -> str:
 
 
 def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
-    """UsageError where the loss does not fit the targets of samples of named fields, or there is none for one."""
-    if not dataset.fields:
-        return
+    """UsageError where the loss does not fit the targets, or there is none for one."""
     losses = losses_of(config, [item.name for item in dataset.targets])
     metrics_of(config, list(losses))
     for item in dataset.targets:

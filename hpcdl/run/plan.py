@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset, open_dataset
-from hpcdl.data.format.fields import is_picture, may_be_picture
+from hpcdl.data.format.fields import may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
 from hpcdl.models.spec import check_function, check_model_spec, parse_function
@@ -119,14 +120,13 @@ def _check_installed(run: RunConfig) -> None:
 
 def keeps_bytes(dataset: Dataset) -> bool:
     """Whether --scale auto leaves bytes of an input as they are: they are no pictures."""
-    of_bytes = [item for item in dataset.inputs if item.dtype == "uint8" and item.kind == "numbers"]
-    return any(item.normalise == "none" and not is_picture(item.shape) for item in of_bytes)
+    return dataclasses.replace(dataset, scale=AUTO).keeps_bytes
 
 
 def check_scale(dataset: Dataset, config: DataConfig) -> None:
     """UsageError where bytes of an input may be a grey picture or numbers, and it was not said."""
     if config.scale != "auto":
-        none = all(item.dtype != "uint8" for item in dataset.inputs or (dataset,))
+        none = all(item.dtype != "uint8" for item in dataset.inputs)
         if config.scale == "none" and none and not config.preprocess:
             raise UsageError("--scale none keeps bytes (uint8) as they are, and no input has such; leave it out")
         return
@@ -293,7 +293,7 @@ def check_changes(config: DataConfig, dataset: Dataset) -> None:
     check_scale(dataset, config)
     if config.crop_padding and config.random_resized_crop:
         raise UsageError("--crop-padding and --random-resized-crop both cut a window out; give one of them")
-    if dataset.fields and (config.flip or config.crop_padding or config.random_resized_crop):
+    if not dataset.pictures and (config.flip or config.crop_padding or config.random_resized_crop):
         flags = "--flip, --crop-padding and --random-resized-crop"
         raise UsageError(f"{flags} are for images with a class; {config.data} has named fields: use --preprocess")
 

@@ -32,6 +32,8 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
 
     UsageError where a field's classes or words have other numbers than the model has learnt.
     """
+    if given.pictures:
+        return given, []  # their classes go by names: see classes_as_trained
     own = {item.name: item for item in trained.fields}
     fields, said = [], []
     for item in given.fields:
@@ -54,7 +56,7 @@ def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:
     UsageError where a class of `given` is none that the model has learnt.
     """
     names, learnt = given.class_names, trained.class_names
-    if given.fields or not names or not learnt or names == learnt[: len(names)]:
+    if not given.pictures or not names or not learnt or names == learnt[: len(names)]:
         return None
     number_of = {name: number for number, name in enumerate(learnt)}
     unknown = [name for name in names if name not in number_of]
@@ -101,7 +103,7 @@ def read_as_trained(
         )
     dataset, remarks = fields_as_trained(dataset, trained)
     numbers = classes_as_trained(dataset, trained)
-    if not dataset.fields and bool(dataset.class_names) != bool(trained.class_names):
+    if dataset.pictures and bool(dataset.class_names) != bool(trained.class_names):
         unnamed = trained if dataset.class_names else dataset
         remarks.append(f"{unnamed.name} does not name its classes: their numbers are taken as those of the model")
     if numbers is not None:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset
-from hpcdl.data.format.fields import Field
 from hpcdl.data.read.pipeline import Augmentation, batch_spec
 from hpcdl.models.functions import ASKED, call, kind_of, user_function
 from hpcdl.models.spec import UserFunction, parse_function
@@ -79,9 +78,8 @@ def fed(dataset: Dataset) -> str:
     """What a model is fed, in a sentence; empty where a function of the user's own makes that."""
     if dataset.preprocess is not None:
         return ""
-    items = dataset.inputs or (Field(name="images", role="input", dtype=dataset.dtype, shape=dataset.sample_shape),)
     found = []
-    for item in items:
+    for item in dataset.inputs:
         shape = "x".join(map(str, item.shape)) or "one number"
         what = "as float32"
         if item.kind == "text":
@@ -91,7 +89,9 @@ def fed(dataset: Dataset) -> str:
         elif item.dtype == "uint8":
             what = "as float32 from 0 to 1" if dataset.scales(item.shape) else "as float32 from 0 to 255"
         found.append(f"{item.name} ({shape} {item.dtype}) {what}")
-    bytes_there = any(item.dtype == "uint8" and item.kind != "text" and item.normalise == "none" for item in items)
+    bytes_there = any(
+        item.dtype == "uint8" and item.kind != "text" and item.normalise == "none" for item in dataset.inputs
+    )
     return f"the model is fed {', '.join(found)}" + ("; --scale chooses" if bytes_there else "")
 
 

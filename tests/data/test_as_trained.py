@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.fields import picture_with_class
 from hpcdl.run.trained_data import classes_as_trained, fields_as_trained
 from tests.conftest import CommandLine
 
@@ -46,8 +47,8 @@ def test_words_with_other_numbers_are_refused_with_the_flag(run_hpcdl: CommandLi
 
 def named(names: tuple[str, ...]) -> Dataset:
     return Dataset(
-        name="/".join(names), sample_shape=(2, 2, 1), dtype="uint8", num_classes=len(names), class_names=names,
-        checksum="", splits={},
+        name="/".join(names), fields=picture_with_class((2, 2, 1), "uint8", names), pictures=True,
+        num_classes=len(names), class_names=names, checksum="", splits={},
     )  # fmt: skip
 
 

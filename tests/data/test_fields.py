@@ -60,7 +60,7 @@ def streamed(dataset: Dataset, workers: int) -> Samples:
         )
         try:
             for step in range(stream.steps_per_epoch):
-                batch = stream.fields(step, dataset.fields)
+                batch = stream.batch(step)
                 for row, sample in enumerate(stream.ids(step).tolist()):
                     values = zip(dataset.fields, batch, strict=True)
                     found[sample] = {item.name: np.array(value[row]) for item, value in values}

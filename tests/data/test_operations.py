@@ -24,10 +24,7 @@ dataset = open_dataset(sys.argv[1])
 start = dataset.operations.seen
 stream = TrainingStream(open_reader(dataset, dataset.train_split), batch_size=8, worker=1, num_workers=2, seed=3)
 for step in range(2 * stream.steps_per_epoch):
-    if dataset.fields:
-        stream.fields(step, dataset.fields)
-    else:
-        (stream.files if dataset.encoded else stream.images)(step)
+    stream.batch(step)
 stream.close()
 print(json.dumps([dataclasses.asdict(start), dataclasses.asdict(dataset.operations.seen)]))
 """

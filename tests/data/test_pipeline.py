@@ -73,7 +73,7 @@ def test_batches_read_together_are_those_of_their_steps(data: Path, batch_size: 
     found = taken(training_batches(dataset, batch_size=batch_size, seed=3, start_step=5, in_graph=in_graph), 80)
     stream = open_stream(dataset, batch_size=batch_size, worker=0, num_workers=1, seed=3)
     for step, batch in enumerate(found, 5):
-        assert all(np.array_equal(*pair) for pair in zip(batch, stream.images(step), strict=True))
+        assert all(np.array_equal(*pair) for pair in zip(batch, stream.batch(step), strict=True))
     stream.close()
 
 

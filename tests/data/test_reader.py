@@ -48,15 +48,15 @@ def test_same_samples_for_every_number_of_workers_from_any_step(
     assert (type(one._sources["images"]), type(five[0]._sources["images"])) == ways
     kept = []
     for step in range(2 * one.steps_per_epoch + 3):
-        images, labels = one.images(step)
-        parts = [worker.images(step) for worker in five]
+        images, labels = one.batch(step)
+        parts = [worker.batch(step) for worker in five]
         assert np.array_equal(images, np.concatenate([part for part, _ in parts]))
         assert np.array_equal(labels, np.concatenate([part for _, part in parts]))
         assert np.array_equal(one.ids(step), np.concatenate([worker.ids(step) for worker in five]))
         kept.append((images.copy(), labels))
     for step in (2 * one.steps_per_epoch + 2, 4, 5, one.steps_per_epoch - 1, one.steps_per_epoch):
         late = stream(data, 20, 0, 1)
-        for reached in (late.images(step), one.images(step)):  # begun there, and jumped there
+        for reached in (late.batch(step), one.batch(step)):  # begun there, and jumped there
             assert np.array_equal(reached[0], kept[step][0]) and np.array_equal(reached[1], kept[step][1])
         late.close()
     reader = one.reader
@@ -64,9 +64,7 @@ def test_same_samples_for_every_number_of_workers_from_any_step(
     for step in (0, one.steps_per_epoch + 1):
         ids = one.ids(step)
         assert np.array_equal(kept[step][0], truth[0][ids]) and np.array_equal(kept[step][1], truth[1][ids])
-        out = np.empty((len(ids), side, side, 3), np.uint8)
-        reader.read_samples(ids, out)
-        assert np.array_equal(out, truth[0][ids])
+        assert np.array_equal(reader.read(reader.fields[0], ids), truth[0][ids])
     epoch = np.concatenate([one.ids(step) for step in range(one.steps_per_epoch)])
     assert len(set(epoch.tolist())) == len(epoch) and 203 - len(epoch) < 20
     for opened in (one, *five):
@@ -89,7 +87,7 @@ def test_encoded_files_come_back_byte_by_byte(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "s", {"a": 9, "b": 9}, kind="jpg")
     make(source, tmp_path / "out", encoding="encoded", shards=2)
     opened = stream(str(tmp_path / "out"), 6, 0, 1)
-    found = [bytes(content) for step in range(3) for content in opened.files(step)[0]]
+    found = [bytes(content) for step in range(3) for content in opened.batch(step)[0]]
     assert sorted(found) == sorted(path.read_bytes() for path in source.rglob("*.jpg"))
     opened.close()
 
@@ -106,9 +104,8 @@ def test_few_files_stay_open(tmp_path: Path) -> None:
     assert isinstance(reader, SplitReader)
     reader._most_open = 5
     before = open_files()
-    out = np.empty((80, 4, 4, 1), np.uint8)
     for _ in range(2):
-        reader.read_samples(np.arange(80, dtype=np.int64), out)
+        out = reader.read(dataset.inputs[0], np.arange(80, dtype=np.int64))
         assert open_files() - before <= 5
     assert np.array_equal(out, plain(str(tmp_path / "out"))[0])
     reader.close()
@@ -124,15 +121,13 @@ def test_threads_that_read_from_more_shards_than_may_be_open_take_no_file_from_e
     dataset = open_dataset(str(tmp_path / "out"))
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader)
-    wanted = np.empty((reader.layout.num_samples, 8, 8, 3), np.uint8)
-    reader.read_samples(np.arange(len(wanted)), wanted)
+    wanted = np.asarray(reader.read(dataset.inputs[0], np.arange(reader.layout.num_samples)))
     reader._most_open = 2
 
     def reads(seed: int) -> bool:
         ids = np.random.default_rng(seed).permutation(len(wanted))
-        found = np.empty_like(wanted)
-        reader.read_samples(ids, found)
-        return bool((found == wanted[ids]).all() and len(reader.labels(ids)) == len(ids))
+        found, labels = (reader.read(item, ids) for item in dataset.fields)
+        return bool((found == wanted[ids]).all() and len(labels) == len(ids))
 
     before = open_files()
     with ThreadPoolExecutor(4) as threads:
@@ -145,12 +140,12 @@ def test_threads_that_read_from_more_shards_than_may_be_open_take_no_file_from_e
 def test_a_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     data = folder(tmp_path, 40)
     opened = stream(str(data), 20, 0, 1)
-    opened.images(0)
+    opened.batch(0)
     for path in data.glob("*.h5"):
         os.truncate(path, 20_000)
     with pytest.raises(CorruptError, match="--verify"):
         for step in range(1, 40):
-            opened.images(step)
+            opened.batch(step)
     opened.close()
 
 
@@ -207,4 +202,4 @@ def test_synthetic_names() -> None:
             parse_spec(wrong)
     assert open_dataset("synthetic:mnist").evaluation_split is None
     one, two = stream("synthetic:mnist@100", 10, 0, 1), stream("synthetic:mnist@100", 5, 1, 2)
-    assert np.array_equal(one.images(3)[0][5:], two.images(3)[0])
+    assert np.array_equal(one.batch(3)[0][5:], two.batch(3)[0])

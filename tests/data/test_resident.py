@@ -33,9 +33,7 @@ def open_files() -> int:
 def samples(dataset: object) -> tuple[np.ndarray, np.ndarray]:
     reader = open_reader(dataset, dataset.train_split)  # type: ignore[attr-defined, arg-type]
     ids = np.arange(dataset.train_split.num_samples)  # type: ignore[attr-defined]
-    images = np.empty((len(ids), *reader.sample_shape), reader.dtype)
-    reader.read_samples(ids, images)
-    labels = reader.labels(ids)
+    images, labels = (reader.read(item, ids) for item in dataset.fields)  # type: ignore[attr-defined]
     reader.close()
     return images, labels
 
@@ -65,12 +63,10 @@ def test_the_images_come_from_memory(folder: Path) -> None:
     held = resident(dataset)
     reader = open_reader(held, held.train_split)
     ids = np.arange(held.train_split.num_samples)
-    reader.labels(ids)  # every shard's map is read
+    reader.read(held.targets[0], ids)  # every shard's map is read
     for path in held.copies:
         path.write_bytes(bytes(path.stat().st_size))
-    found = np.empty_like(images)
-    reader.read_samples(ids, found)
-    assert np.array_equal(found, images)
+    assert np.array_equal(reader.read(held.inputs[0], ids), images)
 
 
 def test_a_staged_copy_is_held_too(folder: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_workers_read_their_own_nodes_share_and_all_of_it(data: Path, nodes: tup
         steps = 3 * stream.steps_per_epoch  # what is dropped at an epoch's end is not the same in each
         for step in range(steps):
             ids = stream.ids(step)
-            batch, found = stream.images(step)
+            batch, found = stream.batch(step)
             assert np.array_equal(batch, images[ids]) and np.array_equal(found, labels[ids])
             seen.setdefault(node, set()).update(ids.tolist())
         late = open_stream(dataset, batch_size=4, worker=worker, num_workers=4, seed=3)
@@ -160,7 +160,7 @@ def test_a_node_gets_what_its_ranks_read(data: Path, tmp_path: Path, reads: Coun
             stream = open_stream(near, batch_size=8, worker=communicator.rank, num_workers=4, seed=1)
             far = open_stream(dataset, batch_size=8, worker=communicator.rank, num_workers=4, seed=1)
             for step in range(2 * stream.steps_per_epoch):
-                assert np.array_equal(stream.images(step)[0], far.images(step)[0])
+                assert np.array_equal(stream.batch(step)[0], far.batch(step)[0])
             for item in (stream, far):
                 item.close()
             return set(shards_of(near.folder))

@@ -51,7 +51,7 @@ def epoch(dataset: Dataset, workers: int = 1) -> None:
         stream = TrainingStream(reader, batch_size=12 // workers, worker=worker, num_workers=workers, seed=1)
         try:
             for step in range(stream.steps_per_epoch):
-                (stream.files if dataset.encoded else stream.images)(step)
+                stream.batch(step)
         finally:
             stream.close()
 
@@ -63,10 +63,7 @@ def in_order(dataset: Dataset) -> None:
     try:
         for first in range(0, dataset.train_split.num_samples, 7):
             ids = np.arange(first, min(first + 7, dataset.train_split.num_samples))
-            if dataset.encoded:
-                reader.read_encoded(ids)
-            else:
-                reader.read_samples(ids, np.empty((len(ids), *dataset.sample_shape), dataset.dtype))
+            reader.read(dataset.inputs[0], ids)
     finally:
         reader.close()
 
@@ -135,13 +132,13 @@ def test_damage_that_comes_while_it_is_read_is_met(tmp_path: Path) -> None:
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader)
     out = np.empty((60, *dataset.sample_shape), dataset.dtype)
-    assert reader.read_block(0, out) > 0
+    assert reader.read_block(0, out, "images") > 0
     path = folder / "shard-00000.h5"
     with path.open("r+b") as file:
         file.seek(int(shard_map(path).block_offsets[0]))
         file.write(b"\xff\x00\xff\x00")
     with pytest.raises(CorruptError, match=r"shard-00000\.h5: block 0 "):
-        reader.read_block(0, out)
+        reader.read_block(0, out, "images")
     reader.close()
 
 

@@ -91,7 +91,7 @@ def test_a_run_from_before_scale_goes_on_with_bytes_divided_by_255_or_is_refused
 ])  # fmt: skip
 def test_auto_keeps_bytes_that_are_no_pictures(dtype: str, shape: tuple[int, ...], kept: bool) -> None:
     item = Field(name="x", role="input", dtype=dtype, shape=shape)
-    dataset = dataclasses.replace(open_dataset("synthetic:mnist"), fields=(item,), scale="auto")
+    dataset = dataclasses.replace(open_dataset("synthetic:mnist"), fields=(item,), pictures=False, scale="auto")
     assert keeps_bytes(dataset) is kept
     assert dtype != "uint8" or dataset.scales(shape) is not kept
 

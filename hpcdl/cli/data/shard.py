@@ -118,7 +118,7 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
         say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
     kept = f", {report.kept} kept from before" if report.kept else ""
     say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
-    model = "FILE.py:build" if manifest.fields else "lenet"
+    model = "lenet" if manifest.pictures else "FILE.py:build"
     checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
     commentary.say(f"next: {checked}, or {trained}")
 

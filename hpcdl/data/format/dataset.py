@@ -12,7 +12,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_NAME
 from hpcdl.core.units import IMAGES, SAMPLES
-from hpcdl.data.format.fields import Field, is_picture
+from hpcdl.data.format.fields import Field, is_picture, picture_with_class
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, SplitEntry, read_manifest
 from hpcdl.data.format.synthetic import PREFIX, SyntheticSpec, parse_spec
 
@@ -69,14 +69,12 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set: `checksum` identifies the content.
-
-    `sample_shape` is (height, width, channels); with `fields` it and `dtype` are the first input's.
-    """
+    """A data set: `checksum` identifies the content; `fields` are what a sample consists of, inputs first."""
 
     name: str
-    sample_shape: tuple[int, ...]
-    dtype: str
+    fields: tuple[Field, ...]
+    pictures: bool
+    """Whether samples are pictures with a class, which can be augmented, and not fields that a user named."""
     num_classes: int | None
     class_names: tuple[str, ...]
     checksum: str
@@ -87,8 +85,6 @@ class Dataset:
     seed: int = 0
     verified: bool = True
     """Whether what is read of shards is held against its checksums."""
-    fields: tuple[Field, ...] = ()
-    """What a sample consists of where it is more than an image and its class; inputs first."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Where this process has copies of shards to read their bytes from: see read/staging.py."""
     nodes: tuple[int, ...] = ()
@@ -102,7 +98,13 @@ class Dataset:
 
     def scales(self, shape: Sequence[int]) -> bool:
         """Whether bytes of samples of `shape`, an input's, are scaled to 0..1."""
-        return self.scale == "0..1" or (self.scale == "auto" and (not self.fields or is_picture(shape)))
+        return self.scale == "0..1" or (self.scale == "auto" and (self.pictures or is_picture(shape)))
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether bytes of an input are fed as they are."""
+        of_bytes = (item for item in self.inputs if item.dtype == "uint8" and item.kind != "text")
+        return any(item.normalise == "none" and not self.scales(item.shape) for item in of_bytes)
 
     @property
     def train_split(self) -> Split:
@@ -129,14 +131,24 @@ class Dataset:
         return tuple(item for item in self.fields if item.role == "target")
 
     @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The first input's; of pictures (height, width, channels)."""
+        return tuple(self.inputs[0].shape)
+
+    @property
+    def dtype(self) -> str:
+        """The first input's."""
+        return self.inputs[0].dtype
+
+    @property
     def counted(self) -> str:
-        """What a run on it counts: images where a sample is an image with its class, else samples."""
-        return SAMPLES if self.fields else IMAGES
+        """What a run on it counts: images or samples."""
+        return IMAGES if self.pictures else SAMPLES
 
     @property
     def encoded(self) -> bool:
         """Whether samples lie as JPEG or PNG files and are decoded while training."""
-        return self.manifest is not None and self.manifest.encoding == "encoded"
+        return any(item.encoded for item in self.fields)
 
 
 def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
@@ -165,8 +177,8 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     _check_sizes(folder, manifest, operations)
     return Dataset(
         name=manifest.name,
-        sample_shape=tuple(manifest.sample_shape),
-        dtype=manifest.dtype,
+        fields=tuple(manifest.fields),
+        pictures=manifest.pictures,
         num_classes=manifest.num_classes or None,
         class_names=tuple(manifest.class_names),
         checksum=checksum,
@@ -176,7 +188,6 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         },
         folder=folder,
         manifest=manifest,
-        fields=tuple(manifest.fields),
         verified=verified,
         operations=operations,
     )
@@ -214,13 +225,14 @@ def _is_of_inference(folder: Path) -> bool:
 
 
 def _synthetic(data: str, seed: int) -> Dataset:
-    spec: Any = parse_spec(data)
+    spec = parse_spec(data)
+    names = tuple(str(number) for number in range(spec.num_classes))
     return Dataset(
         name=data,
-        sample_shape=spec.sample_shape,
-        dtype=spec.dtype,
+        fields=picture_with_class(spec.sample_shape, spec.dtype, names),
+        pictures=True,
         num_classes=spec.num_classes,
-        class_names=tuple(str(number) for number in range(spec.num_classes)),
+        class_names=names,
         checksum=f"{data}#{seed}",
         splits={"train": Split(name="train", num_samples=spec.num_samples)},
         synthetic=spec,

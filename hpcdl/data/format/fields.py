@@ -1,4 +1,7 @@
-"""What a sample consists of where it is more than an image and its class: named inputs and targets."""
+"""What a sample consists of: named inputs and targets.
+
+A picture with its class is two of them, `images` and `labels`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ROLES = ("input", "target")
-KINDS = ("numbers", "class", "text")
+KINDS = ("numbers", "class", "text", "encoded")
 CODINGS = ("one-hot", "codes")
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
@@ -18,6 +21,7 @@ DTYPES = (
 """Types that a field may have; text is uint8, its UTF-8 bytes."""
 RESERVED = ("block_checksums", "sample_checksums", "offsets", "class_names")
 """Names that parts of a shard have."""
+IMAGES, LABELS = "images", "labels"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESIDENT_BYTES = 16
 _LEAST_SIDE = 8
@@ -55,7 +59,8 @@ class Categories:
 class Field:
     """One input or target: `shape` is that of a sample, of the longest one where the first axis is `variable`.
 
-    `kind` is `numbers`, `class` (int64, a number below the count of `class_names`) or `text` (uint8, variable).
+    `kind` is `numbers`, `class` (int64, a number below the count of `class_names`), `text` (uint8, variable) or
+    `encoded`: a JPEG or PNG file, decoded to `shape` while training, which format 1 alone has.
     `resident` fields have a few bytes a sample and are read whole when a shard is opened; the others lie in blocks.
     """
 
@@ -79,9 +84,23 @@ class Field:
             raise ValueError(f"the field {self.name!r} cannot have the shape {list(self.shape)}")
 
     @property
+    def encoded(self) -> bool:
+        """Whether samples lie as JPEG or PNG files."""
+        return self.kind == "encoded"
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples differ in length as they lie in a shard."""
+        return self.variable or self.encoded
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a sample, or of one element along the first axis where that is variable."""
-        return math.prod(self.shape[1:] if self.variable else self.shape) * np.dtype(self.dtype).itemsize
+        """Bytes of a sample, or of one element along the first axis where that is variable; of files 1."""
+        return (
+            1
+            if self.encoded
+            else math.prod(self.shape[1:] if self.variable else self.shape) * np.dtype(self.dtype).itemsize
+        )
 
     @property
     def longest_bytes(self) -> int:
@@ -92,11 +111,22 @@ class Field:
         """As a plan and an inspection show it."""
         sides = [("up to " if self.variable else "") + str(side) for side in self.shape[:1]]
         shape = "x".join([*sides, *map(str, self.shape[1:])]) or "one"
-        what = {
-            "numbers": f"{shape} {self.dtype}", "text": f"text of up to {math.prod(self.shape)} bytes",
-            "class": f"one of {len(self.class_names)} classes",
-        }[self.kind]  # fmt: skip
+        of_kind = {
+            "text": f"text of up to {math.prod(self.shape)} bytes", "class": f"one of {len(self.class_names)} classes"
+        }  # fmt: skip
+        what = of_kind.get(self.kind, f"{shape} {self.dtype}")
         return f"{self.role} {self.name}: {what}"
+
+
+def picture_with_class(
+    shape: Sequence[int], dtype: str, class_names: Sequence[str], *, encoded: bool = False
+) -> tuple[Field, Field]:
+    """The fields of a picture (height, width, channels), which may be `encoded`, and of its class."""
+    kind = "encoded" if encoded else "numbers"
+    return (
+        Field(name=IMAGES, role="input", dtype=dtype, shape=tuple(shape), kind=kind),
+        Field(name=LABELS, role="target", dtype="int64", kind="class", resident=True, class_names=tuple(class_names)),
+    )
 
 
 def is_name(name: str) -> bool:

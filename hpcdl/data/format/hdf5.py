@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 from hpcdl.core.storage.disk import cut, remove_file
 from hpcdl.core.units import format_bytes
+from hpcdl.data.format.fields import IMAGES, LABELS
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
 
 Array = npt.NDArray[Any]
@@ -139,6 +140,8 @@ class NewShardPlaces:
     columns: Mapping[str, ColumnPlaces]
 
 
+BYTES = "bytes"
+"""What format 1 calls the data set of `images` that are files."""
 FIELDS_SCHEMA = "hpcdl.shard/2"
 """Of shards with named fields; those with images and classes alone have another (docs/reference/shard-format.md)."""
 
@@ -230,13 +233,14 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
     attributes = {key: file.attrs[key] for key in ("schema", "block_samples", "num_samples") if key in file.attrs}
     classic = attributes.get("schema") != FIELDS_SCHEMA
     if classic:
-        names = ["bytes" if "bytes" in arrays else "images"]
-        small = {"labels": arrays["labels"]}
+        if BYTES in arrays:
+            arrays[IMAGES] = arrays[BYTES]
+        names, small = [IMAGES], {LABELS: arrays[LABELS]}
     else:
         names = list(file["block_checksums"])
         small = {name: item for name, item in arrays.items() if "/" not in name and name not in names}
     block_samples = int(attributes["block_samples"])
-    num_samples = len(small["labels"]) if classic else int(attributes["num_samples"])
+    num_samples = len(small[LABELS]) if classic else int(attributes["num_samples"])
     if min(num_samples, block_samples) < 1 or not names:
         raise ValueError(f"it tells of {num_samples} samples in blocks of {block_samples}")
     for name, item in small.items():
@@ -299,7 +303,7 @@ class ChunkReader:
     def __init__(self, path: Path) -> None:
         load_filters()
         file = h5py.File(path, "r", locking=False)
-        self._data = file["images"]
+        self._data = file[IMAGES]
         weakref.finalize(self, file.close)
 
     def read(self, first: int, out: Array) -> None:
@@ -313,7 +317,7 @@ class ChunkWriter:
     def __init__(self, descriptor: int) -> None:
         self._sink = _Sink(descriptor)
         self._file = h5py.File(self._sink, "r+", locking=False)
-        self._data = self._file["images"]
+        self._data = self._file[IMAGES]
 
     def write(self, first: int, block: Array) -> None:
         """Write one whole block whose first sample is `first`; OSError where the disk does not take it."""

@@ -1,6 +1,7 @@
 """The manifest of a data folder (docs/reference/shard-format.md): what is there, checksums.
 
-Images with a class have the schema `hpcdl.data/1`, samples of named fields `hpcdl.data/2`.
+Pictures with a class have the schema `hpcdl.data/1`, which does not spell out their two fields; samples of named
+fields have `hpcdl.data/2`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import xxhash
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.files import read_json, write_text
-from hpcdl.data.format.fields import DTYPES, Field
+from hpcdl.data.format.fields import DTYPES, Field, picture_with_class
 
 SCHEMA = "hpcdl.data/1"
 FIELDS_SCHEMA = "hpcdl.data/2"
@@ -65,9 +66,9 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A whole data set; `sample_shape` is (height, width, channels), `dtype` a numpy name.
+    """A whole data set; `sample_shape` and `dtype` (a numpy name) are the first input's.
 
-    With `fields` these two are the first input's, and classes are those of the only class target, if it has one.
+    Classes are those of the only class target, if it has one.
     """
 
     schema: str = SCHEMA
@@ -89,6 +90,16 @@ class Manifest:
     understood: Sequence[str] = field(default=())
     """How the source was read, and what of it was left out, as the plan said it."""
 
+    @property
+    def pictures(self) -> bool:
+        """Whether samples are pictures with a class, in format 1."""
+        return self.schema == SCHEMA
+
+    @property
+    def window_sample_bytes(self) -> int:
+        """Bytes of a sample that the length of windows, and so the order, follows from; format 1 counts no class."""
+        return sum(item.longest_bytes for item in (self.fields[:1] if self.pictures else self.fields))
+
     def shards(self) -> list[ShardEntry]:
         """Every shard, split by split."""
         return [shard for split in self.splits.values() for shard in split.shards]
@@ -102,7 +113,7 @@ def checksum_of(document: Mapping[str, Any]) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into `folder`, atomically; what follows from the content follows byte by byte."""
-    document = dataclasses.asdict(manifest)
+    document = dataclasses.asdict(dataclasses.replace(manifest, fields=()) if manifest.pictures else manifest)
     for name in ("fields", "understood"):
         if not document[name]:
             del document[name]
@@ -125,14 +136,18 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
     try:
         manifest = from_json(Manifest, document)
-        if bool(manifest.fields) != (manifest.schema == FIELDS_SCHEMA):
+        if bool(manifest.fields) == manifest.pictures or any(item.encoded for item in manifest.fields):
             raise ValueError(f"{manifest.schema} with {len(manifest.fields)} fields")
-        if (not manifest.fields and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
+        if (manifest.pictures and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
             raise ValueError(f"sample_shape is {list(manifest.sample_shape)}")
         if manifest.dtype not in DTYPES:
             raise ValueError(f"dtype is {manifest.dtype!r}")
         if len(manifest.class_names) != manifest.num_classes:
             raise ValueError(f"{len(manifest.class_names)} names for {manifest.num_classes} classes")
+        if manifest.pictures:
+            encoded = manifest.encoding == "encoded"
+            fields = picture_with_class(manifest.sample_shape, manifest.dtype, manifest.class_names, encoded=encoded)
+            manifest = dataclasses.replace(manifest, fields=fields)
     except (TypeError, ValueError) as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
     for shard in manifest.shards():

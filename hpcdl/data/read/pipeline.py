@@ -16,8 +16,8 @@ from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
 from hpcdl.data.format.prefetch import BufferPool, Prefetched, aligned_empty
-from hpcdl.data.read.reader import SplitReader, open_reader
-from hpcdl.data.read.windows import TrainingStream, field_of, open_stream
+from hpcdl.data.read.reader import SplitReader, SyntheticReader, open_reader
+from hpcdl.data.read.windows import TrainingStream, open_stream
 
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
@@ -110,9 +110,7 @@ def training_batches(
     shift: Shift = NO_SHIFT,
     in_graph: bool = False,
 ) -> Batches | GraphBatches:
-    """Endless batches of one worker from `start_step` on: images (B, H, W, C) as stored, labels int64 (B,).
-
-    Of named fields: inputs and targets, each a tensor or, of several, tensors by name (see `hpcdl.data.open`).
+    """Endless batches of one worker from `start_step` on: inputs and targets (see `hpcdl.data.open`).
 
     Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
     tf.data's option of that name and changes neither. `global_batch`, where given, is shared out as evenly as can be in
@@ -149,36 +147,25 @@ def evaluation_batches(
     """
     reader = open_reader(dataset, split)
     own = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
-    fixed = Augmentation(mean=augment.mean, std=augment.std) if augment else _NO_CHANGE
+    fixed = Augmentation(mean=augment.mean, std=augment.std) if augment and dataset.pictures else _NO_CHANGE
 
     def ids_from(start: int) -> Ids:
         return np.arange(start, min(start + batch_size, own.stop), dtype=np.int64)
 
-    def read_from(start: int) -> Any:
+    def read_from(start: int) -> list[Any]:
         ids = ids_from(start)
-        if dataset.fields:
-            assert isinstance(reader, SplitReader)
-            return [_dense(field_of(reader, item, ids), item) for item in dataset.fields]
-        array = aligned_empty((len(ids), *reader.sample_shape), reader.dtype)
-        reader.read_samples(ids, array)
-        return array, reader.labels(ids)
+        return [reader.read(item, ids) for item in dataset.fields]
 
     def produce() -> Iterator[tuple[Any, Any]]:
         if firsts is None:
             starts = tf.data.Dataset.range(own.start, own.stop, batch_size)
         else:
             starts = tf.data.Dataset.from_tensor_slices(np.array(firsts, np.int64))
-        if dataset.fields:
-            batches = _field_batches(dataset, read_from, starts, None)
-        else:
-            if isinstance(reader, SplitReader) and dataset.encoded:
-                batches = _decoded(dataset, _Files(reader, ids_from), starts, batch_size, None)
-            else:
-                batches = _batches(dataset, read_from, starts, None)
-            if not fixed.changes_nothing:
-                batches = batches.map(
-                    _as_written(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
-                )
+        batches = _stored(_Samples(dataset, reader, read_from, ids_from), starts, batch_size, None)
+        if not fixed.changes_nothing:
+            batches = batches.map(
+                _as_written(lambda images, labels: (_augmented(images, fixed, 0, _Rows(0, 0, 0)), labels))
+            )
         batches = _preprocessed(batches, dataset, starts, 0, training=False)
         return iter(batches.with_options(_options(True)))
 
@@ -198,11 +185,11 @@ def as_tf_dataset(
     augment: Augmentation | None = None,
     verify_data: bool = True,
 ) -> Any:
-    """A `tf.data.Dataset` of shuffled batches (images, labels): the public API, `hpcdl.data.open`.
+    """A `tf.data.Dataset` of shuffled batches (inputs, targets): the public API, `hpcdl.data.open`.
 
-    Of named fields it gives (inputs, targets): the only one, or several by name in a dict. Numbers come as stored, or
-    scaled as the manifest says; classes as int64; text as int32, each byte plus 1, and 0 behind the end; samples of
-    varying length with zeros behind the end.
+    Each is the only one, such as images (B, H, W, C) and their labels (B,), or several by name in a dict. Numbers come
+    as stored, or scaled as the manifest says; classes as int64; text as int32, each byte plus 1, and 0 behind the end;
+    samples of varying length with zeros behind the end.
 
     `split` defaults to the training split; `epochs=None` repeats for ever. `start_step` resumes. `verify_data` holds
     what is read against its checksums (of a `data` that is open already, its own setting holds).
@@ -230,52 +217,43 @@ def _dataset(
     deterministic: bool,
 ) -> Any:
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
-    share = stream.share
-    together = min(_TOGETHER_BYTES // _num_bytes(dataset, share.batch_size), _MOST_TOGETHER)
-    if together > 1 and augment.changes_nothing and dataset.preprocess is None and dataset.scale != "none":
-        return _read_together(dataset, stream, steps, together).with_options(_options(deterministic))
-    if dataset.fields:
-        batches = _field_batches(
-            dataset, lambda step: _dense_fields(stream, step, dataset.fields), steps, share.batch_size
+    size = stream.share.batch_size
+    changes = dataset.pictures and not augment.changes_nothing
+    samples = _Samples(dataset, stream.reader, stream.batch, stream.ids)
+    together = min(_TOGETHER_BYTES // _num_bytes(dataset, size), _MOST_TOGETHER)
+    if together > 1 and not changes and dataset.preprocess is None and not dataset.keeps_bytes:
+        return _read_together(samples, steps, together, size).with_options(_options(deterministic))
+    batches = _stored(samples, steps, size, size)
+    if changes:
+        rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
+        batches = tf.data.Dataset.zip(steps, batches).map(
+            _as_written(lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1]))
         )
-    else:
-        if isinstance(stream.reader, SplitReader) and dataset.encoded:
-            files = _Files(stream.reader, stream.ids)
-            batches = _decoded(dataset, files, steps, share.batch_size, share.batch_size)
-        else:
-            batches = _batches(dataset, stream.images, steps, share.batch_size)
-        if not augment.changes_nothing:
-            rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
-            batches = tf.data.Dataset.zip(steps, batches).map(
-                _as_written(lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1]))
-            )
     batches = _preprocessed(batches, dataset, steps, mixed(seed, 11, stream.worker) >> 1, training=True)
     return batches.with_options(_options(deterministic)).prefetch(_AHEAD)
 
 
 def _num_bytes(dataset: Dataset, num_samples: int) -> int:
     """Bytes of so many samples; more than are ever read together where that is not known before."""
-    if dataset.fields or dataset.encoded:
+    if any(item.ragged for item in dataset.fields):
         return _TOGETHER_BYTES
-    return num_samples * int(np.prod(dataset.sample_shape)) * np.dtype(dataset.dtype).itemsize
+    return num_samples * sum(item.longest_bytes for item in dataset.fields)
 
 
-def _read_together(dataset: Dataset, stream: TrainingStream, steps: Any, num_batches: int) -> Any:
+def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: int) -> Any:
     """The batches of `steps`, `num_batches` of them read by one call of Python's, the next ones meanwhile."""
-    shape = (num_batches, stream.share.batch_size, *dataset.sample_shape)
-    buffers = BufferPool(shape, dataset.dtype)
+    lead = (num_batches, batch_size)
+    pools = [BufferPool((*lead, *item.shape), item.dtype) for item in samples.dataset.fields]
 
-    def read(numbers: Ids) -> tuple[Any, Any]:
-        images, labels = buffers.take(), np.empty(shape[:2], np.int64)
+    def read(numbers: Ids) -> list[Any]:
+        found = [pool.take() for pool in pools]
         for place, number in enumerate(numbers.tolist()):
-            images[place], labels[place] = stream.images(number)
-        return images, labels
+            for out, values in zip(found, samples.read(number), strict=True):
+                out[place] = values
+        return found
 
-    def load(numbers: Any) -> tuple[Any, Any]:
-        images, labels = tf.numpy_function(carried(read), [numbers], [tf.as_dtype(dataset.dtype), tf.int64])
-        return tf.ensure_shape(images, shape), tf.ensure_shape(labels, shape[:2])
-
-    return steps.batch(num_batches, drop_remainder=True).map(_as_written(load)).prefetch(1).unbatch()
+    batches = _batches(samples.dataset, read, steps.batch(num_batches, drop_remainder=True), lead)
+    return batches.prefetch(1).unbatch()
 
 
 def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, training: bool) -> Any:
@@ -310,10 +288,7 @@ def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
         raise AssertionError("only the kinds of the batches are asked for")
 
     numbers = tf.data.Dataset.range(0)
-    if dataset.fields:
-        batches = _field_batches(dataset, nothing, numbers, None)
-    else:
-        batches = _batches(dataset, nothing, numbers, None)  # decoded pictures are what arrays of pixels are
+    batches = _batches(dataset, nothing, numbers, (None,))  # decoded pictures are what arrays of pixels are
     inputs, targets = _preprocessed(batches, dataset, numbers, 0, training=True).element_spec
     return inputs, targets
 
@@ -326,27 +301,33 @@ def _options(deterministic: bool) -> tf.data.Options:
     return options
 
 
-def _batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, length: int | None) -> Any:
-    """Batches (images, labels) that `read` gives for each element of `steps`, handed over without a copy.
+@dataclass(frozen=True)
+class _Samples:
+    """What is read for each element of a dataset of steps: the fields by `read`; the samples' numbers are `ids`."""
 
-    `length` is None where it may vary.
-    """
+    dataset: Dataset
+    reader: SplitReader | SyntheticReader
+    read: Callable[[int], Sequence[Any]]
+    ids: Callable[[int], Ids]
 
-    def load(step: Any) -> tuple[Any, Any]:
-        kinds = [tf.as_dtype(dataset.dtype), tf.int64]
-        images, labels = tf.numpy_function(carried(lambda number: read(int(number))), [step], kinds)
-        images.set_shape((length, *dataset.sample_shape))
-        labels.set_shape((length,))
-        return images, labels
 
-    return steps.map(_as_written(load))
+def _stored(samples: _Samples, steps: Any, batch_size: int, length: int | None) -> Any:
+    """Batches (inputs, targets) of the samples of `steps`, pictures decoded; `length` is None where it may vary."""
+    dataset = samples.dataset
+    if dataset.encoded:
+        return _decoded(dataset, _Files(samples), steps, batch_size, length)
+
+    def read(step: Any) -> list[Any]:
+        return [_dense(value, item) for value, item in zip(samples.read(int(step)), dataset.fields, strict=True)]
+
+    return _batches(dataset, read, steps, (length,))
 
 
 class _Files:
-    """The encoded pictures of each element of a dataset of steps; `ids` says which samples a step's are."""
+    """The encoded pictures of each element of a dataset of steps."""
 
-    def __init__(self, reader: SplitReader, ids: Callable[[int], Ids]) -> None:
-        self._reader, self._ids = reader, ids
+    def __init__(self, samples: _Samples) -> None:
+        self._samples = samples
         self._failed: list[Exception] = []
 
     def read(self, step: int, batch_size: int) -> tuple[Any, Any, Any]:
@@ -355,8 +336,7 @@ class _Files:
         Where they cannot be read there are as many empty ones as make a batch, and `refuse` raises why.
         """
         try:
-            ids = self._ids(step)
-            files, labels = self._reader.read_encoded(ids), self._reader.labels(ids)
+            files, labels = self._samples.read(step)
         except Exception as error:  # noqa: BLE001  what is raised here would be dropped as a damaged picture is
             self._failed.append(error)
             count = batch_size + 1
@@ -368,11 +348,13 @@ class _Files:
         """Raise why the pictures of `steps` are not all there: CorruptError with shard and sample of the first."""
         if self._failed:
             raise self._failed[0]
-        for sample in np.concatenate([self._ids(step) for step in np.unique(steps).tolist()]).tolist():
+        reader, images = self._samples.reader, self._samples.dataset.inputs[0]
+        assert isinstance(reader, SplitReader)
+        for sample in np.concatenate([self._samples.ids(step) for step in np.unique(steps).tolist()]).tolist():
             try:
-                decode(tf.constant(self._reader.read_encoded(np.array([sample]))[0]))
+                decode(tf.constant(reader.read(images, np.array([sample]))[0]))
             except tf.errors.OpError as error:
-                name, why = self._reader.describe(sample), (error.message or "").partition(" [")[0].rpartition("}} ")[2]
+                name, why = reader.describe(sample), (error.message or "").partition(" [")[0].rpartition("}} ")[2]
                 raise CorruptError(
                     f"{name} is damaged: its picture does not decode ({why}); "
                     "`hpcdl inspect DIR --verify` names all such samples"
@@ -425,11 +407,6 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
     return samples.batch(batch_size + 1, drop_remainder=length is not None).map(_as_written(whole))
 
 
-def _dense_fields(stream: TrainingStream, step: int, fields: Sequence[Field]) -> list[Any]:
-    values = stream.fields(step, fields)
-    return [_dense(value, item) for value, item in zip(values, fields, strict=True)]
-
-
 def _dense(value: Any, item: Field) -> Any:
     """A field's batch as one array: samples of varying length with zeros behind their end, text as numbers from 1."""
     if not item.variable:
@@ -443,15 +420,18 @@ def _dense(value: Any, item: Field) -> Any:
     return out
 
 
-def _field_batches(dataset: Dataset, read: Callable[[int], Any], steps: Any, length: int | None) -> Any:
-    """Batches (inputs, targets) of the fields that `read` gives for each element of `steps`."""
+def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tuple[int | None, ...]) -> Any:
+    """Batches (inputs, targets) of the fields that `read` gives for each element of `steps`, without a copy.
+
+    `lead` are the sides before a sample's own; None is one that may vary.
+    """
     fields = dataset.fields
     kinds = [tf.int32 if item.kind == "text" else tf.as_dtype(item.dtype) for item in fields]
 
     def load(step: Any) -> tuple[Any, Any]:
-        found = tf.numpy_function(carried(lambda number: read(int(number))), [step], kinds)
+        found = tf.numpy_function(carried(read), [step], kinds)
         for value, item in zip(found, fields, strict=True):
-            value.set_shape((length, *item.shape))
+            value.set_shape((*lead, *item.shape))
         values = {item.name: _scaled(value, item) for value, item in zip(found, fields, strict=True)}
         return _structured(values, dataset.inputs), _structured(values, dataset.targets)
 

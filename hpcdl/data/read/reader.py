@@ -19,14 +19,16 @@ import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.fields import IMAGES, Field
 from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.order import Ids, Layout, NodeShare
+from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
 from hpcdl.data.format.synthetic import SyntheticImages
 
 Array = npt.NDArray[Any]
+Values = Array | list[Array] | list[bytes]
 WINDOW_BYTES = 64 * 1024**2
 _MOST_VIEWS = 1024
 _OF_HDF5 = {"opens": 1, "stats": 1}
@@ -255,9 +257,8 @@ class Reader(Protocol):
 class SplitReader:
     """The samples of one split of a folder; ids count them over the shards in the manifest's order.
 
-    `columns` and `variable` are the fields that lie in blocks, with samples of one length or of several. Read without
-    a field's name is the main column: the images of a classic folder. `layout` is that of the node's `share`
-    alone where there is one.
+    `columns` are the fields that lie in blocks with samples of one length. `layout` is that of the node's `share` alone
+    where there is one.
     """
 
     def __init__(self, folder: Path, dataset: Dataset, split: Split, share: NodeShare | None = None) -> None:
@@ -274,19 +275,14 @@ class SplitReader:
         self._lock = threading.Lock()
         self._most_open = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._block_samples = manifest.block_samples
-        self.sample_shape = tuple(dataset.sample_shape)
-        self.dtype = np.dtype(dataset.dtype)
+        self.fields = dataset.fields
         self.compressed = manifest.compression is not None
-        self.sample_bytes = int(np.prod(dataset.sample_shape)) * self.dtype.itemsize
-        every = sum(item.longest_bytes for item in manifest.fields) if manifest.fields else self.sample_bytes
-        window_blocks = max(1, WINDOW_BYTES // max(1, every * manifest.block_samples))
+        window_blocks = max(1, WINDOW_BYTES // max(1, manifest.window_sample_bytes * manifest.block_samples))
         layout = Layout.of_shards(counts, manifest.block_samples, window_blocks)
         self.layout = layout.part(share) if share else layout
         self._blocks: list[int] = self.layout.starts.tolist()
-        in_blocks = [item for item in manifest.fields if not item.resident]
-        self.variable = {item.name: item for item in in_blocks if item.variable}
-        self.columns = {item.name: ColumnReader(self, item) for item in in_blocks if not item.variable}
-        self.main = "images"
+        columns = [item for item in dataset.fields if not (item.resident or item.ragged)]
+        self.columns = {item.name: ColumnReader(self, item) for item in columns}
 
     @property
     def shard_numbers(self) -> range:
@@ -328,16 +324,18 @@ class SplitReader:
         number, place = self.place(sample)
         return f"shard {self._folder / self._entries[number].file}: sample {place}"
 
-    def labels(self, ids: Ids) -> Ids:
-        """The labels of samples."""
-        return self.resident("labels", ids, np.empty(len(ids), np.int64))
-
-    def resident(self, name: str, ids: Ids, out: Array) -> Array:
-        """The values of a resident field of samples, put into `out`."""
+    def read(self, item: Field, ids: Ids) -> Values:
+        """A field of the samples `ids`, each read alone: an array, or a list of arrays or of files."""
+        if item.ragged:
+            return self._read_ragged(item, ids)
+        out = aligned_empty((len(ids), *item.shape), item.dtype)
+        if not item.resident:
+            self.read_samples(ids, out, item.name)
+            return out
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             chosen = numbers == number
-            out[chosen] = self._resident(number, name)[ids[chosen] - self._firsts[number]]
+            out[chosen] = self._resident(number, item.name)[ids[chosen] - self._firsts[number]]
         return out
 
     def resident_of_blocks(self, name: str, blocks: Sequence[int]) -> Array:
@@ -356,9 +354,8 @@ class SplitReader:
             raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
         return shard.residents[name]
 
-    def read_samples(self, ids: Ids, out: Array, name: str | None = None) -> None:
-        """Read single samples, each with one request; of compressed data each from its block."""
-        name = name or self.main
+    def read_samples(self, ids: Ids, out: Array, name: str) -> None:
+        """Read single samples of a column, each with one request; of compressed data each from its block."""
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
         places = zip(numbers.tolist(), (ids - self._starts[numbers]).tolist(), strict=True)
         if self.compressed:
@@ -371,26 +368,22 @@ class SplitReader:
             self.shard(number).read_sample(name, place, view[at : at + size])
             at += size
 
-    def read_block(self, block: int, out: Array, name: str | None = None) -> int:
+    def read_block(self, block: int, out: Array, name: str) -> int:
         """Read a whole block into the head of `out`; the number of samples read."""
         first, stop = self._blocks[block], self._blocks[block + 1]
         number, place = self.place(first)
-        self.shard(number).read_block(name or self.main, place // self._block_samples, out[: stop - first])
+        self.shard(number).read_block(name, place // self._block_samples, out[: stop - first])
         return stop - first
 
-    def read_scattered(self, block: int, views: list[memoryview], name: str | None = None) -> None:
+    def read_scattered(self, block: int, views: list[memoryview], name: str) -> None:
         """Read a whole block into `views`, one behind the other; together they are as long as the block."""
         number, place = self.place(self._blocks[block])
-        self.shard(number).read_scattered(name or self.main, place // self._block_samples, views)
+        self.shard(number).read_scattered(name, place // self._block_samples, views)
 
-    def read_encoded(self, ids: Ids) -> list[bytes]:
-        """The files of samples, in the order of `ids`."""
-        return [bytes(self.shard(n).read_variable("bytes", place)) for n, place in map(self.place, ids.tolist())]
-
-    def read_variable(self, name: str, ids: Ids) -> list[Array]:
-        """The samples of a field of varying length."""
-        item = self.variable[name]
-        found = (self.shard(n).read_variable(name, place) for n, place in map(self.place, ids.tolist()))
+    def _read_ragged(self, item: Field, ids: Ids) -> list[Array] | list[bytes]:
+        found = (self.shard(n).read_variable(item.name, place) for n, place in map(self.place, ids.tolist()))
+        if item.encoded:
+            return list(map(bytes, found))
         return [np.frombuffer(content, item.dtype).reshape(-1, *item.shape[1:]) for content in found]
 
     def close(self) -> None:
@@ -406,7 +399,7 @@ class ColumnReader:
     def __init__(self, split: SplitReader, item: Field) -> None:
         self._split, self._name = split, item.name
         self.sample_shape, self.dtype = tuple(item.shape), np.dtype(item.dtype)
-        self.sample_bytes, self.compressed, self.layout = item.row_bytes, False, split.layout
+        self.sample_bytes, self.compressed, self.layout = item.row_bytes, split.compressed, split.layout
 
     def read_samples(self, ids: Ids, out: Array) -> None:
         """Read single samples, each with one request."""
@@ -421,24 +414,38 @@ class ColumnReader:
         self._split.read_scattered(block, views, self._name)
 
 
+class SyntheticColumn:
+    """One of the two fields of samples made from a seed."""
+
+    def __init__(self, images: SyntheticImages, item: Field, layout: Layout) -> None:
+        self._images, self._name = images, item.name
+        self.sample_shape, self.dtype, self.layout = tuple(item.shape), np.dtype(item.dtype), layout
+
+    def read_samples(self, ids: Ids, out: Array) -> None:
+        """Make samples."""
+        if self._name == IMAGES:
+            self._images.read_samples(ids, out)
+        else:
+            out[...] = self._images.labels(ids)
+
+
 class SyntheticReader:
     """Samples made from a seed."""
 
     def __init__(self, dataset: Dataset, share: NodeShare | None = None) -> None:
         if dataset.synthetic is None:
             raise TypeError("not a synthetic data set")
-        self._images = SyntheticImages(dataset.synthetic, seed=dataset.seed)
-        self.sample_shape, self.dtype = dataset.sample_shape, np.dtype(dataset.dtype)
+        images = SyntheticImages(dataset.synthetic, seed=dataset.seed)
         layout = Layout.uniform(dataset.synthetic.num_samples, 64, 64)
         self.layout = layout.part(share) if share else layout
+        self.fields = dataset.fields
+        self.columns = {item.name: SyntheticColumn(images, item, self.layout) for item in dataset.fields}
 
-    def labels(self, ids: Ids) -> Ids:
-        """The labels of samples."""
-        return self._images.labels(ids)
-
-    def read_samples(self, ids: Ids, out: Array) -> None:
-        """Make samples."""
-        self._images.read_samples(ids, out)
+    def read(self, item: Field, ids: Ids) -> Array:
+        """A field of the samples `ids`."""
+        out = aligned_empty((len(ids), *item.shape), item.dtype)
+        self.columns[item.name].read_samples(ids, out)
+        return out
 
     def close(self) -> None:
         """Nothing is open."""

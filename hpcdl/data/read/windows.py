@@ -30,10 +30,9 @@ from hpcdl.data.format.order import (
     pass_slice,
     steps_per_epoch,
 )
-from hpcdl.data.format.prefetch import BufferPool, aligned_empty
-from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader, open_reader
+from hpcdl.data.format.prefetch import BufferPool
+from hpcdl.data.read.reader import ColumnReader, Reader, SplitReader, SyntheticReader, Values, open_reader
 
-BlockReader = SplitReader | ColumnReader
 Array = npt.NDArray[Any]
 
 
@@ -102,7 +101,7 @@ class OwnSamples:
 class GatheredWindows:
     """Reads windows of whole blocks and copies samples from them: for small samples, and for compressed blocks."""
 
-    def __init__(self, reader: BlockReader, share: Share, epochs: Epochs) -> None:
+    def __init__(self, reader: ColumnReader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
         self._under_way: OrderedDict[tuple[int, int], Future[Array]] = OrderedDict()
@@ -148,7 +147,7 @@ class GatheredWindows:
 class ScatteredWindows:
     """Reads whole blocks, each sample straight to its place in its batch: one copy between page cache and batch."""
 
-    def __init__(self, reader: BlockReader, share: Share, epochs: Epochs) -> None:
+    def __init__(self, reader: ColumnReader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
         self._scratch = memoryview(bytearray(reader.sample_bytes * int(np.diff(reader.layout.starts).max(initial=1))))
@@ -285,10 +284,7 @@ class TrainingStream:
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
         self._residents: dict[str, LastTwo[Array]] = defaultdict(LastTwo)
-        if isinstance(reader, SplitReader) and reader.columns | reader.variable:
-            self._sources = {name: _source(column, self.share, self.epochs) for name, column in reader.columns.items()}
-        else:
-            self._sources = {_IMAGES: _source(reader, self.share, self.epochs)}
+        self._sources = {name: _source(column, self.share, self.epochs) for name, column in reader.columns.items()}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -300,28 +296,16 @@ class TrainingStream:
         epoch, start, stop = self.share.places(step)
         return self.epochs.get(epoch).ids(start, stop)
 
-    def images(self, step: int) -> tuple[Array, Ids]:
-        """Images (B, H, W, C) and labels (B,) of this worker at `step`; the array is used again once it is let go."""
-        return self._sources[_IMAGES].batch(step), self._labels(step)
+    def batch(self, step: int) -> list[Values]:
+        """The fields of this worker's samples at `step`, as a reader gives them; arrays are used again once let go."""
+        return [self._field(step, item) for item in self.reader.fields]
 
-    def fields(self, step: int, fields: Sequence[Field]) -> list[Array | list[Array]]:
-        """`fields` of this worker's samples at `step`: an array (B, *shape), or a list of arrays of varying length."""
-        if not isinstance(self.reader, SplitReader):
-            raise TypeError("samples made from a seed have no fields")
-        ids = self.ids(step)
-        return [
-            self._sources[item.name].batch(step)
-            if item.name in self._sources
-            else self._resident(self.reader, item.name, step, np.dtype(item.dtype))
-            if item.resident
-            else field_of(self.reader, item, ids)
-            for item in fields
-        ]
-
-    def _labels(self, step: int) -> Ids:
-        if isinstance(self.reader, SplitReader):
-            return self._resident(self.reader, "labels", step, np.dtype(np.int64))
-        return self.reader.labels(self.ids(step))
+    def _field(self, step: int, item: Field) -> Values:
+        if item.name in self._sources:
+            return self._sources[item.name].batch(step)
+        if item.resident and isinstance(self.reader, SplitReader):
+            return self._resident(self.reader, item.name, step, np.dtype(item.dtype))
+        return self.reader.read(item, self.ids(step))
 
     def _resident(self, reader: SplitReader, name: str, step: int, dtype: np.dtype[Any]) -> Array:
         """A resident field of a step's samples, taken from the values of whole windows."""
@@ -336,21 +320,11 @@ class TrainingStream:
         pieces = [of_window(window)[indices] for window, indices in epoch.places(start, stop)]
         return np.concatenate(pieces, dtype=dtype)
 
-    def files(self, step: int) -> tuple[Array, Ids]:
-        """The JPEG or PNG files (an object array of bytes) and labels of this worker at `step`."""
-        if not isinstance(self.reader, SplitReader):
-            raise TypeError("samples made from a seed are not encoded")
-        ids = self.ids(step)
-        return np.array(self.reader.read_encoded(ids), object), self.reader.labels(ids)
-
     def close(self) -> None:
         """End the background reads and close the files."""
         for source in self._sources.values():
             source.close()
         self.reader.close()
-
-
-_IMAGES = "images"
 
 
 def open_stream(
@@ -398,20 +372,9 @@ def shared_out(dataset: Dataset, hosts: Sequence[str], batch_size: int) -> Datas
     return dataclasses.replace(dataset, nodes=nodes)
 
 
-def field_of(reader: SplitReader, item: Field, ids: Ids) -> Array | list[Array]:
-    """A field of the samples `ids`, each read alone."""
-    if item.variable:
-        return reader.read_variable(item.name, ids)
-    out = aligned_empty((len(ids), *item.shape), item.dtype)
-    if item.resident:
-        return reader.resident(item.name, ids, out)
-    reader.read_samples(ids, out, item.name)
-    return out
-
-
-def _source(reader: SplitReader | SyntheticReader | ColumnReader, share: Share, epochs: Epochs) -> BatchSource:
+def _source(reader: Reader, share: Share, epochs: Epochs) -> BatchSource:
     """The way to read that costs least: whole blocks where dropping what others train on is cheaper than requests."""
-    if isinstance(reader, SyntheticReader):
+    if not isinstance(reader, ColumnReader):
         return OwnSamples(reader, share, epochs)
     others = share.global_batch / share.batch_size - 1
     if not reader.compressed and reader.sample_bytes * others > _REQUEST_BYTES:

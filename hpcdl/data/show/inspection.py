@@ -19,7 +19,7 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.files import write_output
 from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset, way_to_repair
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.fields import IMAGES, LABELS, Field
 from hpcdl.data.format.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.shard_file import faults
@@ -108,7 +108,7 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         stripes=stripes,
         num_skipped=len(manifest.skipped),
         splits=[_split(dataset, manifest, name) for name in manifest.splits],
-        fields=manifest.fields,
+        fields=() if manifest.pictures else manifest.fields,
         reader=manifest.source.get("reader", ""),
         reader_sha256=manifest.source.get("reader_sha256", ""),
     )
@@ -152,9 +152,9 @@ def _undecodable(
     found = []
     shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
     try:
-        labels = shard.residents["labels"]
+        labels = shard.residents[LABELS]
         for place in range(entry.num_samples):
-            content = bytes(shard.read_variable("bytes", place))
+            content = bytes(shard.read_variable(IMAGES, place))
             try:
                 check_encoded(content, decodes=True)
             except UnreadableSample as error:
@@ -202,13 +202,12 @@ def _manifest(folder: Path) -> Manifest:
 def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
     entry = manifest.splits[name]
     classes = [item.name for item in manifest.fields if item.role == "target" and item.kind == "class"]
-    label = "labels" if not manifest.fields else classes[0] if len(classes) == 1 else None
     return SplitInspection(
         name=name,
         num_samples=entry.num_samples,
         num_shards=len(entry.shards),
         num_bytes=sum(shard.num_bytes for shard in entry.shards),
-        histogram=_histogram(dataset, manifest, name, label) if label else {},
+        histogram=_histogram(dataset, manifest, name, classes[0]) if len(classes) == 1 else {},
     )
 
 
@@ -233,7 +232,7 @@ def _histogram(dataset: Dataset, manifest: Manifest, name: str, label: str) -> d
 def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> list[Path]:
     """Write `count` samples of `split`, drawn by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
     assert dataset.folder is not None
-    if dataset.fields:
+    if not dataset.pictures:
         raise UsageError(f"--samples saves pictures, and {dataset.name} holds named fields; read them with h5py")
     make_output_folder(folder)
     reader = SplitReader(dataset.folder, dataset, split)
@@ -241,35 +240,33 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
     ids = permuted(positions, split.num_samples, mixed(dataset.manifest.seed if dataset.manifest else 0, 31))
     written: dict[Path, int] = {}
     try:
-        for sample, label in zip(ids.tolist(), reader.labels(ids).tolist(), strict=True):
+        labels = np.asarray(reader.read(dataset.targets[0], ids))
+        for sample, label in zip(ids.tolist(), labels.tolist(), strict=True):
             name = re.sub(r"[^\w.-]", "_", dataset.class_names[label])[:40]
             written[folder / f"{split.name}-{sample:08d}-{name}.png"] = sample
         check_outputs(written)
         for path, sample in written.items():
-            write_output(path, _png(_pixels(reader, dataset, sample)))
+            write_output(path, _png(_pixels(reader, dataset.inputs[0], sample)))
     finally:
         reader.close()
     return [*written]
 
 
-def _pixels(reader: SplitReader, dataset: Dataset, sample: int) -> Any:
+def _pixels(reader: SplitReader, item: Field, sample: int) -> Any:
     """An image as PIL takes it: uint8, one or three channels."""
-    one = np.array([sample], np.int64)
-    if dataset.encoded:
-        return decoded(reader, sample)
-    pixels = np.empty((1, *dataset.sample_shape), dataset.dtype)
-    reader.read_samples(one, pixels)
-    image = pixels[0]
+    if item.encoded:
+        return decoded(reader, item, sample)
+    image = np.asarray(reader.read(item, np.array([sample], np.int64))[0])
     if image.dtype != np.uint8:
         low, high = float(image.min()), float(image.max())
         image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
     return image if image.shape[2] == 3 else image[:, :, 0]
 
 
-def decoded(reader: SplitReader, sample: int) -> Any:
+def decoded(reader: SplitReader, item: Field, sample: int) -> Any:
     """The pixels (H, W, 3) of an encoded picture; CorruptError with shard and sample where it does not decode."""
     try:
-        return decode(reader.read_encoded(np.array([sample], np.int64))[0], size=None, channels=3)
+        return decode(bytes(reader.read(item, np.array([sample], np.int64))[0]), size=None, channels=3)
     except UnreadableSample as error:
         raise CorruptError(
             f"{reader.describe(sample)} is damaged: {error}; `hpcdl inspect DIR --verify` names all such samples"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.fields import Field
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.read.reader import SplitReader
@@ -75,7 +75,6 @@ def look(folder: Path) -> Overview:
     """Look at a data folder. UsageError where it is none, CorruptError where what is read of it is damaged."""
     found = inspect(folder)
     dataset = open_dataset(str(folder))
-    fields = dataset.fields or _classic(dataset)
     seed = dataset.manifest.seed if dataset.manifest else 0
     ranges: list[ValueRange] = []
     drawn: list[DrawnSample] = []
@@ -85,48 +84,32 @@ def look(folder: Path) -> Overview:
         try:
             count = min(MOST_MEASURED, split.num_samples)
             ids = permuted(np.arange(count, dtype=np.int64), split.num_samples, mixed(seed, _STREAM))
-            values = {item.name: _read(reader, dataset, item, ids) for item in fields}
-            ranges += [_range(item, split.name, values[item.name]) for item in fields if item.kind == "numbers"]
+            values = {item.name: _read(reader, item, ids) for item in dataset.fields}
+            numbers = [item for item in dataset.fields if item.kind not in ("class", "text")]
+            ranges += [_range(item, split.name, values[item.name]) for item in numbers]
             if split.name == dataset.train_split.name:
                 drawn = [
                     DrawnSample(split=split.name, number=number, values={name: own[at] for name, own in values.items()})
                     for at, number in enumerate(ids[:MOST_DRAWN].tolist())
                 ]
-            own = _keys(reader, dataset, fields, len(split.entry.shards) if split.entry else 0)
+            own = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
             if own is not None:
                 keys[split.name] = own
         finally:
             reader.close()
     repeats = _repeats(keys) if len(keys) == len(dataset.splits) else None
-    return Overview(inspection=found, fields=fields, ranges=ranges, repeats=repeats, samples=drawn)
+    return Overview(inspection=found, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
 
 
-def _classic(dataset: Dataset) -> tuple[Field, ...]:
-    """Image and class as fields."""
-    image = Field(name="images", role="input", dtype=dataset.dtype, shape=dataset.sample_shape)
-    label = Field(name="labels", role="target", dtype="int64", kind="class", resident=True,
-                  class_names=dataset.class_names)  # fmt: skip
-    return image, label
-
-
-def _read(reader: SplitReader, dataset: Dataset, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
+def _read(reader: SplitReader, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
     """A field of samples: arrays, names of classes, text."""
-    if item.resident:
-        found = reader.resident(item.name, ids, np.empty((len(ids), *item.shape), item.dtype))
-        if item.kind != "class":
-            return list(found)
-        names = item.class_names
-        return [names[number] if 0 <= number < len(names) else str(number) for number in found.tolist()]
-    if dataset.encoded:
-        return [decoded(reader, sample) for sample in ids.tolist()]
-    if item.variable:
-        own = reader.read_variable(item.name, ids)
-        return [bytes(value).decode("utf-8", "replace") for value in own] if item.kind == "text" else list(own)
-    values = np.empty((len(ids), *item.shape), item.dtype)
-    reader.read_samples(ids, values, item.name if dataset.fields else None)
+    if item.encoded:
+        return [decoded(reader, item, sample) for sample in ids.tolist()]
+    values = list(reader.read(item, ids))
     if item.kind == "class":
-        return [item.class_names[number] for number in values.tolist()]
-    return list(values)
+        names = item.class_names
+        return [names[number] if 0 <= number < len(names) else str(number) for number in map(int, values)]
+    return [bytes(value).decode("utf-8", "replace") for value in values] if item.kind == "text" else values
 
 
 def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:
@@ -147,22 +130,19 @@ def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:
     )
 
 
-def _keys(reader: SplitReader, dataset: Dataset, fields: Sequence[Field], num_shards: int) -> Array | None:
+def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Array | None:
     """A number for each sample of a split that follows from its inputs; None where they have no checksums."""
     found = []
     for number in range(num_shards):
         shard = reader.shard(number)
         key = np.zeros(shard.map.num_samples, np.uint64)
-        for item in fields:
-            if item.role != "input":
-                continue
+        for item in inputs:
             if item.resident:
                 own = shard.residents[item.name]
                 parts: Array = np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8)
                 columns = [parts[:, at].astype(np.uint64) for at in range(parts.shape[1])]
             else:
-                name = item.name if dataset.fields else "bytes" if dataset.encoded else reader.main
-                checksums = shard.sample_checksums(name)
+                checksums = shard.sample_checksums(item.name)
                 if checksums is None:
                     return None
                 columns = [checksums]

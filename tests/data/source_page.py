@@ -163,7 +163,8 @@ def look(kind: str, name: str, save: Save, options: Mapping[str, Any], outcome: 
 def _read_as(job: Any) -> str:
     splits = ", ".join(f"{name} {count}" for name, count in job.plan.num_samples.items())
     shape = "x".join(map(str, job.sample_shape))
-    what = [item.describe() for item in job.fields] or [f"{shape} {job.dtype}, {len(job.facts.class_names)} classes"]
+    pictures = f"{shape} {job.dtype}, {len(job.facts.class_names)} classes"
+    what = [pictures] if job.pictures else [item.describe() for item in job.fields]
     return "; ".join([*what, splits, *job.facts.remarks])
 
 

@@ -95,12 +95,12 @@ def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
     classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
     if job.spec.reader:
         tell(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
-    if job.fields:
+    if job.pictures:
+        tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+    else:
         tell(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
         for item in job.fields:
             tell(f"  {item.describe()}")
-    else:
-        tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
     for line in job.facts.remarks:
         tell(f"  {line}")
     for name, count in plan.shards.items():
@@ -131,7 +131,7 @@ def _plan_document(job: Any) -> dict[str, Any]:
         "dtype": job.dtype,
         "num_classes": len(job.facts.class_names),
         "understood": list(job.facts.remarks),
-        **({"fields": [dataclasses.asdict(item) for item in job.fields]} if job.fields else {}),
+        **({"fields": [dataclasses.asdict(item) for item in job.fields]} if not job.pictures else {}),
         "plan": dataclasses.asdict(job.plan),
     }
 

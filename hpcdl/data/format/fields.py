@@ -94,6 +94,11 @@ class Field:
         return self.variable or self.encoded
 
     @property
+    def stored_type(self) -> str:
+        """The type of its values as they lie in a shard."""
+        return np.dtype(self.dtype).newbyteorder("<").str
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a sample, or of one element along the first axis where that is variable; of files 1."""
         return (

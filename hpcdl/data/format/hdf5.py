@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 from hpcdl.core.storage.disk import cut, remove_file
 from hpcdl.core.units import format_bytes
-from hpcdl.data.format.fields import IMAGES, LABELS
+from hpcdl.data.format.fields import IMAGES, LABELS, ROLES, Field
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
 
 Array = npt.NDArray[Any]
@@ -37,32 +37,43 @@ _COPY_BYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewArray:
-    """A data set of a shard to be made; `variable` ones hold samples of any length one behind the other."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    variable: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShardFrame:
-    """What a shard is made with: everything but the samples. `residents` have some bytes a sample and lie in no block.
+    """What a shard is made with: everything but the samples.
 
-    The classic shard has one column, `images` or `bytes`, and the resident `labels`.
+    `rows` says of each ragged field how long its samples are in all, along the first axis or in bytes. `about` and
+    `place` are attributes: what all shards of a data set share, and which of them it is.
     """
 
+    pictures: bool
+    """Whether it is of format 1, for pictures with a class."""
     num_samples: int
-    columns: tuple[NewArray, ...]
-    residents: tuple[NewArray, ...]
+    fields: Sequence[Field]
+    rows: Mapping[str, int] = field(default_factory=dict)
     block_samples: int
-    attributes: Mapping[str, Any]
-    class_names: tuple[str, ...]
+    about: Mapping[str, str | int]
+    place: Mapping[str, str | int]
     alignment: int = 4096
     filters: Mapping[str, Any] | None = None
     sample_checksums: bool = True
     """Whether each sample has a checksum of its own; compressed samples have none."""
+
+    @property
+    def attributes(self) -> Mapping[str, str | int]:
+        """Those of the file, in the order in which they lie there."""
+        shared = {**self.about, "block_samples": self.block_samples}
+        if self.pictures:
+            image, label = self.fields
+            sides = dict(zip(("height", "width", "channels"), image.shape, strict=True))
+            own: dict[str, str | int] = {**sides, "dtype": image.dtype, "num_classes": len(label.class_names)}
+            return {"schema": SCHEMA, **shared, **own, **self.place}
+        roles = {f"{role}s": " ".join(item.name for item in self.fields if item.role == role) for role in ROLES}
+        return {"schema": FIELDS_SCHEMA, **shared, **roles, **self.place, "num_samples": self.num_samples}
+
+    def shape(self, item: Field) -> tuple[int, ...]:
+        """Of a field's data set."""
+        if not item.ragged:
+            return (self.num_samples, *item.shape)
+        return (self.rows[item.name], *(() if item.encoded else item.shape[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,19 +153,21 @@ class NewShardPlaces:
 
 BYTES = "bytes"
 """What format 1 calls the data set of `images` that are files."""
+SCHEMA = "hpcdl.shard/1"
 FIELDS_SCHEMA = "hpcdl.shard/2"
 """Of shards with named fields; those with images and classes alone have another (docs/reference/shard-format.md)."""
 
 
-def _beside(column: str, part: str, attributes: Mapping[str, Any]) -> str:
+def _beside(column: str, part: str, schema: Any) -> str:
     """The path of what belongs to a column: `block_checksums`, `sample_checksums` or `offsets`."""
-    return f"{part}/{column}" if attributes.get("schema") == FIELDS_SCHEMA else part
+    return f"{part}/{column}" if schema == FIELDS_SCHEMA else part
 
 
 def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
     """Make a shard whose places are laid out and whose samples are still to be written; the data lies last."""
     count = frame.num_samples
     blocks = -(-count // frame.block_samples)
+    columns = [item for item in frame.fields if not item.resident]
     with h5py.File(
         path,
         "w",
@@ -163,34 +176,41 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
         alignment_threshold=_METADATA_BYTES,
         alignment_interval=frame.alignment,
     ) as file:
-        for key, value in frame.attributes.items():
+        attributes = frame.attributes
+        for key, value in attributes.items():
             file.attrs[key] = value
-        _add_class_names(file, frame.class_names)
-        residents = {item.name: _add_contiguous(file, item.name, item.shape, item.dtype) for item in frame.residents}
-        parts: dict[str, dict[str, int]] = {item.name: {} for item in frame.columns}
+        if frame.pictures:
+            _add_class_names(file, frame.fields[-1].class_names)
+        residents = {
+            item.name: _add_contiguous(file, item.name, frame.shape(item), item.stored_type)
+            for item in frame.fields
+            if item.resident
+        }
+        parts: dict[str, dict[str, int]] = {item.name: {} for item in columns}
 
         def add(name: str, part: str, length: int, dtype: str) -> int:
-            return _add_contiguous(file, _beside(name, part, frame.attributes), (length,), dtype)
+            return _add_contiguous(file, _beside(name, part, attributes["schema"]), (length,), dtype)
 
         for name, found in parts.items():
             found["checksums"] = add(name, "block_checksums", blocks, "<u8")
             if frame.sample_checksums and frame.filters is None:
                 found["sample_checksums"] = add(name, "sample_checksums", count, "<u8")
-        for item in frame.columns:
-            if item.variable:
+        for item in columns:
+            if item.ragged:
                 parts[item.name]["offsets"] = add(item.name, "offsets", count + 1, "<i8")
-        for item in frame.columns:
+        for item in columns:
+            name, shape = BYTES if item.encoded else item.name, frame.shape(item)
             if frame.filters is None:
-                parts[item.name]["data"] = _add_contiguous(file, item.name, item.shape, item.dtype)
+                parts[item.name]["data"] = _add_contiguous(file, name, shape, item.stored_type)
             else:
-                chunk = (min(frame.block_samples, count), *item.shape[1:])
-                file.create_dataset(item.name, item.shape, item.dtype, chunks=chunk, track_times=False, **frame.filters)
+                chunk = (min(frame.block_samples, count), *shape[1:])
+                file.create_dataset(name, shape, item.stored_type, chunks=chunk, track_times=False, **frame.filters)
     optional = ("sample_checksums", "offsets", "data")
-    columns = {
+    places = {
         name: ColumnPlaces(checksums=found["checksums"], **{part: found.get(part) for part in optional})
         for name, found in parts.items()
     }
-    return NewShardPlaces(residents=residents, columns=columns)
+    return NewShardPlaces(residents=residents, columns=places)
 
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
@@ -207,7 +227,7 @@ def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: s
     return int(created.get_offset() or 0)
 
 
-def _add_class_names(file: h5py.File, names: tuple[str, ...]) -> None:
+def _add_class_names(file: h5py.File, names: Sequence[str]) -> None:
     encoded = [name.encode() for name in names]
     if not encoded:
         return
@@ -231,7 +251,8 @@ def shard_map(path: Path) -> ShardMap:
 def _map(path: Path, file: h5py.File) -> ShardMap:
     arrays = arrays_inside(file)
     attributes = {key: file.attrs[key] for key in ("schema", "block_samples", "num_samples") if key in file.attrs}
-    classic = attributes.get("schema") != FIELDS_SCHEMA
+    schema = attributes.get("schema")
+    classic = schema != FIELDS_SCHEMA
     if classic:
         if BYTES in arrays:
             arrays[IMAGES] = arrays[BYTES]
@@ -250,7 +271,7 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
         path=path,
         num_samples=num_samples,
         block_samples=block_samples,
-        columns={name: _column(arrays, name, num_samples, block_samples, attributes) for name in names},
+        columns={name: _column(arrays, name, num_samples, block_samples, schema) for name in names},
         residents={
             name: ResidentMap(offset=item.id.get_offset(), shape=item.shape, dtype=item.dtype)
             for name, item in small.items()
@@ -259,11 +280,11 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
 
 
 def _column(
-    arrays: Mapping[str, h5py.Dataset], name: str, num_samples: int, block_samples: int, attributes: Mapping[str, Any]
+    arrays: Mapping[str, h5py.Dataset], name: str, num_samples: int, block_samples: int, schema: Any
 ) -> ColumnMap:
     data = arrays[name]
     checksums, own, starts = (
-        arrays.get(_beside(name, part, attributes)) for part in ("block_checksums", "sample_checksums", "offsets")
+        arrays.get(_beside(name, part, schema)) for part in ("block_checksums", "sample_checksums", "offsets")
     )
     firsts = np.arange(0, num_samples, block_samples, dtype=np.int64)
     ends = np.minimum(firsts + block_samples, num_samples)

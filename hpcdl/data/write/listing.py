@@ -16,7 +16,7 @@ from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import Field, may_be_resident
+from hpcdl.data.format.fields import Field, may_be_resident, picture_with_class
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, read_manifest
 from hpcdl.data.format.order import mixed, permuted
@@ -42,7 +42,7 @@ from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, remarks_on_counts
 from hpcdl.data.write.lustre import file_system_of
-from hpcdl.data.write.plan import ShardJob, make_plan
+from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 from hpcdl.data.write.state import source_state
 
@@ -90,26 +90,23 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             counts = divide(work, index, UNSPLIT, by_split[UNSPLIT], fractions, mixed(layout.seed, 10))
     finally:
         index.close()
-    fields = _stored(facts.fields, layout)
-    total_bytes = total_size if layout.encoding == "encoded" else _pixel_bytes(fields, facts, counts, shape)
+    fields = _stored(facts, shape, layout)
     job = ShardJob(
         name=Path(spec.location).name,
         source_name=Path(spec.location).name,
         spec=spec,
         facts=facts,
-        plan=make_plan(counts, total_bytes, layout, file_system_of(request.target), max(largest, _longest(fields))),
+        plan=_plan(request, fields, facts, counts, total_size, largest),
         fingerprint=fingerprint,
         encoding=layout.encoding,
         compression=layout.compression,
-        sample_shape=shape,
-        dtype=facts.dtype,
+        fields=fields,
         image_size=layout.image_size,
         members=fractions is not None,
         seed=layout.seed,
         on_error=request.config.writing.on_error,
         options=recipe_options(request.config),
         state=state,
-        fields=fields,
     )
     job.write(work)
     return job
@@ -127,13 +124,31 @@ def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_counts(facts.class_names, by_split)])
 
 
-def _stored(fields: Sequence[Field], layout: LayoutConfig) -> list[Field]:
+def _plan(
+    request: ShardRequest,
+    fields: Sequence[Field],
+    facts: SourceFacts,
+    counts: Mapping[str, int],
+    encoded_bytes: int,
+    largest: int,
+) -> ShardPlan:
+    """The plan for these fields; of image files `encoded_bytes` in all, `largest` is the greatest's."""
+    layout = request.config.layout
+    total_bytes, longest = _bytes_of(fields, facts, sum(counts.values()))
+    if layout.encoding == "encoded":
+        total_bytes = encoded_bytes
+    return make_plan(counts, total_bytes, layout, file_system_of(request.target), max(largest, longest))
+
+
+def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> list[Field]:
     """Fields as a shard holds them: which are kept out of blocks, and how training scales them."""
-    small = [not item.variable and may_be_resident(item.shape, item.dtype) for item in fields]
-    if all(small) and fields:
+    encoded = layout.encoding == "encoded"
+    fields = facts.fields or picture_with_class(shape, facts.dtype, facts.class_names, encoded=encoded)
+    small = [not item.ragged and may_be_resident(item.shape, item.dtype) for item in fields]
+    if all(small):
         small[0] = False  # something lies in blocks
     wish = layout.normalise or "none"
-    if wish != "none" and fields and not any(map(_is_quantity, fields)):
+    if wish != "none" and not any(map(_is_quantity, fields)):
         raise UsageError(f"--normalise {wish} scales numbers, and no input has any; leave it out")
     return [
         dataclasses.replace(
@@ -153,24 +168,17 @@ def _is_quantity(item: Field) -> bool:
     return item.role == "input" and item.kind == "numbers" and item.dtype != "bool" and words < size
 
 
-def _field_bytes(fields: Sequence[Field], facts: SourceFacts) -> int:
-    """Bytes of all fields of the source; 0 where it has no fields."""
+def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> tuple[int, int]:
+    """Bytes of all samples as they are stored raw, and of the longest; of pictures without their classes, and 0."""
+    if not facts.fields:
+        return num_samples * fields[0].row_bytes, 0
     total = 0
     for number, place in enumerate(facts.arrays):
         item = fields[number % len(fields)]
         if place.offsets:
             total += int(np.fromfile(place.offsets, np.int64)[-1]) * item.row_bytes
     fixed = sum(item.row_bytes for item in fields if not item.variable)
-    return total + fixed * facts.num_samples
-
-
-def _pixel_bytes(fields: Sequence[Field], facts: SourceFacts, counts: Mapping[str, int], shape: Sequence[int]) -> int:
-    """Bytes of all samples as they are stored raw."""
-    return _field_bytes(fields, facts) or sum(counts.values()) * int(np.prod(shape)) * np.dtype(facts.dtype).itemsize
-
-
-def _longest(fields: Sequence[Field]) -> int:
-    return sum(item.longest_bytes for item in fields)
+    return total + fixed * facts.num_samples, sum(item.longest_bytes for item in fields)
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:

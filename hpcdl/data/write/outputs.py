@@ -18,8 +18,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.storage.disk import make_folder, replacing, sweep
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field
-from hpcdl.data.format.hdf5 import FIELDS_SCHEMA as SHARD_SCHEMA
-from hpcdl.data.format.hdf5 import NewArray, ShardFrame
+from hpcdl.data.format.hdf5 import ShardFrame
 from hpcdl.data.format.manifest import (
     FIELDS_SCHEMA,
     Manifest,
@@ -33,7 +32,7 @@ from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.shard_file import NewShard, faults
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import shard_file
-from hpcdl.data.write.shards import ShardResult, stored_type
+from hpcdl.data.write.shards import ShardResult
 
 Array = npt.NDArray[Any]
 Task = tuple[str, int]
@@ -45,6 +44,7 @@ FORMAT = "infer"
 FEWEST_SHARDS = 128
 MOST_SHARD_BYTES = 64 * 1024**2
 _ALIGNMENT = 4096
+_INDEX = Field(name=SAMPLE, role="target", dtype="int64", resident=True)
 
 
 def whole_batches(num_samples: Mapping[str, int], batch_size: int, sample_bytes: int) -> int:
@@ -91,42 +91,29 @@ class OutputsPlan:
         samples = self.samples_of(task)
         return range(samples.start, samples.stop, self.batch_size)
 
-    def _attributes(self, task: Task) -> dict[str, str | int]:
-        return {
-            "schema": SHARD_SCHEMA,
-            "hpcdl_version": __version__,
-            "name": self.name,
-            "source_format": FORMAT,
-            "source_name": self.source_name,
-            "seed": 0,
-            "encoding": "raw",
-            "block_samples": self.batch_size,
-            "inputs": " ".join(item.name for item in self.fields),
-            "targets": SAMPLE,
-            "split": task[0],
-            "shard": task[1],
-            "num_samples": len(self.samples_of(task)),
-        }
-
     def write(self, folder: Path, task: Task, outputs: Mapping[str, Array]) -> ShardResult:
         """Write a shard: to a temporary name, fsynced, renamed. `outputs` by field, shaped (samples, *field.shape)."""
         samples, file = self.samples_of(task), shard_file(*task, UNSPLIT)
         frame = ShardFrame(
             num_samples=len(samples),
-            columns=tuple(
-                NewArray(name=item.name, shape=(len(samples), *item.shape), dtype=stored_type(item))
-                for item in self.fields
-            ),
-            residents=(NewArray(name=SAMPLE, shape=(len(samples),), dtype="<i8"),),
+            pictures=False,
+            fields=(*self.fields, _INDEX),
             block_samples=self.batch_size,
-            attributes=self._attributes(task),
-            class_names=(),
+            about={
+                "hpcdl_version": __version__,
+                "name": self.name,
+                "source_format": FORMAT,
+                "source_name": self.source_name,
+                "seed": 0,
+                "encoding": "raw",
+            },
+            place={"split": task[0], "shard": task[1]},
             alignment=_ALIGNMENT,
         )
         with replacing(folder / file) as temporary:
             with NewShard(temporary, frame) as shard:
                 for item in self.fields:
-                    values = np.ascontiguousarray(outputs[item.name], stored_type(item))
+                    values = np.ascontiguousarray(outputs[item.name], item.stored_type)
                     for first in range(0, len(samples), self.batch_size):
                         block = values[first : first + self.batch_size]
                         shard.write_block(item.name, first, block, [item.row_bytes] * len(block))
@@ -178,7 +165,6 @@ class OutputsPlan:
             entry = done[task].entry
             assert entry is not None
             shards[task[0]].append(entry)
-        index = Field(name=SAMPLE, role="target", dtype="int64", resident=True)
         first = self.fields[0]
         manifest = Manifest(
             schema=FIELDS_SCHEMA,
@@ -203,7 +189,7 @@ class OutputsPlan:
                 fingerprint=self.identity,
                 sample_checksums=True,
             ),
-            fields=[*self.fields, index],
+            fields=[*self.fields, _INDEX],
             understood=list(self.understood),
         )
         write_manifest(folder, manifest)

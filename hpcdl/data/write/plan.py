@@ -19,8 +19,8 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.core.units import format_bytes, format_count
-from hpcdl.data.format.fields import ROLES, Field
-from hpcdl.data.format.hdf5 import FIELDS_SCHEMA
+from hpcdl.data.format.fields import Field
+from hpcdl.data.format.hdf5 import ShardFrame, filters
 from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
 from hpcdl.data.write.lustre import FileSystem, Stripes, striping
 from hpcdl.data.write.request import LayoutConfig
@@ -186,8 +186,7 @@ class ShardJob:
     fingerprint: str
     encoding: str
     compression: str | None
-    sample_shape: Sequence[int]
-    dtype: str
+    fields: Sequence[Field]
     image_size: Sequence[int] | None
     members: bool
     seed: int
@@ -196,8 +195,22 @@ class ShardJob:
     sample_checksums: bool = True
     state: str = ""
     """Of the source's files when they were listed."""
-    fields: Sequence[Field] = ()
     version: str = field(default=__version__)
+
+    @property
+    def pictures(self) -> bool:
+        """Whether samples are pictures with a class, which are written in format 1."""
+        return not self.facts.fields
+
+    @property
+    def sample_shape(self) -> Sequence[int]:
+        """The first input's."""
+        return self.fields[0].shape
+
+    @property
+    def dtype(self) -> str:
+        """The first input's."""
+        return self.fields[0].dtype
 
     def identity(self) -> str:
         """A checksum of everything that the shards' bytes follow from, wherever the source and the target lie."""
@@ -222,34 +235,27 @@ class ShardJob:
         checksum = xxhash.xxh3_64_hexdigest(text.encode())
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 
-    def attributes(self, split: str, number: int) -> Mapping[str, str | int]:
-        """The attributes of a shard; of samples of named fields all but the number of samples."""
-        roles = {role: [item.name for item in self.fields if item.role == role] for role in ROLES}
-        own: dict[str, str | int] = (
-            {
-                "height": self.sample_shape[0],
-                "width": self.sample_shape[1],
-                "channels": self.sample_shape[2],
-                "dtype": self.dtype,
-                "num_classes": len(self.facts.class_names),
-            }
-            if not self.fields
-            else {f"{role}s": " ".join(names) for role, names in roles.items()}
+    def frame(self, split: str, number: int, num_samples: int, rows: Mapping[str, int]) -> ShardFrame:
+        """A shard without its samples; `rows` as in ShardFrame."""
+        return ShardFrame(
+            pictures=self.pictures,
+            num_samples=num_samples,
+            fields=self.fields,
+            rows=rows,
+            block_samples=self.plan.block_samples,
+            about={
+                "hpcdl_version": self.version,
+                "name": self.name,
+                "source_format": self.spec.format,
+                "source_name": self.source_name,
+                "seed": self.seed,
+                "encoding": self.encoding,
+            },
+            place={"split": split, "shard": number, "shards": self.plan.shards[split]},
+            alignment=self.plan.alignment,
+            filters=filters(self.compression),
+            sample_checksums=self.sample_checksums,
         )
-        return {
-            "schema": FIELDS_SCHEMA if self.fields else "hpcdl.shard/1",
-            "hpcdl_version": self.version,
-            "name": self.name,
-            "source_format": self.spec.format,
-            "source_name": self.source_name,
-            "seed": self.seed,
-            "encoding": self.encoding,
-            "block_samples": self.plan.block_samples,
-            **own,
-            "split": split,
-            "shard": number,
-            "shards": self.plan.shards[split],
-        }
 
     def tasks(self) -> list[tuple[str, int]]:
         """Every shard to write: (split, number)."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,6 @@ import xxhash
 from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.fields import Field, Statistics
-from hpcdl.data.format.hdf5 import NewArray, ShardFrame, filters
 from hpcdl.data.format.manifest import ShardEntry
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.prefetch import aligned_empty
@@ -116,11 +116,6 @@ class ShardResult:
     """Of each field that is to be scaled, in the fields' order."""
 
 
-def stored_type(item: Field) -> str:
-    """The type of a field's values as they lie in a shard."""
-    return np.dtype(item.dtype).newbyteorder("<").str
-
-
 class _NothingReadable(Exception):
     """Not one sample of a shard can be read."""
 
@@ -165,15 +160,14 @@ class ShardWriter:
         self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[str], str, Rows, list[Moments]]:
         """Write what can be read of `rows`: names of the others, the frame's checksum, the rows written, moments."""
-        write = self._try_fields if self._job.fields else self._try
-        bad, checksum, moments = write(path, split, number, rows, on_samples)
+        bad, checksum, moments = self._try(path, split, number, rows, on_samples)
         skipped = [self._source.describe(rows[at], self._job.facts, self._index) for at in bad]
         if not bad:
             return skipped, checksum, rows, moments
         rows = np.delete(rows, bad)
         if not len(rows):
             raise _NothingReadable
-        bad, checksum, moments = write(path, split, number, rows, lambda _: None)
+        bad, checksum, moments = self._try(path, split, number, rows, lambda _: None)
         if bad:
             raise SourceChanged(f"samples that could be read a moment ago cannot any more, near {skipped[0]}")
         return skipped, checksum, rows, moments
@@ -197,91 +191,51 @@ class ShardWriter:
     def _try(
         self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[int], str, list[Moments]]:
-        """Write `rows` to `path`: the places of those that cannot be read (then `path` is of no use), the checksum."""
-        job = self._job
-        encoded = job.encoding == "encoded"
-        name = "bytes" if encoded else "images"
-        shape = (int(rows["size"].sum()),) if encoded else (len(rows), *job.sample_shape)
-        frame = ShardFrame(
-            num_samples=len(rows),
-            columns=(NewArray(name=name, shape=shape, dtype="uint8" if encoded else job.dtype, variable=encoded),),
-            residents=(NewArray(name="labels", shape=(len(rows),), dtype="<i8"),),
-            block_samples=job.plan.block_samples,
-            attributes=job.attributes(split, number),
-            class_names=tuple(job.facts.class_names),
-            alignment=job.plan.alignment,
-            filters=filters(job.compression),
-            sample_checksums=job.sample_checksums,
-        )
-        sizes = (
-            rows["size"].tolist()
-            if encoded
-            else [int(np.prod(job.sample_shape)) * np.dtype(job.dtype).itemsize] * len(rows)
-        )
-        bad: list[int] = []
-        with NewShard(path, frame) as shard:
-            for first, block in (self._encoded_blocks if encoded else self._raw_blocks)(rows, bad):
-                if not bad:
-                    shard.write_block(name, first, block, sizes[first : first + job.plan.block_samples])
-                on_samples(min(job.plan.block_samples, len(rows) - first))
-            offsets = {name: np.concatenate([[0], np.cumsum(rows["size"])])} if encoded else {}
-            return bad, "" if bad else shard.finish({"labels": rows["label"].astype("<i8")}, offsets), []
+        """Write `rows` to `path`: the places of those that cannot be read (then `path` is of no use), the checksum.
 
-    def _try_fields(
-        self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
-    ) -> tuple[list[int], str, list[Moments]]:
-        """`_try` for samples of named fields; also the moments of those that are to be scaled."""
-        job, count = self._job, len(rows)
-        lengths = {
-            item.name: self._fields_reader.lengths(rows, at, job.facts)
-            for at, item in enumerate(job.fields)
-            if item.variable
-        }
-        shapes = {
-            item.name: (int(lengths[item.name].sum()), *item.shape[1:]) if item.variable else (count, *item.shape)
-            for item in job.fields
-        }
-        made = {
-            item.name: NewArray(
-                name=item.name, shape=shapes[item.name], dtype=stored_type(item), variable=item.variable
-            )
-            for item in job.fields
-        }
-        frame = ShardFrame(
-            num_samples=count,
-            columns=tuple(made[item.name] for item in job.fields if not item.resident),
-            residents=tuple(made[item.name] for item in job.fields if item.resident),
-            block_samples=job.plan.block_samples,
-            attributes={**job.attributes(split, number), "num_samples": count},
-            class_names=(),
-            alignment=job.plan.alignment,
-            sample_checksums=job.sample_checksums,
-        )
+        Also the moments of the fields that are to be scaled.
+        """
+        job, count, step = self._job, len(rows), self._job.plan.block_samples
+        lengths = {item.name: self._lengths(rows, at) for at, item in enumerate(job.fields) if item.ragged}
+        frame = job.frame(split, number, count, {name: int(own.sum()) for name, own in lengths.items()})
         bad: list[int] = []
         moments = {item.name: Moments() for item in job.fields if item.normalise != "none"}
-        small = {item.name: np.empty((count, *item.shape), stored_type(item)) for item in job.fields if item.resident}
+        small = {item.name: np.empty((count, *item.shape), item.stored_type) for item in job.fields if item.resident}
         with NewShard(path, frame) as shard:
-            for first in range(0, count, job.plan.block_samples):
-                block = self._fields_block(rows, first, bad)
+            for first in range(0, count, step):
+                of_block = slice(first, first + step)
+                block = self._block(rows[of_block], first, bad)
                 for item, values in zip(job.fields, block if not bad else [], strict=not bad):
                     if item.name in moments:
                         moments[item.name] = moments[item.name].joined(Moments.of(values, item))
                     if item.resident:
-                        small[item.name][first : first + len(values)] = values
+                        small[item.name][of_block] = values
                         continue
-                    of_block = slice(first, first + job.plan.block_samples)
-                    sizes = lengths[item.name][of_block] if item.variable else np.ones(len(values), np.int64)
+                    sizes = lengths[item.name][of_block] if item.ragged else np.ones(len(values), np.int64)
                     shard.write_block(item.name, first, values, (sizes * item.row_bytes).tolist())
-                on_samples(min(job.plan.block_samples, count - first))
+                on_samples(min(step, count - first))
             offsets = {name: np.concatenate([[0], np.cumsum(own)]) for name, own in lengths.items()}
             return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
 
-    def _fields_block(self, rows: Rows, first: int, bad: list[int]) -> list[Array]:
-        """The fields of a block's samples; those of varying length one behind the other."""
+    def _lengths(self, rows: Rows, number: int) -> Array:
+        """How long the samples of field `number` are: along the first axis, or in bytes."""
+        sizes: Array = rows["size"]
+        return sizes if self._job.pictures else self._fields_reader.lengths(rows, number, self._job.facts)
+
+    def _block(self, rows: Rows, first: int, bad: list[int]) -> list[Array]:
+        """The fields of a block's samples, number `first` of the shard and following, valid until the next block.
+
+        Ragged ones lie one behind the other. The numbers of those that cannot be read go to `bad`.
+        """
+        if self._job.pictures:
+            read = self._encoded_block if self._job.encoding == "encoded" else self._raw_block
+            return [read(rows, first, bad), rows["label"]]
+        return self._fields_block(rows, first, bad)
+
+    def _fields_block(self, chosen: Rows, first: int, bad: list[int]) -> list[Array]:
         job = self._job
-        chosen = rows[first : first + job.plan.block_samples]
         read = getattr(self._source, "read_fields_block", None)
-        at_once = read and not job.facts.decodes and read(chosen, job.facts, list(map(stored_type, job.fields)))
+        at_once = read and not job.facts.decodes and read(chosen, job.facts, [item.stored_type for item in job.fields])
         if at_once:
             return list(at_once)
         found: list[list[Array]] = [[] for _ in job.fields]
@@ -294,7 +248,7 @@ class ShardWriter:
                 self._refuse(error, row, first + at, bad)
                 continue
             for item, values, kept in zip(job.fields, sample, found, strict=True):
-                value = np.array(values, stored_type(item))
+                value = np.array(values, item.stored_type)
                 kept.append(value if item.variable else value.reshape(1, *item.shape))
         return [np.concatenate(kept) if kept else np.empty(0) for kept in found]
 
@@ -302,19 +256,19 @@ class ShardWriter:
     def _fields_reader(self) -> FieldsReader:
         return cast(FieldsReader, self._source)
 
-    def _raw_blocks(self, rows: Rows, bad: list[int]) -> Iterator[tuple[int, Array]]:
-        job = self._job
-        step = job.plan.block_samples
-        buffer = aligned_empty((min(step, len(rows)), *job.sample_shape), job.dtype)
-        for first in range(0, len(rows), step):
-            chosen = rows[first : first + step]
-            if not self._read_at_once(chosen, buffer[: len(chosen)]):
-                for at, row in enumerate(chosen):
-                    try:
-                        self._read_pixels(row, buffer[at])
-                    except UnreadableSample as error:
-                        self._refuse(error, row, first + at, bad)
-            yield first, buffer[: len(chosen)]
+    @functools.cached_property
+    def _buffer(self) -> Array:
+        return aligned_empty((self._job.plan.block_samples, *self._job.sample_shape), self._job.dtype)
+
+    def _raw_block(self, rows: Rows, first: int, bad: list[int]) -> Array:
+        out = self._buffer[: len(rows)]
+        if not self._read_at_once(rows, out):
+            for at, row in enumerate(rows):
+                try:
+                    self._read_pixels(row, out[at])
+                except UnreadableSample as error:
+                    self._refuse(error, row, first + at, bad)
+        return out
 
     def _read_at_once(self, rows: Rows, out: Array) -> bool:
         """Fill a block with arrays, where the source can; then a sample costs one system call, and one copy."""
@@ -324,23 +278,18 @@ class ShardWriter:
         # Where some are not finite they are read one by one, to find out which.
         return out.dtype.kind != "f" or self._job.spec.nan == "keep" or bool(np.isfinite(out).all())
 
-    def _encoded_blocks(self, rows: Rows, bad: list[int]) -> Iterator[tuple[int, Array]]:
-        step = self._job.plan.block_samples
-        sizes = np.add.reduceat(rows["size"], np.arange(0, len(rows), step))
-        buffer = np.empty(int(sizes.max()), np.uint8)
-        for first, size in zip(range(0, len(rows), step), sizes.tolist(), strict=True):
-            end = 0
-            for at, row in enumerate(rows[first : first + step]):
-                try:
-                    content = self._source.read(row, self._job.facts, self._index)
-                    assert not isinstance(content, np.ndarray)
-                    # Who asked for bad samples to be left out gets pictures of which every one decodes.
-                    check_encoded(content, decodes=self._job.on_error == "skip")
-                    buffer.data[end : end + len(content)] = content
-                    end += len(content)
-                except UnreadableSample as error:
-                    self._refuse(error, row, first + at, bad)
-            yield first, buffer[:size]
+    def _encoded_block(self, rows: Rows, first: int, bad: list[int]) -> Array:
+        files = bytearray()
+        for at, row in enumerate(rows):
+            try:
+                content = self._source.read(row, self._job.facts, self._index)
+                assert not isinstance(content, np.ndarray)
+                # Who asked for bad samples to be left out gets pictures of which every one decodes.
+                check_encoded(content, decodes=self._job.on_error == "skip")
+                files += content
+            except UnreadableSample as error:
+                self._refuse(error, row, first + at, bad)
+        return np.frombuffer(files, np.uint8)
 
     def _read_pixels(self, row: Any, out: Array) -> None:
         job = self._job

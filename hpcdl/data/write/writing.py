@@ -241,9 +241,9 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
             raise HpcdlError(f"not one sample of {split} can be read; look at the source, first {skipped[0]}")
         splits[split] = SplitEntry(num_samples=sum(entry.num_samples for entry in shards), shards=shards)
     fields = scaled(job.fields, [results[task].moments for task in job.tasks() if task[0] == _training_split(job)])
-    classes = list(job.facts.class_names) if not fields or _gives_classes(fields) else []
+    classes = list(job.facts.class_names) if _gives_classes(fields) else []
     manifest = Manifest(
-        schema=FIELDS_SCHEMA if fields else SCHEMA,
+        schema=SCHEMA if job.pictures else FIELDS_SCHEMA,
         hpcdl_version=job.version,
         name=job.name,
         source={"format": job.spec.format, "name": job.source_name, **_reader_record(job)},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
 from hpcdl.data.sources.base.images import check_encoded, decode
 from hpcdl.data.sources.base.index import Index, Rows
-from hpcdl.data.sources.base.source import FieldsReader, NotFinite, Source, SourceChanged, UnreadableSample
+from hpcdl.data.sources.base.source import Content, FieldsReader, NotFinite, Source, SourceChanged, UnreadableSample
 from hpcdl.data.write.plan import ShardJob, shard_file
 
 _MOST_CHANNELS = 16
@@ -227,89 +227,81 @@ class ShardWriter:
 
         Ragged ones lie one behind the other. The numbers of those that cannot be read go to `bad`.
         """
-        if self._job.pictures:
-            read = self._encoded_block if self._job.encoding == "encoded" else self._raw_block
-            return [read(rows, first, bad), rows["label"]]
-        return self._fields_block(rows, first, bad)
-
-    def _fields_block(self, chosen: Rows, first: int, bad: list[int]) -> list[Array]:
-        job = self._job
-        read = getattr(self._source, "read_fields_block", None)
-        at_once = read and not job.facts.decodes and read(chosen, job.facts, [item.stored_type for item in job.fields])
-        if at_once:
-            return list(at_once)
-        found: list[list[Array]] = [[] for _ in job.fields]
-        for at, row in enumerate(chosen):
+        at_once = self._read_at_once(rows)
+        if at_once is not None:
+            return at_once
+        fields, ragged = self._job.fields, {item.name: bytearray() for item in self._job.fields if item.ragged}
+        for at, row in enumerate(rows):
             try:
-                sample = self._fields_reader.read_fields(row, job.facts)
-                if job.facts.decodes:
-                    self._check_finite(sample)
+                sample = self._sample(row)
             except UnreadableSample as error:
                 self._refuse(error, row, first + at, bad)
                 continue
-            for item, values, kept in zip(job.fields, sample, found, strict=True):
-                value = np.array(values, item.stored_type)
-                kept.append(value if item.variable else value.reshape(1, *item.shape))
-        return [np.concatenate(kept) if kept else np.empty(0) for kept in found]
+            for item, values in zip(fields, sample, strict=True):
+                if item.ragged:
+                    ragged[item.name].extend(np.ascontiguousarray(values, item.stored_type))  # its bytes
+                else:
+                    self._buffers[item.name][at] = np.reshape(values, item.shape)
+        return [
+            np.frombuffer(ragged[item.name], item.stored_type) if item.ragged else self._buffers[item.name][: len(rows)]
+            for item in fields
+        ]
+
+    @functools.cached_property
+    def _buffers(self) -> Mapping[str, Array]:
+        """Room for a block of each field whose samples are of one shape."""
+        block, fields = self._job.plan.block_samples, self._job.fields
+        return {item.name: aligned_empty((block, *item.shape), item.stored_type) for item in fields if not item.ragged}
 
     @property
     def _fields_reader(self) -> FieldsReader:
         return cast(FieldsReader, self._source)
 
-    @functools.cached_property
-    def _buffer(self) -> Array:
-        return aligned_empty((self._job.plan.block_samples, *self._job.sample_shape), self._job.dtype)
+    def _read_at_once(self, rows: Rows) -> list[Array] | None:
+        """The fields of a block, where the source has arrays: then a sample costs one system call, and one copy."""
+        job, read = self._job, getattr(self._source, "read_fields_block", None)
+        if read is None or job.facts.decodes or job.encoding == "encoded":
+            return None
+        found: list[Array] = read(rows, job.facts, [item.stored_type for item in job.fields]) or []
+        # Where some pictures are not finite they are read one by one, to find out which.
+        return found if found and not (job.pictures and self._not_finite(found)) else None
 
-    def _raw_block(self, rows: Rows, first: int, bad: list[int]) -> Array:
-        out = self._buffer[: len(rows)]
-        if not self._read_at_once(rows, out):
-            for at, row in enumerate(rows):
-                try:
-                    self._read_pixels(row, out[at])
-                except UnreadableSample as error:
-                    self._refuse(error, row, first + at, bad)
-        return out
-
-    def _read_at_once(self, rows: Rows, out: Array) -> bool:
-        """Fill a block with arrays, where the source can; then a sample costs one system call, and one copy."""
-        read = getattr(self._source, "read_block", None)
-        if self._job.facts.samples_are != "pixels" or read is None or not read(rows, self._job.facts, out):
-            return False
-        # Where some are not finite they are read one by one, to find out which.
-        return out.dtype.kind != "f" or self._job.spec.nan == "keep" or bool(np.isfinite(out).all())
-
-    def _encoded_block(self, rows: Rows, first: int, bad: list[int]) -> Array:
-        files = bytearray()
-        for at, row in enumerate(rows):
-            try:
-                content = self._source.read(row, self._job.facts, self._index)
-                assert not isinstance(content, np.ndarray)
-                # Who asked for bad samples to be left out gets pictures of which every one decodes.
-                check_encoded(content, decodes=self._job.on_error == "skip")
-                files += content
-            except UnreadableSample as error:
-                self._refuse(error, row, first + at, bad)
-        return np.frombuffer(files, np.uint8)
-
-    def _read_pixels(self, row: Any, out: Array) -> None:
+    def _sample(self, row: Any) -> Sequence[Any]:
+        """The fields of a sample; UnreadableSample."""
         job = self._job
-        content = self._source.read(row, job.facts, self._index)
+        if job.pictures:
+            content = self._source.read(row, job.facts, self._index)
+            sample = [self._file(content) if job.encoding == "encoded" else self._pixels(content), row["label"]]
+        else:
+            sample = list(self._fields_reader.read_fields(row, job.facts))
+        if (job.pictures or job.facts.decodes) and self._not_finite(sample):
+            raise NotFinite  # of other fields listing knows
+        return sample
+
+    def _file(self, content: Content | Array) -> Array:
+        assert not isinstance(content, np.ndarray)
+        # Who asked for bad samples to be left out gets pictures of which every one decodes.
+        check_encoded(content, decodes=self._job.on_error == "skip")
+        return np.frombuffer(content, np.uint8)
+
+    def _pixels(self, content: Content | Array) -> Array:
+        job = self._job
         if not isinstance(content, np.ndarray):
             size = (job.image_size[0], job.image_size[1]) if job.image_size else None
             asked = job.options.get("channels") is not None
             content = decode(content, size=size, channels=job.sample_shape[2], dtype=job.dtype, asked=asked)
-        if content.shape != out.shape:
+        height, width = job.sample_shape[:2]
+        if content.shape != tuple(job.sample_shape):
             raise UnreadableSample(
-                f"its size is {content.shape[0]}x{content.shape[1]}, the first one's {out.shape[0]}x{out.shape[1]}; "
-                f"give --image-size {out.shape[0]}x{out.shape[1]}"
+                f"its size is {content.shape[0]}x{content.shape[1]}, the first one's {height}x{width}; "
+                f"give --image-size {height}x{width}"
             )
-        out[...] = content
-        self._check_finite([out])
+        return np.asarray(content, job.dtype)
 
-    def _check_finite(self, values: Sequence[Array]) -> None:
-        """NotFinite for pictures with NaN or infinity, unless they are to be kept; of other fields listing knows."""
-        if self._job.spec.nan != "keep" and any(own.dtype.kind == "f" and not np.isfinite(own).all() for own in values):
-            raise NotFinite
+    def _not_finite(self, values: Sequence[Array]) -> bool:
+        """Whether there is NaN or infinity, unless that is to be kept."""
+        floats = (own for own in values if own.dtype.kind == "f")
+        return self._job.spec.nan != "keep" and not all(np.isfinite(own).all() for own in floats)
 
     def _refuse(self, error: UnreadableSample, row: Any, at: int, bad: list[int]) -> None:
         if self._job.on_error == "stop" and not (isinstance(error, NotFinite) and self._job.spec.nan == "skip"):

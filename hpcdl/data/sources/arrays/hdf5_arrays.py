@@ -112,12 +112,10 @@ class Hdf5Source(FieldSource):
             return image[:, :, np.newaxis]
         return image.transpose(1, 2, 0) if axes == "nchw" else image
 
-    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+    def describe_picture(self, place: int, file: str) -> str:
         """File, data set and number of the image."""
-        if facts.fields:
-            return super().describe(row, facts, index)
-        _, name, path = facts.files[int(row["file"])].split(":", 2)
-        return f"image {int(row['place'])} of {Path(path).name}:{name}"
+        _, name, path = file.split(":", 2)
+        return f"image {place} of {Path(path).name}:{name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Whether these are images with a class each, and not samples of named fields."""

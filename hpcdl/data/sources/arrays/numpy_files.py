@@ -12,6 +12,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,19 +103,21 @@ class NumpySource(FieldSource):
             return values.reshape(channels, height, width).transpose(1, 2, 0)
         return values.reshape(height, width, channels)
 
-    def read_block(self, rows: Any, facts: SourceFacts, out: Array) -> bool:
-        """Read the images of `rows` into `out`, at once; False where they must be read one by one."""
+    def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
+        """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        if facts.fields or facts.sample_shape is None:
+            return super().read_fields_block(rows, facts, dtypes)
         file = int(rows[0]["file"])
         offset, kind, axes, path = facts.files[file].split(":", 3)
-        if axes != "nhwc" or np.dtype(kind) != out.dtype or (rows["file"] != file).any():
-            return False
-        return self._files.read_rows(path, facts.stamps[file], int(offset), rows["place"], out)
+        if axes != "nhwc" or np.dtype(kind) != np.dtype(dtypes[0]) or (rows["file"] != file).any():
+            return None
+        out = np.empty((len(rows), *facts.sample_shape), kind)
+        whole = self._files.read_rows(path, facts.stamps[file], int(offset), rows["place"], out)
+        return [out, rows["label"]] if whole else None
 
-    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+    def describe_picture(self, place: int, file: str) -> str:
         """Number of the image, and its file."""
-        if facts.fields:
-            return super().describe(row, facts, index)
-        return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])].split(':', 3)[3]).name}"
+        return f"image {place} of {Path(file.split(':', 3)[3]).name}"
 
     def _holds_images(self) -> bool:
         """Whether these are images with a class each, and not samples of named fields."""

@@ -226,6 +226,8 @@ class FieldSource:
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
         """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        if not facts.fields:
+            return None
         count, part = len(facts.fields), int(rows[0]["file"])
         places = facts.arrays[part * count : (part + 1) * count]
         alike = all(np.dtype(place.dtype) == np.dtype(dtype) for place, dtype in zip(places, dtypes, strict=False))
@@ -252,9 +254,13 @@ class FieldSource:
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """Number of the sample, and its file; of an image file its place."""
         if not facts.fields:
-            return f"image at byte {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
+            return self.describe_picture(int(row["place"]), facts.files[int(row["file"])])
         place = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
         return f"sample {int(row['place'])}" + (f" of {Path(place.file).name}" if place else "")
+
+    def describe_picture(self, place: int, file: str) -> str:
+        """How a message names an image file in one of the source's files."""
+        return f"image at byte {place} of {Path(file).name}"
 
     def placed(self, values: Array, offsets: Array | None = None, *, text: bool = False) -> PlacedArray:
         """An array that was made from the source, kept in the work folder."""

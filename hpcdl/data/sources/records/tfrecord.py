@@ -123,11 +123,9 @@ class TFRecordSource(FieldSource):
         height, width, channels = facts.sample_shape
         return np.frombuffer(content, np.uint8).reshape(height, width, channels)
 
-    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+    def describe_picture(self, place: int, file: str) -> str:
         """File and place of the record."""
-        if facts.fields:
-            return super().describe(row, facts, index)
-        return f"record at byte {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
+        return f"record at byte {place} of {Path(file).name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Whether records are images with a class each, by flags and the first record; text labels are numbered."""

@@ -99,13 +99,14 @@ class Field:
         return np.dtype(self.dtype).newbyteorder("<").str
 
     @property
+    def row_shape(self) -> Sequence[int]:
+        """Of what a shard counts: a sample, one element along the first axis where that is variable, a file's byte."""
+        return () if self.encoded else self.shape[1:] if self.variable else self.shape
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a sample, or of one element along the first axis where that is variable; of files 1."""
-        return (
-            1
-            if self.encoded
-            else math.prod(self.shape[1:] if self.variable else self.shape) * np.dtype(self.dtype).itemsize
-        )
+        """Bytes of that."""
+        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
     def longest_bytes(self) -> int:

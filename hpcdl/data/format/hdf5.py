@@ -71,9 +71,7 @@ class ShardFrame:
 
     def shape(self, item: Field) -> tuple[int, ...]:
         """Of a field's data set."""
-        if not item.ragged:
-            return (self.num_samples, *item.shape)
-        return (self.rows[item.name], *(() if item.encoded else item.shape[1:]))
+        return (self.rows[item.name] if item.ragged else self.num_samples, *item.row_shape)
 
 
 @dataclass(frozen=True, kw_only=True)

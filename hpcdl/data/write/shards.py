@@ -204,15 +204,16 @@ class ShardWriter:
         with NewShard(path, frame) as shard:
             for first in range(0, count, step):
                 of_block = slice(first, first + step)
-                block = self._block(rows[of_block], first, bad)
+                sizes = {name: own[of_block] for name, own in lengths.items()}
+                block = self._block(rows[of_block], sizes, first, bad)
                 for item, values in zip(job.fields, block if not bad else [], strict=not bad):
                     if item.name in moments:
                         moments[item.name] = moments[item.name].joined(Moments.of(values, item))
                     if item.resident:
                         small[item.name][of_block] = values
                         continue
-                    sizes = lengths[item.name][of_block] if item.ragged else np.ones(len(values), np.int64)
-                    shard.write_block(item.name, first, values, (sizes * item.row_bytes).tolist())
+                    own = sizes[item.name] if item.ragged else np.ones(len(values), np.int64)
+                    shard.write_block(item.name, first, values, (own * item.row_bytes).tolist())
                 on_samples(min(step, count - first))
             offsets = {name: np.concatenate([[0], np.cumsum(own)]) for name, own in lengths.items()}
             return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
@@ -222,30 +223,35 @@ class ShardWriter:
         sizes: Array = rows["size"]
         return sizes if self._job.pictures else self._fields_reader.lengths(rows, number, self._job.facts)
 
-    def _block(self, rows: Rows, first: int, bad: list[int]) -> list[Array]:
+    def _block(self, rows: Rows, sizes: Mapping[str, Array], first: int, bad: list[int]) -> list[Array]:
         """The fields of a block's samples, number `first` of the shard and following, valid until the next block.
 
-        Ragged ones lie one behind the other. The numbers of those that cannot be read go to `bad`.
+        Ragged ones, of `sizes`, lie one behind the other. The numbers of those that cannot be read go to `bad`.
         """
         at_once = self._read_at_once(rows)
         if at_once is not None:
             return at_once
-        fields, ragged = self._job.fields, {item.name: bytearray() for item in self._job.fields if item.ragged}
+        fields = self._job.fields
+        out = [
+            np.empty((int(sizes[item.name].sum()), *item.row_shape), item.stored_type)
+            if item.ragged
+            else self._buffers[item.name][: len(rows)]
+            for item in fields
+        ]
+        ends = [0] * len(fields)
         for at, row in enumerate(rows):
             try:
                 sample = self._sample(row)
             except UnreadableSample as error:
                 self._refuse(error, row, first + at, bad)
                 continue
-            for item, values in zip(fields, sample, strict=True):
+            for number, (item, values) in enumerate(zip(fields, sample, strict=True)):
                 if item.ragged:
-                    ragged[item.name].extend(np.ascontiguousarray(values, item.stored_type))  # its bytes
+                    begin, ends[number] = ends[number], ends[number] + len(values)
+                    out[number][begin : ends[number]] = values
                 else:
-                    self._buffers[item.name][at] = np.reshape(values, item.shape)
-        return [
-            np.frombuffer(ragged[item.name], item.stored_type) if item.ragged else self._buffers[item.name][: len(rows)]
-            for item in fields
-        ]
+                    out[number][at] = np.reshape(values, item.shape)
+        return out
 
     @functools.cached_property
     def _buffers(self) -> Mapping[str, Array]:
@@ -271,11 +277,10 @@ class ShardWriter:
         job = self._job
         if job.pictures:
             content = self._source.read(row, job.facts, self._index)
-            sample = [self._file(content) if job.encoding == "encoded" else self._pixels(content), row["label"]]
-        else:
-            sample = list(self._fields_reader.read_fields(row, job.facts))
-        if (job.pictures or job.facts.decodes) and self._not_finite(sample):
-            raise NotFinite  # of other fields listing knows
+            return [self._file(content) if job.encoding == "encoded" else self._pixels(content), row["label"]]
+        sample = self._fields_reader.read_fields(row, job.facts)
+        if job.facts.decodes and self._not_finite(sample):  # of other fields listing knows
+            raise NotFinite
         return sample
 
     def _file(self, content: Content | Array) -> Array:
@@ -296,7 +301,10 @@ class ShardWriter:
                 f"its size is {content.shape[0]}x{content.shape[1]}, the first one's {height}x{width}; "
                 f"give --image-size {height}x{width}"
             )
-        return np.asarray(content, job.dtype)
+        pixels = np.asarray(content, job.dtype)
+        if self._not_finite([pixels]):
+            raise NotFinite
+        return pixels
 
     def _not_finite(self, values: Sequence[Array]) -> bool:
         """Whether there is NaN or infinity, unless that is to be kept."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hpcdl.data.format.manifest import SCHEMA, read_manifest
 from tests.data.sharding import cifar_folder, contents, idx_folder, make, numbers, pixels
 
 WRITTEN = json.loads((Path(__file__).parent / "classic_shards.json").read_text())
-"""SHA-256 of every shard, by case: of files as version 0.2.0 wrote them, but for the version that stands in them."""
+"""SHA-256 of every shard, by case: of files as earlier versions wrote them, but for the version that stands in them."""
 
 
 def npz(folder: Path) -> Path:
@@ -20,7 +22,30 @@ def npz(folder: Path) -> Path:
     return folder / "a.npz"
 
 
+def png_folder(folder: Path, heights: int = 4) -> Path:
+    """Pictures of several `heights` in two classes, as files that no library's compression has a part in."""
+    for number in range(12):
+        height = 3 + number % heights
+        lines = b"".join(b"\0" + line.tobytes() for line in pixels(height, (5, 3), seed=number))
+        parts = ((b"IHDR", struct.pack(">IIBBBBB", 5, height, 8, 2, 0, 0, 0)), (b"IDAT", stored(lines)), (b"IEND", b""))
+        content = b"".join(
+            struct.pack(">I", len(own)) + kind + own + struct.pack(">I", zlib.crc32(kind + own)) for kind, own in parts
+        )
+        path = folder / "png" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    return folder / "png"
+
+
+def stored(content: bytes) -> bytes:
+    """`content` as zlib has it without compression: one block."""
+    head = b"\x78\x01\x01" + struct.pack("<HH", len(content), len(content) ^ 0xFFFF)
+    return head + content + struct.pack(">I", zlib.adler32(content))
+
+
 CASES = {
+    "encoded": (png_folder, {"encoding": "encoded", "image_size": "4x4", "block_size": "256"}),
+    "decoded": (lambda folder: png_folder(folder, 1), {"split": "train=0.5,val=0.5"}),
     "gzip": (npz, {"compression": "gzip"}),
     "npz": (npz, {"block_size": "512"}),
     "idx": (lambda folder: idx_folder(folder / "idx")[0], {}),

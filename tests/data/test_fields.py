@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +20,13 @@ from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.format.hdf5 import shard_map
-from hpcdl.data.format.manifest import FIELDS_SCHEMA, Manifest
+from hpcdl.data.format.manifest import FIELDS_SCHEMA, Manifest, write_manifest
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.show.inspection import inspect, verify
 from hpcdl.data.write.repair import repair
 from tests.conftest import CommandLine
-from tests.data.sharding import contents, make
+from tests.data.sharding import contents, image_folder, make
 
 COUNT = 12
 Samples = dict[int, dict[str, Any]]
@@ -67,6 +69,32 @@ def streamed(dataset: Dataset, workers: int) -> Samples:
         finally:
             stream.close()
     return found
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+def test_a_picture_with_its_class_is_two_fields(encoding: str, tmp_path: Path) -> None:
+    """In memory; the file of format 1 says nothing of them."""
+    image_folder(tmp_path / "source", {"a": 3, "b": 4})
+    made = make(tmp_path / "source", tmp_path / "out", encoding=encoding, image_size="8x8")
+    assert "fields" not in json.loads((tmp_path / "out" / "manifest.json").read_text())
+    for found in (made.fields, open_dataset(str(tmp_path / "out")).fields):
+        assert [(item.name, item.role, item.dtype, tuple(item.shape)) for item in found] == [
+            ("images", "input", "uint8", (8, 8, 3)),
+            ("labels", "target", "int64", ()),
+        ]
+        assert found[0].encoded == (encoding == "encoded") and list(found[1].class_names) == ["a", "b"]
+    made_up = open_dataset("synthetic:8x8x3:2")
+    assert [item.name for item in made_up.fields] == ["images", "labels"] and made_up.pictures
+
+
+def test_a_manifest_of_named_fields_that_are_encoded_is_refused(tmp_path: Path) -> None:
+    """Format 2 has no such field."""
+    np.savez(tmp_path / "a.npz", x=np.zeros((COUNT, 4, 4, 3), np.uint8), y=np.arange(COUNT) % 2)
+    made = make(tmp_path / "a.npz", tmp_path / "out", input=("x",), target=("y",))
+    first = dataclasses.replace(made.fields[0], kind="encoded")
+    write_manifest(tmp_path / "out", dataclasses.replace(made, fields=[first, *made.fields[1:]]))
+    with pytest.raises(CorruptError, match=r"manifest\.json is damaged"):
+        open_dataset(str(tmp_path / "out"))
 
 
 def bits(value: Any) -> tuple[str, tuple[int, ...], bytes]:

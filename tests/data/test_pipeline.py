@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,32 @@ def test_batches_read_together_are_those_of_their_steps(data: Path, batch_size: 
     for step, batch in enumerate(found, 5):
         assert all(np.array_equal(*pair) for pair in zip(batch, stream.batch(step), strict=True))
     stream.close()
+
+
+@pytest.mark.parametrize("scale", ["0..1", "auto", "none"])
+def test_rows_of_tables_read_together_are_those_of_their_steps(
+    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled as the manifest says, and bytes as they are asked for."""
+    from hpcdl.data.read import pipeline
+
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.random((50, 6), np.float32), "b": pixels(50, (5,)), "y": rng.random((50, 2))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    make(tmp_path / "a.npz", tmp_path / "out", input=("x", "b"), target=("y",), normalise="0-1")
+    plain = [dataclasses.replace(item, normalise="none") for item in open_dataset(str(tmp_path / "out")).fields]
+    opened = open_dataset(str(tmp_path / "out"))
+    for fields in (opened.fields, tuple(plain)):
+        dataset = dataclasses.replace(opened, scale=scale, fields=fields)
+        found = []
+        for most in (32, 1):
+            monkeypatch.setattr(pipeline, "_MOST_TOGETHER", most)
+            batches = pipeline.training_batches(dataset, batch_size=7, seed=3, start_step=2)
+            found.append([tf.nest.flatten(next(batches)) for _ in range(40)])
+            batches.close()
+        for together, alone in zip(*found, strict=True):
+            for one, other in zip(together, alone, strict=True):
+                assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def test_a_stream_that_is_closed_waits_for_no_tuning(data: Path) -> None:

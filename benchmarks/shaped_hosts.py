@@ -47,13 +47,31 @@ def run_ranks(
 
 
 def run_on(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
-    path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    environment = {"PATH": path, "HOME": "/root", "PYTHONPATH": str(ROOT), **settings}
-    shell = _written_shell(lab, environment)
+    flags = ["-launcher", "ssh", "-launcher-exec", str(_written_shell(lab, settings)), "-iface", "eth0", "-hosts"]
+    return _run_from_login(lab, [str(mpiexec), *flags, *_on_all(lab), *command], timeout_s, settings)
+
+
+def run_on_by_open_mpi(
+    lab: Lab, mpirun: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]
+) -> str:
+    """As `run_on`, for ranks of Open MPI: over TCP, on the hosts' own network, bound to no core."""
+    components = {
+        "plm": "rsh", "plm_rsh_agent": str(_written_shell(lab, settings)), "plm_rsh_no_tree_spawn": "1",
+        "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0", "oob_tcp_if_include": "eth0",
+    }  # fmt: skip
+    flags = [word for name, value in components.items() for word in ("--mca", name, value)]
+    root = ["--allow-run-as-root", "--bind-to", "none"]
+    return _run_from_login(lab, [str(mpirun), *root, *flags, "--host", *_on_all(lab), *command], timeout_s, settings)
+
+
+def _on_all(lab: Lab) -> list[str]:
+    """A rank on each host."""
+    return [",".join(lab.nodes), "-n", str(len(lab.nodes))]
+
+
+def _run_from_login(lab: Lab, line: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
     # mpiexec lives on the login host's network, but sees all processes: it has to enter the other hosts.
     enter = ["nsenter", "--target", str(lab.inits[LOGIN]), "--net", "--uts", "--"]
-    line = [str(mpiexec), "-launcher", "ssh", "-launcher-exec", str(shell), "-iface", "eth0", "-hosts",
-            ",".join(lab.nodes), "-n", str(len(lab.nodes)), *command]  # fmt: skip
     finished = subprocess.run(
         [*enter, *line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT,
         env={**os.environ, **settings},
@@ -63,8 +81,10 @@ def run_on(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, se
     return finished.stdout
 
 
-def _written_shell(lab: Lab, environment: Mapping[str, str]) -> Path:
-    path = lab.folder / "remote-shell"
+def _written_shell(lab: Lab, settings: Mapping[str, str]) -> Path:
+    system_path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    environment = {"PATH": system_path, "HOME": "/root", "PYTHONPATH": str(ROOT), **settings}
+    path = lab.shared / "remote-shell"  # Open MPI's daemons look whether it is there
     inits = " ".join(f"[{host}]={pid}" for host, pid in lab.inits.items())
     values = " ".join(f"{name}={value}" for name, value in environment.items())
     groups = " ".join(f"[{host}]={group}" for host, group in lab.groups.items())

@@ -28,7 +28,7 @@ WITHOUT_PYTORCH = "or leave PyTorch out: --engines ring,auto,grpc-ring,mpi-loop,
 HAS_GLOO = "import torch.distributed; assert torch.distributed.is_gloo_available()"
 
 
-def with_horovod(folder: Path, environment: dict[str, str]) -> Path:
+def with_horovod(folder: Path, environment: dict[str, str], otherwise: str = WITHOUT_HOROVOD) -> Path:
     """Python of the environment in `folder`, made if it is not whole; `environment`'s PATH has the compilers.
 
     UsageError where a program is missing, HpcdlError where packages cannot be had or Horovod does not build.
@@ -38,38 +38,38 @@ def with_horovod(folder: Path, environment: dict[str, str]) -> Path:
     if missing:
         raise UsageError(
             f"Horovod is built from source, and these are not on PATH: {', '.join(missing)}; on Debian 12: "
-            f"sudo apt-get install python3-venv g++ make cmake libopenmpi-dev openmpi-bin, {WITHOUT_HOROVOD}"
+            f"sudo apt-get install python3-venv g++ make cmake libopenmpi-dev openmpi-bin, {otherwise}"
         )
     python = folder / "bin" / "python"
     if _answers([str(python), "-c", "import horovod.tensorflow"], environment):
         return python
     print(f"hpcdl: building {HOROVOD} in {folder} (some minutes, once)", file=sys.stderr, flush=True)
-    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", WITHOUT_HOROVOD)
-    _install(python, FIRST, environment, WITHOUT_HOROVOD)
+    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", otherwise)
+    _install(python, FIRST, environment, otherwise)
     # Its setup looks for cmake and the compilers on PATH, and for TensorFlow in this environment. A wheel
     # of it in pip's cache may have been built with another MPI.
     building = {**environment, **SETTINGS, "PATH": f"{python.parent}:{path}"}
-    _install(python, ("--no-build-isolation", "--no-cache-dir", HOROVOD), building, WITHOUT_HOROVOD)
+    _install(python, ("--no-build-isolation", "--no-cache-dir", HOROVOD), building, otherwise)
     if not _answers([str(python), "-c", "import horovod.tensorflow"], environment):
-        raise HpcdlError(f"{HOROVOD} was built, but does not load in {folder}; {WITHOUT_HOROVOD}")
+        raise HpcdlError(f"{HOROVOD} was built, but does not load in {folder}; {otherwise}")
     return python
 
 
-def with_pytorch(folder: Path, environment: dict[str, str]) -> Path:
+def with_pytorch(folder: Path, environment: dict[str, str], otherwise: str = WITHOUT_PYTORCH) -> Path:
     """Python of the environment in `folder`, made if it is not whole.
 
     UsageError where that Python is missing, HpcdlError where PyTorch cannot be had or does not load.
     """
     if not shutil.which(PYTHON, path=environment.get("PATH", "")):
-        raise UsageError(f"PyTorch gets an environment of {PYTHON}, which is not on PATH; {WITHOUT_PYTORCH}")
+        raise UsageError(f"PyTorch gets an environment of {PYTHON}, which is not on PATH; {otherwise}")
     python = folder / "bin" / "python"
     if _answers([str(python), "-c", HAS_GLOO], environment):
         return python
     print(f"hpcdl: installing {PYTORCH} in {folder} (a minute or two, once)", file=sys.stderr, flush=True)
-    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", WITHOUT_PYTORCH)
-    _install(python, WITH_PYTORCH, environment, WITHOUT_PYTORCH)
+    _done([PYTHON, "-m", "venv", "--clear", str(folder)], environment, "venv", otherwise)
+    _install(python, WITH_PYTORCH, environment, otherwise)
     if not _answers([str(python), "-c", HAS_GLOO], environment):
-        raise HpcdlError(f"{PYTORCH} was installed, but does not load with gloo in {folder}; {WITHOUT_PYTORCH}")
+        raise HpcdlError(f"{PYTORCH} was installed, but does not load with gloo in {folder}; {otherwise}")
     return python
 
 

@@ -88,6 +88,12 @@ class EmulatedComputing(keras.layers.Layer):
         return waited
 
 
+def pieces(num_weights: int) -> list[list[int]]:
+    """Places of weights whose gradients become ready together, in the order of the backward pass."""
+    parts = np.array_split(np.arange(num_weights)[::-1], min(num_weights, MOST_PIECES))
+    return [[int(place) for place in part] for part in parts]
+
+
 LAYERS = {"hpcdl>EmulatedComputing": EmulatedComputing}
 """For `keras.saving.load_model`: saved networks that no Keras alone can read."""
 
@@ -99,11 +105,11 @@ def _waited(wait: Callable[[Sequence[Tensor], float], Tensor], after: Tensor, we
     def pass_forward(start: Tensor, *values: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         def pass_backward(upstream: Tensor) -> list[Tensor]:
             gradients: list[Tensor] = []
-            pieces = np.array_split(np.arange(len(values))[::-1], min(len(values), MOST_PIECES))
+            parts = pieces(len(values))
             ready, changing = upstream, tf.reshape(values[0], [-1])[0]
-            for done, piece in enumerate(pieces, start=1):
-                ready = wait([ready, changing], FORWARD + (1 - FORWARD) * done / len(pieces))
-                gradients += [tf.zeros_like(values[place]) + tf.cast(ready, values[place].dtype) for place in piece]
+            for done, part in enumerate(parts, start=1):
+                ready = wait([ready, changing], FORWARD + (1 - FORWARD) * done / len(parts))
+                gradients += [tf.zeros_like(values[place]) + tf.cast(ready, values[place].dtype) for place in part]
             return [0.0 * upstream, *gradients[::-1]]
 
         return wait([start], FORWARD), pass_backward

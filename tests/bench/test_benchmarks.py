@@ -40,6 +40,10 @@ SMALLEST = {
     "observed_cost": ("", ()),
     "predict_hosts": ("--journal FOLDER/points.jsonl --minutes 0.01", (HOSTS, pytest.mark.soak)),
     "optimizer_passes": ("--network lenet --tries 1", (pytest.mark.soak,)),
+    "peers_hosts": (
+        "--hosts 2 --engines ring --network lenet --seconds 0.01 --tries 1 --steps 1",
+        (HOSTS, pytest.mark.soak),
+    ),
     "ps_exchange": ("--workers 2 --steps 1", (HOSTS, pytest.mark.soak)),
     "rarely_hosts": (
         "--hosts 2 --cores 0 --rate 1gbit --epochs 1 --target 0.05 --repeats 1 --methods ring --rates 0.05",

@@ -19,7 +19,9 @@ from hpcdl.models.table import MODELS
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "benchmarks" / "peers"
-FOREIGN = ("horovod_rank", "networks", "pytorch_networks", "pytorch_rank", "steps")
+FOREIGN = (
+    "horovod_rank", "horovod_waits", "networks", "pytorch_networks", "pytorch_rank", "pytorch_waits", "steps", "waits",
+)  # fmt: skip
 HEAD = tables.Head(
     machine="made-up processor, 2 cores", versions="hpcdl 0", command="python -m benchmarks.peers", date="2026-01-02",
     priority="real-time priority",

@@ -243,7 +243,7 @@ class Lab:
         program = self.folder / "switch"
         subprocess.run(["gcc", "-O2", "-o", str(program), str(ROOT / "tests" / "lab" / "switch.c")], check=True)
         inits = [str(self.inits[host]) for host in (LOGIN, *self.nodes)]
-        line = [str(program), str(round(1000 * self.delay_ms)), str(_megabits(self.rate)), *inits]
+        line = [str(program), str(round(1000 * self.delay_ms)), str(megabits(self.rate)), *inits]
         switch = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
         assert switch.stdout
         with switch.stdout as answer:
@@ -273,7 +273,7 @@ class Lab:
             raise RuntimeError(finished.err)
 
 
-def _megabits(rate: str) -> float:
+def megabits(rate: str) -> float:
     """Of tc's spelling."""
     for unit, megabits in (("gbit", 1000.0), ("mbit", 1.0)):
         if rate.endswith(unit):
@@ -287,7 +287,7 @@ def _burst(rate: str) -> str:
     From half a gigabit on it is one segment as the kernel hands it over, which it would have to cut otherwise: with
     16 KB such a link carries a fifth of its rate where both its ends send.
     """
-    return "72kb" if _megabits(rate) >= 500 else "16kb"
+    return "72kb" if megabits(rate) >= 500 else "16kb"
 
 
 def wait_until(condition: object, what: str, timeout_s: float = 120.0) -> None:

@@ -1,0 +1,95 @@
+"""One Horovod rank whose computing is a wait: steps with and without exchange in turn; rank 0 prints JSON.
+
+mpirun ... PYTHON benchmarks/peers/horovod_waits.py PLAN STEPS
+
+PLAN is benchmarks/peers_hosts.py's. Gradients go through DistributedGradientTape, with Horovod's own fusion and cycle.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steps import LEARNING_RATE, measured
+from waits import Waits
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits
+
+
+def main() -> None:
+    waits, num_steps = Waits(Path(sys.argv[1])), int(sys.argv[2])
+    hvd.init()
+    tf.random.set_seed(1)
+    # As a network has them: from the input to the output.
+    variables = [tf.Variable(tf.zeros(shape)) for piece in reversed(waits.pieces) for shape in reversed(piece)]
+    optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
+
+    def step(exchange: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = computed(waits, [variable.read_value() for variable in variables])
+        if exchange:
+            tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, variables)
+        # autograph in TensorFlow 2.12 knows no zip(strict=True)
+        optimizer.apply_gradients([(gradient, variables[place]) for place, gradient in enumerate(gradients)])
+        return loss
+
+    graphs = [tf.function(functools.partial(step, exchange)) for exchange in (True, False)]
+    found = measured(
+        {"step_seconds": lambda: graphs[0]().numpy(), "compute_seconds": lambda: graphs[1]().numpy()},
+        num_steps,
+        barrier=lambda: hvd.allreduce(tf.zeros(1), name="barrier"),
+        slowest=lambda seconds: float(hvd.allreduce(tf.constant([seconds], tf.float64), op=hvd.Max, name="time")[0]),
+    )
+    if hvd.rank() == 0:
+        parameters = sum(int(tf.size(variable)) for variable in variables)
+        print(json.dumps({**found, "parameters": parameters, "ranks": hvd.size()}))
+    hvd.shutdown()
+
+
+def computed(waits: Waits, weights: list[Any]) -> Any:
+    """Zero after the forward pass's wait; the gradients of `weights` come piece by piece, the last weights first."""
+
+    @tf.custom_gradient
+    def pass_forward(*values: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
+        def pass_backward(upstream: Any) -> list[Any]:
+            ready, changing, gradients = upstream, tf.reshape(values[0], [-1])[0], []
+            for place, piece in enumerate(waits.pieces):
+                zeros = waited(functools.partial(waits.backward, place), [ready, changing], len(piece))
+                # A zero of its own for each: TensorFlow makes one of equal tensors, and then one of their exchanges.
+                gradients += [tf.zeros(shape) + zeros[number] for number, shape in enumerate(piece)]
+                ready = zeros[0]
+            return gradients[::-1]
+
+        return waited(waits.forward, [tf.constant(0.0)], 1, first=True)[0], pass_backward
+
+    return pass_forward(*weights)
+
+
+def waited(wait: Callable[[], None], after: list[Any], count: int, first: bool = False) -> Any:
+    """So many zeros, when all of `after` is there and `wait` is over."""
+
+    def sleep(*_before: Any) -> Any:
+        wait()
+        return np.zeros(count, np.float32)
+
+    # As in hpcdl/models/emulated.py: one with side effects would hold the exchange up.
+    done = tf.numpy_function(sleep, after, tf.float32, stateful=first)
+    done.set_shape((count,))
+    return done
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""One rank of DistributedDataParallel over gloo whose computing is a wait, with DDP's own buckets; rank 0 prints JSON.
+
+    mpiexec ... PYTHON benchmarks/peers/pytorch_waits.py PLAN STEPS
+
+PLAN is benchmarks/peers_hosts.py's; MASTER_ADDR and MASTER_PORT say where ranks meet, mpiexec who they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as ranks
+from steps import LEARNING_RATE, measured
+from torch.nn.parallel import DistributedDataParallel
+from waits import Waits
+
+torch.set_num_threads(1)
+
+
+class Wait(torch.autograd.Function):
+    """Its input; gradients of the weights are zeros, once `wait` is over."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, wait: Callable[[], None], *weights: torch.Tensor) -> torch.Tensor:
+        context.wait, context.shapes = wait, [one.shape for one in weights]
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, upstream: torch.Tensor) -> Any:
+        context.wait()
+        return upstream, None, *(torch.zeros(shape) for shape in context.shapes)
+
+
+class Piece(torch.nn.Module):
+    """The weights whose gradients are ready together, as a layer."""
+
+    def __init__(self, waits: Waits, place: int) -> None:
+        super().__init__()
+        shapes = reversed(waits.pieces[place])
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(shape)) for shape in shapes)
+        self.wait = lambda: waits.backward(place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Wait.apply(x, self.wait, *self.weights)
+
+
+class Network(torch.nn.Module):
+    """The forward pass's wait, then all pieces, the last of the backward pass first."""
+
+    def __init__(self, waits: Waits) -> None:
+        super().__init__()
+        self.wait = waits.forward
+        self.pieces = torch.nn.Sequential(*(Piece(waits, place) for place in reversed(range(len(waits.pieces)))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.wait()
+        return self.pieces(x)
+
+
+def main() -> None:
+    waits, num_steps = Waits(Path(sys.argv[1])), int(sys.argv[2])
+    ranks.init_process_group("gloo", rank=int(os.environ["PMI_RANK"]), world_size=int(os.environ["PMI_SIZE"]))
+    module, image = Network(waits), torch.zeros(1)
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, fused=True)
+
+    def step(within: Callable[[], Any]) -> None:
+        with within():
+            model(image).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = measured(
+        {"step_seconds": lambda: step(contextlib.nullcontext), "compute_seconds": lambda: step(model.no_sync)},
+        num_steps,
+        barrier=ranks.barrier,
+        slowest=slowest,
+    )
+    if ranks.get_rank() == 0:
+        parameters = sum(one.numel() for one in module.parameters())
+        print(json.dumps({**found, "parameters": parameters, "ranks": ranks.get_world_size()}))
+    ranks.destroy_process_group()
+
+
+def slowest(seconds: float) -> float:
+    """Of all ranks."""
+    found = torch.tensor([seconds], dtype=torch.float64)
+    ranks.all_reduce(found, ranks.ReduceOp.MAX)
+    return float(found[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -75,12 +75,17 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
         "the step without, which take turns in the same processes. Behind who is ahead stands hpcdl's `auto` over the "
         "row's engine: the median of the ratios within a try. It is left out where that exchange is lost in noise."
     )
-    return "\n".join([
+    rows = [
         _paragraph(said),
         "",
         "| network, batch per rank | engine | whole step, ms | ahead | exposed, ms | ahead |",
         "|---|---|---|---|---|---|",
         *(_row(labels, tries, network, engine) for network in networks for engine in _engines(tries, network)),
+    ]
+    if not any(one.engine == LOOP for one in tries):  # there is no limit, and who is ahead stands in the rows
+        return "\n".join(rows)
+    return "\n".join([
+        *rows,
         "",
         _paragraph(LIMIT),
         "",

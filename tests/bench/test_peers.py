@@ -95,6 +95,8 @@ def test_a_peer_that_fails_is_a_row_that_says_so() -> None:
     assert cells(text, "lenet, 16 | hpcdl")[1:] == [
         "hpcdl `auto` (1 of 2 tries; failed: not over after 900 s)", "12.0", "", "2.00", ""
     ]  # fmt: skip
+    assert "limit, ms" not in text
+    text = tables.section(HEAD, peers.LABELS, [*tries, tried("mpi-loop", 1, error="no MPI")])
     assert cells(text, "lenet | ") == ["lenet", "hpcdl `auto`: 12.0", "hpcdl `auto`: 2.00", "not measured", ""]
 
 

@@ -146,7 +146,7 @@ def _work(
     seen = world.monitor
     seen.doing("importing TensorFlow")
     runtime.import_tensorflow()
-    from hpcdl.rank.results import peak_memory_bytes
+    from hpcdl.rank.results import peak_memory_bytes, refuse_shared_devices
     from hpcdl.step import measure
     from hpcdl.step.kernels.table import use_chosen_kernels
     from hpcdl.step.optimizers import build_optimizer
@@ -158,6 +158,7 @@ def _work(
     runtime.configure(deterministic=wanted.deterministic, seed=wanted.seed, precision=config.model.precision)
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = strategy.worker(context)
+    refuse_shared_devices(context.info, group)
     worker.learning_rate = config.optimizer.learning_rate
     if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)

@@ -34,7 +34,7 @@ from hpcdl.node.gpu_use import GpuUse
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
-from hpcdl.strategies.base.strategy import Worker
+from hpcdl.strategies.base.strategy import StrategyInfo, Worker
 from hpcdl.strategies.elastic.server import summary_of
 from hpcdl.supervision.runtime import device_in_use
 
@@ -83,27 +83,33 @@ def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: s
     }
 
 
-def with_devices(record: RunRecord, workers: Communicator, *, own_device: bool = False) -> RunRecord:
-    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers.
+def refuse_shared_devices(info: StrategyInfo, workers: Communicator) -> None:
+    """UsageError where ranks share a GPU and the strategy needs one for each; collective over the workers."""
+    if info.features.own_device:
+        found = workers.allgather_json([workers.host, asdict(device_in_use())])
+        for line in _sharing(found):
+            raise UsageError(f"--strategy {info.name}: {line}, or use --strategy ring")
 
-    UsageError where each rank needs its `own_device` and some share one.
-    """
-    found = workers.allgather_json([workers.host, asdict(device_in_use())])
-    warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
+
+def _sharing(found: Sequence[Any]) -> list[str]:
+    """A line for each GPU that several ranks share; `found` are their hosts and devices in use, in rank order."""
     by_device: dict[tuple[str, str], list[int]] = {}
     for rank, (host, one) in enumerate(found):
         if one["shared"]:
             by_device.setdefault((host, one["shared"]), []).append(rank)
-    for (host, device), ranks in by_device.items():
-        if len(ranks) > 1:
-            available = found[ranks[0]][1]["available"]
-            line = (
-                f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, which has {available}: "
-                "start as many workers a node as it has GPUs"
-            )
-            if own_device:
-                raise UsageError(f"--strategy {record.strategy}: {line}, or use --strategy ring")
-            warnings.append(line)
+    return [
+        f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, "
+        f"which has {found[ranks[0]][1]['available']}: start as many workers a node as it has GPUs"
+        for (host, device), ranks in by_device.items()
+        if len(ranks) > 1
+    ]
+
+
+def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
+    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers."""
+    found = workers.allgather_json([workers.host, asdict(device_in_use())])
+    warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
+    warnings += _sharing(found)
     names = [one["name"] for _, one in found]
     accelerators = dict(Counter(name for name in names if name))
     if accelerators and "" in names:

@@ -128,7 +128,8 @@ def _run_worker(
     model = build_model(config, run_plan.dataset)
     kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
     record = dataclasses.replace(record, fast_kernels=kernels.names, warnings=[*record.warnings, *kernels.warnings])
-    record = results.with_devices(record, group, own_device=run_plan.info.features.own_device)
+    results.refuse_shared_devices(run_plan.info, group)
+    record = results.with_devices(record, group)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)

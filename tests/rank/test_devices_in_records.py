@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import RunRecord
-from hpcdl.rank.results import with_devices
+from hpcdl.rank.results import refuse_shared_devices, with_devices
+from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
 STARTED = RunRecord(
@@ -46,6 +48,15 @@ def test_ranks_that_share_a_device_are_named() -> None:
     record = recorded(("n1", GPU), ("n2", GPU), ("n1", GPU))
     (warning,) = record.warnings[1:]
     assert warning == "ranks 0, 2 share GPU 0 of n1, which has 1: start as many workers a node as it has GPUs"
+
+
+def test_a_strategy_that_needs_a_gpu_for_each_rank_refuses_shared_ones() -> None:
+    shared: Any = Workers((("n1", GPU), ("n2", GPU), ("n1", GPU)))
+    with pytest.raises(UsageError, match=r"--strategy nccl: ranks 0, 2 share GPU 0 of n1.*, or use --strategy ring"):
+        refuse_shared_devices(STRATEGIES["nccl"], shared)
+    refuse_shared_devices(STRATEGIES["grpc-ring"], shared)
+    own: Any = Workers((("n1", GPU), ("n2", GPU), ("n2", {**GPU, "shared": "1"})))
+    refuse_shared_devices(STRATEGIES["nccl"], own)
 
 
 def test_workers_on_processors_beside_gpus_are_counted() -> None:

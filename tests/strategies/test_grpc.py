@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,20 @@ def test_nccl_on_cpus_is_tensorflows_ring_and_says_so(session_hpcdl: CommandLine
     assert record["steps"] == 3 and record["strategy"] == "nccl"
     assert any("sees no GPU on any rank: its ring over gRPC takes NCCL's place" in line for line in record["warnings"])
     assert {rank["details"]["collective"] for rank in record["rank_records"]} == {"RING"}
+
+
+def test_nccl_is_refused_where_some_ranks_have_no_gpu() -> None:
+    """TensorFlow sees none here: the others' answers are played."""
+    from hpcdl.core.errors import UsageError
+    from hpcdl.strategies.tensorflow_grpc.ring import Nccl
+
+    class Ranks:
+        def allgather_json(self, has_gpu: bool) -> list[bool]:
+            return [True, has_gpu, True]
+
+    context: Any = types.SimpleNamespace(communicator=Ranks())
+    with pytest.raises(UsageError, match="TensorFlow sees no GPU on rank 1 of 3"):
+        Nccl().worker(context)
 
 
 SCONTROL = """#!/bin/sh

@@ -171,7 +171,7 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
     variables a tenth of its step. This is one operation; a GPU could call no Python in it, nor a graph of TensorFlow 1.
     """
     older = not tf.compat.v1.executing_eagerly_outside_functions()
-    if tf.executing_eagerly() or older or tf.config.list_physical_devices("GPU"):
+    if tf.executing_eagerly() or older or any(one.device_type != "CPU" for one in tf.config.list_physical_devices()):
         return tf.cond(condition, lambda: then(*inputs), lambda: otherwise)
     inputs = [otherwise, *inputs]
     kinds = [tf.TensorSpec(one.shape, one.dtype) for one in inputs]

@@ -1,4 +1,4 @@
-"""Whether hpcdl works on the GPUs of this node, in about five minutes: a table, and a file to send home.
+"""Whether hpcdl works on the GPUs of this node, in some minutes: a table, and a file to send home.
 
     python benchmarks/gpu_check.py [--device gpu|cpu] [--out gpu-check.json] [--network resnet50]
 

@@ -54,9 +54,8 @@ def run_sliced(
     per_message = _message_length(flat, shares, workspace.message_bytes)
     slice_length = per_message * shares
     if flat.size <= slice_length:  # nothing to take turns with
-        for _ in exchange(
-            communicator, flat, workspace.scratch(("slot", 0), per_message, flat.dtype), add or plain_add, 0
-        ):
+        scratch = workspace.scratch(("slot", 0), per_message, flat.dtype)
+        for _ in exchange(communicator, flat, scratch, add or plain_add, 0):
             pass
         finished(flat)
         return

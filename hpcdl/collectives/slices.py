@@ -28,6 +28,7 @@ SLOTS = 4
 """Slices under way: with fewer, a rank that shares its core has to give it up more often."""
 LEAST_BYTES = 1 << 20
 """Messages are not cut shorter than this for the sake of overlap: each costs a meeting of two ranks."""
+FIRST_SHARE = 16
 _END = object()
 
 
@@ -104,21 +105,25 @@ def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
     return [span(length, num_parts, part) for part in range(num_parts)]
 
 
-def plan_buckets(sizes_bytes: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
+def plan_buckets(
+    sizes_bytes: Sequence[int], bucket_bytes: int, *, small_first: bool = False
+) -> tuple[tuple[int, ...], ...]:
     """Buckets of gradient indices, in the order in which they leave: the last layer's first.
 
     Back-propagation makes the last layer's gradient first, so the reverse of the layer order is sent as it comes. A
     bucket is closed before it would exceed `bucket_bytes`. A tensor of at least that size is a bucket of its own,
-    which saves its copy.
+    which saves its copy. `small_first`: where one bucket does not hold all, the first is closed as soon as it holds
+    one FIRST_SHARE-th of `bucket_bytes`, so that the network begins early in back-propagation.
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing")
     buckets: list[tuple[int, ...]] = []
     current: list[int] = []
     filled = 0
+    first_bytes = bucket_bytes / FIRST_SHARE if small_first and sum(sizes_bytes) > bucket_bytes else bucket_bytes
     for index in reversed(range(len(sizes_bytes))):
         size = sizes_bytes[index]
-        if current and filled + size > bucket_bytes:
+        if current and (filled + size > bucket_bytes or (not buckets and filled >= first_bytes)):
             buckets.append(tuple(current))
             current, filled = [], 0
         current.append(index)

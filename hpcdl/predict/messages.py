@@ -138,7 +138,8 @@ _SHARES_ABROAD: Mapping[str, Callable[[StepJob], ShareAbroad]] = {
 def buckets_of(job: StepJob) -> tuple[int, ...]:
     """Bytes of each bucket, in the order in which they leave."""
     sizes = [ITEM_BYTES * length // job.shrunk for length in job.lengths]
-    return tuple(sum(sizes[index] for index in bucket) for bucket in plan_buckets(sizes, job.bucket_bytes))
+    plan_of_buckets = plan_buckets(sizes, job.bucket_bytes, small_first=True)
+    return tuple(sum(sizes[index] for index in bucket) for bucket in plan_of_buckets)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.collectives.slices import plan_buckets
+from hpcdl.collectives.slices import FIRST_SHARE, plan_buckets
 
 SIZES = st.lists(st.integers(0, 100), max_size=40)
 
@@ -31,6 +31,19 @@ def test_buckets_are_full_but_not_too_full(sizes: list[int], bucket_bytes: int) 
 def test_a_large_tensor_is_a_bucket_of_its_own() -> None:
     # AlexNet's first fully connected layer between small ones.
     assert plan_buckets([10, 20, 151_000_000, 4096, 30], 25_000_000) == ((4, 3), (2,), (1, 0))
+
+
+@given(SIZES, st.integers(1, 150))
+def test_the_first_bucket_may_leave_early(sizes: list[int], bucket_bytes: int) -> None:
+    plan = plan_buckets(sizes, bucket_bytes, small_first=True)
+    assert [index for bucket in plan for index in bucket] == list(reversed(range(len(sizes))))
+    if sum(sizes) <= bucket_bytes:
+        assert len(plan) <= 1, "there is nothing to overlap with"
+        return
+    first = [sizes[index] for index in plan[0]]
+    assert sum(first[:-1]) < bucket_bytes / FIRST_SHARE, "it would have held enough without the last"
+    rest = len(sizes) - len(first)
+    assert plan[1:] == plan_buckets(sizes[:rest], bucket_bytes)
 
 
 def test_a_bucket_must_hold_something() -> None:

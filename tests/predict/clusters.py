@@ -98,10 +98,11 @@ def _byte_s(cluster: Cluster, nodes: int) -> float:
     return cluster.byte_s * (max(2, nodes) / 2) ** cluster.contention
 
 
-def _buckets(cluster: Cluster) -> list[int]:
+def _buckets(cluster: Cluster, *, small_first: bool) -> list[int]:
     """As hpcdl cuts them: the last layer's first."""
     sizes = [4 * length for length in lengths_of(cluster.model, None)]
-    return [sum(sizes[index] for index in bucket) for bucket in plan_buckets(sizes, BUCKET_BYTES)]
+    plan = plan_buckets(sizes, BUCKET_BYTES, small_first=small_first)
+    return [sum(sizes[index] for index in bucket) for bucket in plan]
 
 
 def _ring_s(cluster: Cluster, n: float, p: int) -> float:
@@ -117,7 +118,7 @@ def _halving_s(cluster: Cluster, n: float, p: int) -> float:
 def _bucketed(price: Any) -> Any:
     def exposed(cluster: Cluster, computes: Any) -> float:
         slowest, p = computes.max(axis=1), computes.shape[1]
-        buckets = _buckets(cluster)
+        buckets = _buckets(cluster, small_first=True)
         ends, total = numpy.zeros_like(slowest), 0.0
         for number, size in enumerate(buckets, start=1):
             ready = slowest * (1 / 3 + 2 / 3 * number / len(buckets))
@@ -132,7 +133,7 @@ def _servers(cluster: Cluster, computes: Any) -> float:
     """Buckets, split over the servers: each takes them as they come, and sends a mean when it has all of them."""
     workers = computes.shape[1]
     byte_s = _byte_s(cluster, workers) * cluster.server
-    buckets = _buckets(cluster)
+    buckets = _buckets(cluster, small_first=False)
     late = []
     for times in computes[:20]:
         free = gone = 0.0

@@ -87,7 +87,7 @@ def test_a_real_trace_has_the_backward_pass_as_it_was(real: Path) -> None:
     gathered = gather([real])
     (found,) = traced_runs(gathered.run_dirs, print)
     lengths = lengths_of(MODEL, None)
-    buckets = plan_buckets([4 * length for length in lengths], BUCKET_BYTES)
+    buckets = plan_buckets([4 * length for length in lengths], BUCKET_BYTES, small_first=True)
     assert len(found.ready) == len(buckets)
     pieces = len(lengths)
     for (share, ready), bucket in zip(found.ready, buckets, strict=True):

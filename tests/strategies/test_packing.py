@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hpcdl.comm.arithmetic import plain_add
 from hpcdl.strategies.allreduce.compression import WIRES
-from hpcdl.strategies.allreduce.worker import ALIGNMENT, LARGE_BYTES, exchange_bucket
+from hpcdl.strategies.allreduce.worker import ALIGNMENT, LARGE_BYTES, exchange_bucket, packed
 
 LARGE, ODD = LARGE_BYTES // 4, LARGE_BYTES // 4 + 1
 SHAPES = [(3,), (), (2, LARGE), (ODD,), (5, 2, 1), (LARGE,), (1, ODD, 2)]
@@ -29,7 +29,8 @@ def exchanged(shapes: list[tuple[int, ...]], wire: str = "none") -> tuple[list[A
 
     @tf.function
     def run(one: Any) -> Any:
-        return exchange_bucket([gradient * one for gradient in gradients], double, WIRES[wire])
+        mine = [gradient * one for gradient in gradients]
+        return exchange_bucket(packed(mine), mine, double, WIRES[wire])
 
     came, told = run(tf.constant(1.0))
     return gradients, came, buffers, told

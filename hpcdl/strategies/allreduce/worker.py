@@ -222,16 +222,20 @@ class AllReduceWorker(Worker):
         """
         summed: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
+        earlier: list[Any] = []
         for number, (bucket, wire) in enumerate(plan):
+            mine = [gradients[index] for index in bucket]
+            with tf.control_dependencies(earlier):  # one bucket is packed while another travels: no more memory
+                flat = packed(mine)
+            earlier = previous
             with tf.control_dependencies(previous):
                 previous = [*previous, *before(number)]
             with tf.control_dependencies(previous):
-                mine = [gradients[index] for index in bucket]
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
                 first = number == 0 and scale_of is None
                 reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, mine))
-                reduced, suspicious = exchange_bucket(mine, reducer, wire, scale_of)
+                reduced, suspicious = exchange_bucket(flat, mine, reducer, wire, scale_of)
             previous = [suspicious]
             for index, tensor in zip(bucket, reduced, strict=True):
                 summed[index] = tensor
@@ -252,7 +256,7 @@ class AllReduceWorker(Worker):
         for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0] is not self._wire):
             group = [index for index, own in enumerate(kinds) if own == kind]
             sizes = [kind[1].size * gradients[index].shape.num_elements() for index in group]
-            for bucket in plan_buckets(sizes, bucket_bytes):
+            for bucket in plan_buckets(sizes, bucket_bytes, small_first=True):
                 yield [group[place] for place in bucket], kind[0]
 
     def _reducer(
@@ -306,20 +310,25 @@ def check_compressed(asked: str, wire: Wire, gradients: Sequence[Any]) -> None:
         )
 
 
+def packed(tensors: Sequence[Any]) -> Any:
+    """One flat tensor of all of them, in `packed_order`; a single one is not copied."""
+    pieces = [flattened(tensors[place]) for place in packed_order(tensors)]
+    return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
+
+
 def exchange_bucket(
+    flat: Any,
     tensors: Sequence[Any],
     reduce: Callable[[Array], tuple[Array, bool]],
     wire: Wire = WIRES["none"],
     scale_of: Callable[[Any], Any] | None = None,
 ) -> tuple[list[Any], Any]:
-    """Send `tensors` through `reduce` as one flat buffer; a bucket of one tensor is not copied into another.
+    """Send `flat`, which is `packed` of `tensors`, through `reduce`: the sums in the shapes of `tensors`.
 
     `scale_of` the buffer, where given, is what it is multiplied with on its way. Also returned: what `reduce` says of
     the buffer that has come, bool.
     """
     order = packed_order(tensors)
-    pieces = [flattened(tensors[place]) for place in order]
-    flat = tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
     scale = scale_of(flat) if scale_of else None
     sent = wire.encode(flat if scale is None else flat * scale)
     received, told = call_python(reduce, [sent], [sent.dtype, tf.bool])

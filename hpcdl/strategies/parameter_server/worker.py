@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hpcdl.collectives.workspace import unseen
 from hpcdl.comm.observed import recorder_of
-from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket
+from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket, packed
 from hpcdl.strategies.base.graph import FiniteGuard, bucket_recorded, timestamp
 from hpcdl.strategies.base.strategy import Context, Worker
 from hpcdl.strategies.parameter_server import agreement
@@ -155,7 +155,7 @@ class ParameterServerWorker(Worker):
             mine = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
             with tf.control_dependencies(previous):
                 alone = names[bucket.variables[0]] if len(mine) == 1 else ""
-                exchanged, suspicious = exchange_bucket(mine, self._exchanger(number, alone))
+                exchanged, suspicious = exchange_bucket(packed(mine), mine, self._exchanger(number, alone))
             previous = [suspicious]
             for index, tensor in zip(bucket.variables, exchanged, strict=True):
                 means[index] = tf.cast(tensor, gradients[index].dtype)

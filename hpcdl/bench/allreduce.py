@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
-from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, table_file
+from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, serves_auto, table_file
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import Observed
@@ -183,7 +183,7 @@ def measure_on_rank(
 ) -> AllreduceResult:
     """One rank's part; every rank gets the result. HpcdlError where an algorithm sums wrongly.
 
-    Rank 0 keeps the times for `--strategy auto`.
+    Rank 0 keeps the times for `--strategy auto`, where the sizes reach from small gradients to full buckets.
     """
     workspace = Workspace()
     sizes = parse_sizes(config.run.sizes)
@@ -197,7 +197,7 @@ def measure_on_rank(
         on_progress(len(rows), format_bytes(size))
     table = dataclasses.replace(table, rows=rows)
     workspace.close()
-    if communicator.rank == 0:
+    if communicator.rank == 0 and serves_auto(sizes):
         with contextlib.suppress(OSError):  # a full home must not cost the result
             save_table(table_file(table.library, table.ranks, table.nodes, communicator.host), table)
     link = median_link(pairs)

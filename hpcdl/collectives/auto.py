@@ -1,9 +1,9 @@
 """The all-reduce that was measured fastest for each size on this machine.
 
-Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache; where there is none,
-all ranks time the algorithms once, which takes a second or so, and rank 0 keeps the result. Every rank gets rank 0's
-table, so none chooses otherwise. `Workspace(measure=False)` goes by size and number of ranks alone: the same choice in
-every run.
+Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache. Where there is none, all
+ranks time the algorithms once, which takes a second or so, some where links are slow, and rank 0 keeps the result.
+Every rank gets rank 0's table, so none chooses otherwise. `Workspace(measure=False)` goes by size and number of ranks
+alone: the same choice in every run.
 
 Rounds and bytes are those of the chosen algorithm.
 """
@@ -25,8 +25,9 @@ from hpcdl.core.records.run_record import from_json
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
-SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-"""Bytes that are measured when there is no table."""
+SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
+"""Bytes that are measured when there is no table. The last is a full bucket: what is as quick at 8 MiB may be slower by
+a third there, on slow links."""
 TRIES = 20
 TIME_LIMIT_S = 0.25
 """The quickest of so many tries counts, which other work on the nodes disturbs least; and how long a size may take."""
@@ -87,7 +88,8 @@ def _agree(communicator: Communicator) -> Timetable:
     (document, *_) = communicator.allgather_json(asdict(found) if found else None)
     if document is not None:
         return from_json(Timetable, document)
-    table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
+    group = for_control(communicator)
+    table = measure(group, SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S, prune=True)
     if communicator.rank == 0:
         with contextlib.suppress(OSError):  # a full or read-only home costs the next run a second, no more
             save_table(path, table)

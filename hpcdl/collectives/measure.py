@@ -22,13 +22,16 @@ from hpcdl.core.storage.files import read_json, write_json
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Communicator
 
-SCHEMA = "hpcdl.allreduce/2"
-"""What /1 tables held was the median of three tries, which other work on a node made a hundred times too long."""
+SCHEMA = "hpcdl.allreduce/3"
+"""Tables of /2 ended at 8 MiB, those of /1 held medians of three tries, which other work on a node made too long."""
 CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
 FEWEST = 2
 """Tries of every algorithm, however long they take."""
 HOPELESS = 4.0
 """An algorithm this many times slower than the best so far is not timed again at that size."""
+SMALL_BYTES = 64 << 10
+LARGE_BYTES, BEHIND = 16 << 20, 1.5
+"""From there on each call may take a second: who was so many times slower at the size before is not timed at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,36 +74,45 @@ def measure(
     repeats: int = 3,
     of_tries: Callable[[Sequence[float]], float] = statistics.median,
     time_limit_s: float = float("inf"),
+    prune: bool = False,
     workspace: Workspace | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Timetable:
     """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
 
     One call of each warms up. `of_tries` makes one number of `repeats` tries; once a size has taken `time_limit_s`, no
-    more than two. `tick` is called after each size.
+    more than two. `prune`: large sizes are left out for algorithms that are BEHIND. `tick` is called after each size.
     """
     kept = workspace or Workspace()
-    rows = []
+    rows: list[Row] = []
     for num_bytes in sizes:
-        samples: dict[str, list[float]] = {name: [] for name in names}
+        samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows, prune=prune)}
         spent_s = 0.0  # the same on every rank, as each sample is
         for repeat in range(repeats + 1):
             if repeat > FEWEST and spent_s > time_limit_s:
                 break
             best = min((min(times) for times in samples.values() if times), default=float("inf"))
-            for name in names:
+            for name in samples:
                 if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
                     continue
                 seconds = _time_once(communicator, name, num_bytes, kept)
                 spent_s += seconds
                 if repeat > 0:
                     samples[name].append(seconds)
-        rows.append(Row(bytes=num_bytes, seconds={name: of_tries(samples[name]) for name in names}))
+        rows.append(Row(bytes=num_bytes, seconds={name: of_tries(tries) for name, tries in samples.items()}))
         tick()
     if workspace is None:
         kept.close()
     nodes = len(set(communicator.allgather_json(communicator.host)))
     return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
+
+
+def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row], *, prune: bool) -> Sequence[str]:
+    """Those of `names` that may be the fastest at this size; `rows` are those before."""
+    if not prune or num_bytes < LARGE_BYTES or not rows:
+        return names
+    seconds = rows[-1].seconds
+    return [name for name in names if name in seconds and seconds[name] <= BEHIND * min(seconds.values())]
 
 
 def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> float:
@@ -112,6 +124,11 @@ def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace:
     start_s = time.perf_counter()
     allreduce(communicator, buffer, workspace)
     return float(max(communicator.allgather_json(time.perf_counter() - start_s)))
+
+
+def serves_auto(sizes: Sequence[int]) -> bool:
+    """Whether times at these sizes (bytes, ascending) tell of every bucket, from small gradients to a full one."""
+    return sizes[0] <= SMALL_BYTES and sizes[-1] >= LARGE_BYTES
 
 
 def table_file(library: str, ranks: int, nodes: int, host: str) -> Path:

@@ -20,7 +20,7 @@ from tests.conftest import CommandLine
 
 def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = AllreduceBenchConfig(run=AllreduceBenchRun(ranks=3, sizes="64KiB,1KiB", repeats=2))
+    config = AllreduceBenchConfig(run=AllreduceBenchRun(ranks=3, sizes="16MiB,1KiB", repeats=2))
     ticks: list[int] = []
     results = run(
         3, lambda communicator: allreduce.measure_on_rank(config, communicator, lambda done, what: ticks.append(done))
@@ -28,7 +28,7 @@ def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     result = results[0]
     assert results[1] == result and sorted(ticks) == [1, 1, 1, 2, 2, 2]
     assert [(row.bytes, row.algorithm) for row in result.rows] == [
-        (size, name) for size in (1024, 65536) for name in CANDIDATES
+        (size, name) for size in (1024, 16 << 20) for name in CANDIDATES
     ]
     for row in result.rows:
         assert row.bus_bandwidth == pytest.approx(2 * 2 / 3 * row.bytes / row.seconds)
@@ -36,7 +36,9 @@ def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert row.share_of_bound == pytest.approx(bound_s / row.seconds)
     assert set(result.fits) == set(CANDIDATES)
     kept = load_table(table_file("threads", 3, 1, run(1, lambda communicator: communicator.host)[0]))
-    assert kept is not None and [row.bytes for row in kept.rows] == [1024, 65536], "auto reads what the bench measured"
+    assert kept is not None and [row.bytes for row in kept.rows] == [1024, 16 << 20], (
+        "auto reads what the bench measured"
+    )
 
 
 def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +92,13 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     assert {row["algorithm"] for row in document["rows"]} == set(CANDIDATES)
     assert document["slowest_pair"]["ranks"] == [0, 1]
     assert document["fits"]["ring"]["latency_s"] >= 0
-    assert list((run_hpcdl.home / "cache" / "hpcdl" / "allreduce").glob("*.json"))
+    kept = run_hpcdl.home / "cache" / "hpcdl" / "allreduce"
+    assert not kept.exists(), "its sizes say nothing of full buckets"
     shown = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB", "--repeats", "1"])
+    assert "auto keeps its own times: it needs sizes from 64 KiB or less to 16 MiB or more" in shown.err
     assert shown.code == 0 and "<- auto" in shown.out and "slowest pair" in shown.err and "next: hpcdl" in shown.err
+    whole = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB,16MiB", "--repeats", "1"])
+    assert whole.code == 0 and "auto keeps its own" not in whole.err and len(list(kept.glob("*.json"))) == 1
 
 
 def test_slips_are_told_before_ranks_start(ask_hpcdl: CommandLine) -> None:

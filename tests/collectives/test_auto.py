@@ -63,7 +63,7 @@ def test_the_table_decides_what_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"schema": "hpcdl.allreduce/1"}', '{"schema": "other/1"}', "unknown"]
+    "damage", ["", "{", "[]", '{"schema": "hpcdl.allreduce/2"}', '{"schema": "other/1"}', "unknown"]
 )
 def test_without_a_usable_table_one_is_measured_and_kept(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "SIZES", (64, 4096))
@@ -105,7 +105,7 @@ def test_the_file_is_one_for_each_library_and_shape() -> None:
 
 def test_a_table_survives_the_file(tmp_path: Path) -> None:
     save_table(tmp_path / "table.json", TABLE)
-    assert json.loads((tmp_path / "table.json").read_text())["schema"] == "hpcdl.allreduce/2"
+    assert json.loads((tmp_path / "table.json").read_text())["schema"] == "hpcdl.allreduce/3"
     loaded = load_table(tmp_path / "table.json")
     assert loaded is not None and loaded.best(1 << 20) == "ring" and loaded.ranks == 3
     assert load_table(tmp_path / "missing.json") is None
@@ -124,3 +124,22 @@ def test_a_disturbed_try_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> Non
     ((quickest, _),) = run(1, body)
     assert quickest.rows[0].seconds == {"ring": 0.1, "tree": 0.2} and quickest.best(8) == "ring"
     assert [len([*left]) for left in tries.values()] == [6, 6], "one to warm up, and two"
+
+
+def test_an_algorithm_that_is_far_behind_is_not_timed_where_a_call_may_take_a_second() -> None:
+    """And one that is level at the size before may lose there: large sizes are measured, not guessed."""
+    seconds = {"ring": {1: 1.0, 32 << 20: 4.0}, "mpi": {1: 0.9, 32 << 20: 6.0}, "tree": {1: 2.0}}
+    asked = []
+
+    def timed(group: Any, name: str, num_bytes: int, workspace: Workspace) -> float:
+        asked.append((name, num_bytes))
+        return seconds[name][num_bytes]
+
+    def body(communicator: ThreadCommunicator) -> Timetable:
+        return measure(communicator, [1, 32 << 20], names=("ring", "mpi", "tree"), repeats=2, prune=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "_time_once", timed)
+        (table,) = run(1, body)
+    assert table.best(1) == "mpi" and table.best(25 << 20) == "ring"
+    assert {name for name, num_bytes in asked if num_bytes > 1} == {"ring", "mpi"}

@@ -72,6 +72,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
 def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time and check every all-reduce at several sizes, and every link between two ranks."""
     from hpcdl.bench.allreduce import run
+    from hpcdl.collectives.measure import LARGE_BYTES, SMALL_BYTES, serves_auto
 
     result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
@@ -82,6 +83,9 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     _print_allreduce(result)
     slowest = result.slowest_pair
     pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
+    if not serves_auto([row.bytes for row in result.rows]):
+        ends = f"{format_bytes(SMALL_BYTES)} or less to {format_bytes(LARGE_BYTES)} or more"
+        say(f"--strategy auto keeps its own times: it needs sizes from {ends}")
     say(f"slowest pair: ranks {pair}, {format_seconds(slowest.seconds)} for 1 MiB, {slowest.ratio:.2f} x the median")
     say(f"next: hpcdl train --model resnet50 --data DIR --strategy auto --ranks {result.ranks}")
 

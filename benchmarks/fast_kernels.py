@@ -123,6 +123,7 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
     """A network of hpcdl's, a small transformer (two blocks), U-Net (three levels) or LSTM (two layers)."""
     import keras
 
+    from benchmarks.peers import own_networks
     from hpcdl.models.load import load_model
 
     layers = keras.layers
@@ -134,29 +135,8 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
             y = layers.Dense(4 * shape[1], activation="gelu")(layers.LayerNormalization()(x))
             x = layers.Add()([x, layers.Dense(shape[1])(y)])
         return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
-    if name == "lstm":
-        inputs = keras.Input(shape)
-        return keras.Model(
-            inputs, layers.Dense(CLASSES)(layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(inputs)))
-        )
-    if name == "unet":
-
-        def block(x: Any, filters: int) -> Any:
-            for _ in range(2):
-                x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-                x = layers.ReLU()(layers.BatchNormalization()(x))
-            return x
-
-        inputs = x = keras.Input(shape)
-        kept = []
-        for filters in (16, 32, 64):
-            x = block(x, filters)
-            kept.append(x)
-            x = layers.MaxPooling2D()(x)
-        x = block(x, 128)
-        for filters, skip in zip((64, 32, 16), reversed(kept), strict=True):
-            x = block(layers.Concatenate()([layers.UpSampling2D()(x), skip]), filters)
-        return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))))
+    if name in ("lstm", "unet"):
+        return getattr(own_networks, name)()
     return load_model(name, classes=CLASSES, input_shape=shape)
 
 

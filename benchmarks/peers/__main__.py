@@ -36,11 +36,11 @@ ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.
 PYTORCH_ENVIRONMENT = Path("build/peers-pytorch")
 NETWORKS = {
     "lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "googlenet": (8, 10), "resnet50": (8, 8),
-    "hepcnn": (8, 10), "transformer": (8, 30),
+    "hepcnn": (8, 10), "transformer": (8, 30), "lstm": (8, 15), "unet": (8, 15),
 }  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
-OWN_FILES = {"transformer": (HERE / "transformer.py", 3_162_122)}
-"""Networks that hpcdl has not by name: the file whose function `build` makes one, and its trainable weights."""
+OWN_NETWORKS = {"transformer": 3_162_122, "lstm": 922_122, "unet": 488_210}
+"""Trainable weights of networks that hpcdl has not by name: functions of own_networks.py."""
 LABELS = {
     "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod", "pytorch-ddp": "PyTorch DDP",
     "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
@@ -130,12 +130,12 @@ class Engines:
 
 def model_of(network: str) -> str:
     """What `--model` of hpcdl takes for it."""
-    return f"{OWN_FILES[network][0]}:build" if network in OWN_FILES else network
+    return f"{HERE / 'own_networks.py'}:{network}" if network in OWN_NETWORKS else network
 
 
 def num_parameters(network: str) -> int:
     """Trainable weights that every engine's network has to have."""
-    return OWN_FILES[network][1] if network in OWN_FILES else model_info(network).parameters
+    return OWN_NETWORKS.get(network) or model_info(network).parameters
 
 
 def priority(wanted: str) -> tuple[Sequence[str], str]:

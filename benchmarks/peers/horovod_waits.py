@@ -8,14 +8,12 @@ PLAN is benchmarks/peers_hosts.py's. Gradients go through DistributedGradientTap
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from steps import LEARNING_RATE, measured
 from waits import Waits
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -23,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod_steps import print_steps
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits
@@ -34,29 +33,7 @@ def main() -> None:
     tf.random.set_seed(1)
     # As a network has them: from the input to the output.
     variables = [tf.Variable(tf.zeros(shape)) for piece in reversed(waits.pieces) for shape in reversed(piece)]
-    optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
-
-    def step(exchange: bool) -> Any:
-        with tf.GradientTape() as tape:
-            loss = computed(waits, [variable.read_value() for variable in variables])
-        if exchange:
-            tape = hvd.DistributedGradientTape(tape)
-        gradients = tape.gradient(loss, variables)
-        # autograph in TensorFlow 2.12 knows no zip(strict=True)
-        optimizer.apply_gradients([(gradient, variables[place]) for place, gradient in enumerate(gradients)])
-        return loss
-
-    graphs = [tf.function(functools.partial(step, exchange)) for exchange in (True, False)]
-    found = measured(
-        {"step_seconds": lambda: graphs[0]().numpy(), "compute_seconds": lambda: graphs[1]().numpy()},
-        num_steps,
-        barrier=lambda: hvd.allreduce(tf.zeros(1), name="barrier"),
-        slowest=lambda seconds: float(hvd.allreduce(tf.constant([seconds], tf.float64), op=hvd.Max, name="time")[0]),
-    )
-    if hvd.rank() == 0:
-        parameters = sum(int(tf.size(variable)) for variable in variables)
-        print(json.dumps({**found, "parameters": parameters, "ranks": hvd.size()}))
-    hvd.shutdown()
+    print_steps(variables, lambda: computed(waits, [variable.read_value() for variable in variables]), num_steps)
 
 
 def computed(waits: Waits, weights: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The networks for TensorFlow 2.12, which knows no Keras 3: as in hpcdl/models/ and transformer.py."""
+"""The networks for TensorFlow 2.12, which knows no Keras 3: as in hpcdl/models/ and own_networks.py."""
 
 from __future__ import annotations
 
@@ -96,9 +96,29 @@ def transformer() -> Any:
     return tf.keras.Model(vectors, layers.Dense(10)(x))
 
 
+def lstm() -> Any:
+    vectors = tf.keras.Input((64, 128))
+    x = layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(vectors))
+    return tf.keras.Model(vectors, layers.Dense(10)(x))
+
+
+def unet() -> Any:
+    images = x = tf.keras.Input((96, 96, 3))
+    kept = []
+    for filters in (16, 32, 64):
+        x = _two_convolutions(x, filters)
+        kept.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = _two_convolutions(x, 128)
+    for filters in (64, 32, 16):
+        x = _two_convolutions(layers.Concatenate()([layers.UpSampling2D()(x), kept.pop()]), filters)
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))
+    return tf.keras.Model(images, layers.Dense(10)(x))
+
+
 NETWORKS = {
     "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "googlenet": googlenet, "resnet50": resnet50,
-    "hepcnn": hepcnn, "transformer": transformer,
+    "hepcnn": hepcnn, "transformer": transformer, "lstm": lstm, "unet": unet,
 }  # fmt: skip
 
 
@@ -109,6 +129,13 @@ def _convolution(x: Any, filters: int, size: int) -> Any:
 def _normalised(x: Any, filters: int, size: int, *, stride: int = 1) -> Any:
     x = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False)(x)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+
+
+def _two_convolutions(x: Any, filters: int) -> Any:
+    for _ in range(2):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    return x
 
 
 def _across_channels(x: Any) -> Any:

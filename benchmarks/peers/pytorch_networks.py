@@ -1,4 +1,4 @@
-"""The networks for PyTorch, by its own modules: layers and sizes as in hpcdl/models/ and transformer.py."""
+"""The networks for PyTorch, by its own modules: layers and sizes as in hpcdl/models/ and own_networks.py."""
 
 from __future__ import annotations
 
@@ -53,6 +53,46 @@ class MeanOverPlaces(nn.Module):
     def forward(self, x: Any) -> Any:
         """The mean over L."""
         return x.mean(1)
+
+
+class LastOfLstm(nn.Module):
+    """Vectors (N, L, channels) to what the last of two LSTM layers says at the end, (N, width)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(channels, width, num_layers=2, batch_first=True)
+        for name, weights in self.layers.named_parameters():
+            if name.startswith("bias_hh"):  # Keras has one bias where PyTorch adds two
+                nn.init.zeros_(weights)
+                weights.requires_grad = False
+
+    def forward(self, x: Any) -> Any:
+        """All in one call of PyTorch's own kernel."""
+        return self.layers(x)[0][:, -1]
+
+
+class Unet(nn.Module):
+    """Three levels down and up, with what each had on its way down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_two_convolutions(*sizes) for sizes in ((3, 16), (16, 32), (32, 64)))
+        self.bottom = _two_convolutions(64, 128)
+        self.up = nn.ModuleList(_two_convolutions(*sizes) for sizes in ((192, 64), (96, 32), (48, 16)))
+        self.smaller, self.larger = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+        self.last, self.classes = nn.Conv2d(16, 8, 1), nn.Linear(8, 10)
+
+    def forward(self, x: Any) -> Any:
+        """Images (N, 3, 96, 96) to logits (N, 10)."""
+        kept = []
+        for block in self.down:
+            x = block(x)
+            kept.append(x)
+            x = self.smaller(x)
+        x = self.bottom(x)
+        for block in self.up:
+            x = block(torch.cat([self.larger(x), kept.pop()], 1))
+        return self.classes(self.last(x).mean((2, 3)))
 
 
 def lenet() -> nn.Module:
@@ -134,11 +174,15 @@ def transformer() -> nn.Module:
     return nn.Sequential(*parts, nn.LayerNorm(width, eps=1e-3), MeanOverPlaces(), nn.Linear(width, 10))
 
 
+def lstm() -> nn.Module:
+    return nn.Sequential(LastOfLstm(128, 256), nn.Linear(256, 10))
+
+
 NETWORKS = {
     "lenet": (lenet, (1, 28, 28), 10), "cifar10-quick": (cifar10_quick, (3, 32, 32), 10),
     "alexnet": (alexnet, (3, 227, 227), 1000), "googlenet": (googlenet, (3, 224, 224), 1000),
     "resnet50": (resnet50, (3, 224, 224), 1000), "hepcnn": (hepcnn, (3, 224, 224), 2),
-    "transformer": (transformer, (64, 256), 10),
+    "transformer": (transformer, (64, 256), 10), "lstm": (lstm, (64, 128), 10), "unet": (Unet, (3, 96, 96), 10),
 }  # fmt: skip
 """How each is made, the shape of a sample, and its classes."""
 
@@ -150,6 +194,11 @@ def _convolution(channels: int, filters: int, size: int) -> list[nn.Module]:
 def _normalised(channels: int, filters: int, size: int, stride: int = 1) -> nn.Module:
     convolution = nn.Conv2d(channels, filters, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(filters))
+
+
+def _two_convolutions(channels: int, filters: int) -> nn.Module:
+    parts = [_normalised(channels, filters, 3), nn.ReLU(), _normalised(filters, filters, 3), nn.ReLU()]
+    return nn.Sequential(*parts)
 
 
 def _inception(

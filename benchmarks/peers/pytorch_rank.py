@@ -7,23 +7,19 @@ Images lie as PyTorch computes this network faster, channels first or last: thre
 
 from __future__ import annotations
 
-import contextlib
-import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
-from steps import LEARNING_RATE, measured, take_own_cores
+from steps import take_own_cores
 
 NUM_CORES = take_own_cores(2)
 
 import torch  # noqa: E402  the cores are chosen before threads start
 import torch.distributed as ranks  # noqa: E402
 from pytorch_networks import NETWORKS  # noqa: E402
+from pytorch_steps import print_steps, slowest  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 torch.set_num_threads(NUM_CORES)
 TRIALS = 3
@@ -38,33 +34,7 @@ def main() -> None:
     labels = torch.randint(classes, (batch,))
     layout = faster_layout(module, images, labels)
     module, images = module.to(memory_format=layout), laid(images, layout)
-    # Statistics of batch normalisation stay each rank's own, as with the others.
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
-    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, fused=True)
-
-    def step(within: Callable[[], Any]) -> None:
-        with within():
-            cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = measured(
-        {"step_seconds": lambda: step(contextlib.nullcontext), "compute_seconds": lambda: step(model.no_sync)},
-        num_steps,
-        barrier=ranks.barrier,
-        slowest=slowest,
-    )
-    if ranks.get_rank() == 0:
-        parameters = sum(one.numel() for one in module.parameters())
-        print(json.dumps({**found, "parameters": parameters, "ranks": ranks.get_world_size()}))
-    ranks.destroy_process_group()
-
-
-def slowest(seconds: float) -> float:
-    """Of all ranks."""
-    found = torch.tensor([seconds], dtype=torch.float64)
-    ranks.all_reduce(found, ranks.ReduceOp.MAX)
-    return float(found[0])
+    print_steps(module, lambda model: cross_entropy(model(images), labels), num_steps)
 
 
 def faster_layout(module: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.memory_format:

@@ -7,8 +7,6 @@ PLAN is benchmarks/peers_hosts.py's; MASTER_ADDR and MASTER_PORT say where ranks
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,8 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as ranks
-from steps import LEARNING_RATE, measured
-from torch.nn.parallel import DistributedDataParallel
+from pytorch_steps import print_steps
 from waits import Waits
 
 torch.set_num_threads(1)
@@ -67,33 +64,8 @@ class Network(torch.nn.Module):
 def main() -> None:
     waits, num_steps = Waits(Path(sys.argv[1])), int(sys.argv[2])
     ranks.init_process_group("gloo", rank=int(os.environ["PMI_RANK"]), world_size=int(os.environ["PMI_SIZE"]))
-    module, image = Network(waits), torch.zeros(1)
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
-    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, fused=True)
-
-    def step(within: Callable[[], Any]) -> None:
-        with within():
-            model(image).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = measured(
-        {"step_seconds": lambda: step(contextlib.nullcontext), "compute_seconds": lambda: step(model.no_sync)},
-        num_steps,
-        barrier=ranks.barrier,
-        slowest=slowest,
-    )
-    if ranks.get_rank() == 0:
-        parameters = sum(one.numel() for one in module.parameters())
-        print(json.dumps({**found, "parameters": parameters, "ranks": ranks.get_world_size()}))
-    ranks.destroy_process_group()
-
-
-def slowest(seconds: float) -> float:
-    """Of all ranks."""
-    found = torch.tensor([seconds], dtype=torch.float64)
-    ranks.all_reduce(found, ranks.ReduceOp.MAX)
-    return float(found[0])
+    image = torch.zeros(1)
+    print_steps(Network(waits), lambda model: model(image).sum(), num_steps)
 
 
 if __name__ == "__main__":

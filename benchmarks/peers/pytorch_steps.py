@@ -1,0 +1,45 @@
+"""A network's steps under DistributedDataParallel, with and without exchange, as every rank of PyTorch's takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as ranks
+from steps import LEARNING_RATE, measured
+from torch.nn.parallel import DistributedDataParallel
+
+
+def print_steps(module: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], num_steps: int) -> None:
+    """Rank 0 prints the times as JSON; `loss_of` is given the network. The group of ranks has begun, and ends here."""
+    # Statistics of batch normalisation stay each rank's own, as with the others.
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
+    trained = [one for one in module.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(trained, LEARNING_RATE, fused=True)
+
+    def step(within: Callable[[], Any]) -> None:
+        with within():
+            loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = measured(
+        {"step_seconds": lambda: step(contextlib.nullcontext), "compute_seconds": lambda: step(model.no_sync)},
+        num_steps,
+        barrier=ranks.barrier,
+        slowest=slowest,
+    )
+    if ranks.get_rank() == 0:
+        parameters = sum(one.numel() for one in trained)
+        print(json.dumps({**found, "parameters": parameters, "ranks": ranks.get_world_size()}))
+    ranks.destroy_process_group()
+
+
+def slowest(seconds: float) -> float:
+    """Of all ranks."""
+    found = torch.tensor([seconds], dtype=torch.float64)
+    ranks.all_reduce(found, ranks.ReduceOp.MAX)
+    return float(found[0])

@@ -36,7 +36,7 @@ ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.
 PYTORCH_ENVIRONMENT = Path("build/peers-pytorch")
 NETWORKS = {
     "lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "googlenet": (8, 10), "resnet50": (8, 8),
-    "hepcnn": (8, 10), "transformer": (8, 30), "lstm": (8, 15), "unet": (8, 15),
+    "hepcnn": (8, 5), "transformer": (8, 30), "lstm": (8, 15), "unet": (8, 15),
 }  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
 OWN_NETWORKS = {"transformer": 3_162_122, "lstm": 922_122, "unet": 488_210}

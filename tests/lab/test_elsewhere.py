@@ -72,6 +72,9 @@ def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
 
 
 def _hpcdl(process: subprocess.Popen[str]) -> int:
-    """The process that has started the ranks."""
-    *_, pid = (pid for pid in family(process.pid) if b"hpcdl\0train" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return pid
+    """The process that has started the ranks: the first that is Python itself.
+
+    Until its exec each of its children has the same command line, and the signal would be theirs.
+    """
+    lines = ((pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in family(process.pid))
+    return next(pid for pid, line in lines if b"python" in line.split(b"\0")[0] and b"hpcdl\0train" in line)

@@ -182,10 +182,10 @@ def _exposed(one: tables.Try) -> float:
 
 
 def ratios(tries: Sequence[HostsTry], name: str, others: Sequence[HostsTry], of: Callable[[tables.Try], float]) -> str:
-    """Of `name` over the others' of the same try; empty where one of these is lost in noise around zero."""
+    """Of `name` over the others' of the same try; empty where one is lost in noise around zero."""
     own = {one.number: of(one) for one in tries if one.engine == name and not one.error}
     pairs = [(own[other.number], of(other)) for other in others if other.number in own]
-    if not pairs or any(below <= 0 for _, below in pairs):
+    if not pairs or any(min(pair) <= 0 for pair in pairs):
         return ""
     return shown([above / below for above, below in pairs])
 

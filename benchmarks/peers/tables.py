@@ -73,7 +73,7 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
         f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}. A try is the median "
         "of its steps; the table has medians over the tries (minimum to maximum). Exposed: the step with exchange less "
         "the step without, which take turns in the same processes. Behind who is ahead stands hpcdl's `auto` over the "
-        "row's engine: the median of the ratios within a try. It is left out where that exchange is lost in noise."
+        "row's engine: the median of the ratios within a try. It is left out where an exchange is lost in noise."
     )
     rows = [
         _paragraph(said),
@@ -173,10 +173,10 @@ def _least(labels: dict[str, str], tries: Sequence[Try], network: str, of: Calla
 def _ratios(
     own: Sequence[Try], other: Sequence[Try], above: Callable[[Try], float], below: Callable[[Try], float]
 ) -> list[float]:
-    """Of the tries that both have; none where the other's time is no more than the noise around zero."""
+    """Of the tries that both have; none where either's time is no more than the noise around zero."""
     by_number = {one.number: below(one) for one in other}
     pairs = [(above(one), by_number[one.number]) for one in own if one.number in by_number]
-    return [] if any(one <= 0 for _, one in pairs) else [one / against for one, against in pairs]
+    return [] if any(min(pair) <= 0 for pair in pairs) else [one / against for one, against in pairs]
 
 
 def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:

@@ -105,6 +105,10 @@ def test_no_ratio_to_an_exchange_that_is_lost_in_noise() -> None:
     tries = [tried("auto", step=0.012, compute=0.010), tried("horovod", step=0.009, compute=0.010)]
     row = cells(tables.section(HEAD, peers.LABELS, tries), "lenet, 16 | Horovod")
     assert row[2:] == ["9.00", "Horovod: 1.33", "-1.00", ""]
+    tries = [tried("auto", step=0.009, compute=0.010), tried("horovod", step=0.012, compute=0.010)]
+    assert cells(tables.section(HEAD, peers.LABELS, tries), "lenet, 16 | Horovod")[2:] == [
+        "12.0", "hpcdl: 0.75", "2.00", "",
+    ]  # fmt: skip
 
 
 def test_tables_stand_between_the_markers_and_nothing_else_moves(tmp_path: Path) -> None:

@@ -101,8 +101,9 @@ def test_ratios_are_of_the_same_try_and_a_failed_engine_is_a_row_that_says_so() 
 
 
 def test_no_ratio_to_an_exchange_that_is_lost_in_noise() -> None:
-    tries = [tried("ring", 1), tried("horovod", 1, exposed=-0.1)]
-    assert peers_hosts.ratios(tries, "ring", tries[1:], lambda one: one.exposed_seconds) == ""
+    for own, other in ((0.1, -0.1), (-0.1, 0.1)):
+        tries = [tried("ring", 1, exposed=own), tried("horovod", 1, exposed=other)]
+        assert peers_hosts.ratios(tries, "ring", tries[1:], lambda one: one.exposed_seconds) == ""
 
 
 def test_the_head_names_what_the_links_alone_need() -> None:

@@ -123,7 +123,7 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
     """A network of hpcdl's, a small transformer (two blocks), U-Net (three levels) or LSTM (two layers)."""
     import keras
 
-    from benchmarks.peers import own_networks
+    from benchmarks.peers import networks
     from hpcdl.models.load import load_model
 
     layers = keras.layers
@@ -136,7 +136,7 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
             x = layers.Add()([x, layers.Dense(shape[1])(y)])
         return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
     if name in ("lstm", "unet"):
-        return getattr(own_networks, name)()
+        return networks.NETWORKS[name]()
     return load_model(name, classes=CLASSES, input_shape=shape)
 
 

@@ -40,7 +40,7 @@ NETWORKS = {
 }  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
 OWN_NETWORKS = {"transformer": 3_162_122, "lstm": 922_122, "unet": 488_210}
-"""Trainable weights of networks that hpcdl has not by name: functions of own_networks.py."""
+"""Trainable weights of networks that hpcdl has not by name: functions of networks.py."""
 LABELS = {
     "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod", "pytorch-ddp": "PyTorch DDP",
     "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
@@ -130,7 +130,7 @@ class Engines:
 
 def model_of(network: str) -> str:
     """What `--model` of hpcdl takes for it."""
-    return f"{HERE / 'own_networks.py'}:{network}" if network in OWN_NETWORKS else network
+    return f"{HERE / 'networks.py'}:{network}" if network in OWN_NETWORKS else network
 
 
 def num_parameters(network: str) -> int:

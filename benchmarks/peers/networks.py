@@ -1,4 +1,4 @@
-"""The networks for TensorFlow 2.12, which knows no Keras 3: as in hpcdl/models/ and own_networks.py."""
+"""The networks as in hpcdl/models/, for TensorFlow 2.12 and Keras 2; hpcdl trains those that it has not by name."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def hepcnn() -> Any:
 
 
 def transformer() -> Any:
+    """Vaswani et al. 2017, "Attention is all you need", section 3; normalisation first as Xiong et al. 2020."""
     vectors = x = tf.keras.Input((64, 256))
     for _ in range(4):
         y = layers.LayerNormalization()(x)
@@ -97,12 +98,14 @@ def transformer() -> Any:
 
 
 def lstm() -> Any:
+    """Hochreiter and Schmidhuber 1997: two layers of 256."""
     vectors = tf.keras.Input((64, 128))
     x = layers.LSTM(256)(layers.LSTM(256, return_sequences=True)(vectors))
     return tf.keras.Model(vectors, layers.Dense(10)(x))
 
 
 def unet() -> Any:
+    """Ronneberger et al. 2015: three levels down and up, then a mean."""
     images = x = tf.keras.Input((96, 96, 3))
     kept = []
     for filters in (16, 32, 64):

@@ -1,4 +1,4 @@
-"""The networks for PyTorch, by its own modules: layers and sizes as in hpcdl/models/ and own_networks.py."""
+"""The networks for PyTorch, by its own modules: layers and sizes as in hpcdl/models/ and networks.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The all-reduce that was measured fastest for each size on this machine.
 
 Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache. Where there is none, all
-ranks time the algorithms once, which takes a second or so, some where links are slow, and rank 0 keeps the result.
+ranks time the algorithms once, which takes a second or so, several where links are slow, and rank 0 keeps the result.
 Every rank gets rank 0's table, so none chooses otherwise. `Workspace(measure=False)` goes by size and number of ranks
 alone: the same choice in every run.
 
@@ -88,8 +88,7 @@ def _agree(communicator: Communicator) -> Timetable:
     (document, *_) = communicator.allgather_json(asdict(found) if found else None)
     if document is not None:
         return from_json(Timetable, document)
-    group = for_control(communicator)
-    table = measure(group, SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S, prune=True)
+    table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
     if communicator.rank == 0:
         with contextlib.suppress(OSError):  # a full or read-only home costs the next run a second, no more
             save_table(path, table)

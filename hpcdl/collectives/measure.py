@@ -74,19 +74,18 @@ def measure(
     repeats: int = 3,
     of_tries: Callable[[Sequence[float]], float] = statistics.median,
     time_limit_s: float = float("inf"),
-    prune: bool = False,
     workspace: Workspace | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Timetable:
     """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
 
     One call of each warms up. `of_tries` makes one number of `repeats` tries; once a size has taken `time_limit_s`, no
-    more than two. `prune`: large sizes are left out for algorithms that are BEHIND. `tick` is called after each size.
+    more than two. Large sizes are left out for algorithms that are BEHIND. `tick` is called after each size.
     """
     kept = workspace or Workspace()
     rows: list[Row] = []
     for num_bytes in sizes:
-        samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows, prune=prune)}
+        samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows)}
         spent_s = 0.0  # the same on every rank, as each sample is
         for repeat in range(repeats + 1):
             if repeat > FEWEST and spent_s > time_limit_s:
@@ -107,9 +106,9 @@ def measure(
     return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
 
 
-def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row], *, prune: bool) -> Sequence[str]:
+def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row]) -> Sequence[str]:
     """Those of `names` that may be the fastest at this size; `rows` are those before."""
-    if not prune or num_bytes < LARGE_BYTES or not rows:
+    if num_bytes < LARGE_BYTES or not rows:
         return names
     seconds = rows[-1].seconds
     return [name for name in names if name in seconds and seconds[name] <= BEHIND * min(seconds.values())]

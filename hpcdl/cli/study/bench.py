@@ -77,20 +77,21 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
         return
+    serves = serves_auto([row.bytes for row in result.rows])
+    if not serves:
+        ends = f"{format_bytes(SMALL_BYTES)} or less to {format_bytes(LARGE_BYTES)} or more"
+        say(f"these times are not kept for --strategy auto, which needs sizes from {ends}")
     if json:
         print_json(dataclasses.asdict(result))
         return
-    _print_allreduce(result)
+    _print_allreduce(result, "<- auto" if serves else "<- fastest")
     slowest = result.slowest_pair
     pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
-    if not serves_auto([row.bytes for row in result.rows]):
-        ends = f"{format_bytes(SMALL_BYTES)} or less to {format_bytes(LARGE_BYTES)} or more"
-        say(f"--strategy auto keeps its own times: it needs sizes from {ends}")
     say(f"slowest pair: ranks {pair}, {format_seconds(slowest.seconds)} for 1 MiB, {slowest.ratio:.2f} x the median")
     say(f"next: hpcdl train --model resnet50 --data DIR --strategy auto --ranks {result.ranks}")
 
 
-def _print_allreduce(result: AllreduceResult) -> None:
+def _print_allreduce(result: AllreduceResult, mark: str) -> None:
     best: dict[int, AllreduceRow] = {}
     for row in result.rows:
         if row.bytes not in best or row.seconds < best[row.bytes].seconds:
@@ -105,7 +106,7 @@ def _print_allreduce(result: AllreduceResult) -> None:
                 format_seconds(row.seconds),
                 f"{row.bus_bandwidth / 1e9:.2f}",
                 f"{row.share_of_bound:.2f}",
-                "<- auto" if best[row.bytes] is row else "",
+                mark if best[row.bytes] is row else "",
             ]
             for row in result.rows
         ],

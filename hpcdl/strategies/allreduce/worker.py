@@ -225,7 +225,7 @@ class AllReduceWorker(Worker):
         earlier: list[Any] = []
         for number, (bucket, wire) in enumerate(plan):
             mine = [gradients[index] for index in bucket]
-            with tf.control_dependencies(earlier):  # one bucket is packed while another travels: no more memory
+            with tf.control_dependencies(earlier):  # at most one is packed ahead, for memory's sake
                 flat = packed(mine)
             earlier = previous
             with tf.control_dependencies(previous):

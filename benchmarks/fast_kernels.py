@@ -1,6 +1,6 @@
 """Steps and layers under hpcdl's fast kernels beside Keras's own operations.
 
-    python benchmarks/fast_kernels.py [--networks resnet50,googlenet] [--batch-size 8] [--cores 1] [--tries 5]
+    python -m benchmarks.fast_kernels [--networks resnet50,googlenet] [--batch-size 8] [--cores 1] [--tries 5]
         [--onednn on|off] [--layers]
 
 Whole steps (forward, backward, update with momentum) of one worker without an exchange: the same network and samples
@@ -27,7 +27,8 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "batch normalization": (8, 56, 56, 256), "batch normalization, late": (8, 7, 7, 2048),
     "batch normalization of rows": (256, 1024), "batch normalization of volumes": (4, 16, 32, 32, 32),
     "layer normalization": (16, 128, 256), "1x1 convolution": (8, 56, 56, 256), "gelu": (16, 128, 1024),
-    "lstm": (8, 64, 128),
+    "approximate gelu": (16, 128, 1024), "silu": (16, 128, 1024), "gelu of few": (8, 16, 64),
+    "attention": (8, 64, 256), "attention over many": (4, 512, 256), "lstm": (8, 64, 128),
 }  # fmt: skip
 CALLS = 10
 """Of a layer in a row, for one time."""
@@ -152,12 +153,24 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
     if name.startswith("batch") or name == "lstm":
         layer = layers.LSTM(256, return_sequences=True) if name == "lstm" else layers.BatchNormalization()
         named = {"training": True}
+    elif name.startswith("attention"):
+        named = {}
+        attention = layers.MultiHeadAttention(8, 32)
+        attention.build(shape, shape)
+
+        def layer(inputs: Any) -> Any:
+            return attention(inputs, inputs)
+
+        layer.trainable_variables = attention.trainable_variables
     else:
         named = {}
         layer = {
             "layer normalization": layers.LayerNormalization,
             "1x1 convolution": lambda: layers.Conv2D(64, 1, use_bias=False),
             "gelu": lambda: layers.Activation("gelu"),
+            "gelu of few": lambda: layers.Activation("gelu"),
+            "approximate gelu": lambda: layers.Lambda(lambda x: keras.activations.gelu(x, approximate=True)),
+            "silu": lambda: layers.Activation("silu"),
         }[name]()
     generator = numpy.random.default_rng(0)
     inputs = tf.constant(generator.standard_normal(shape, numpy.float32))

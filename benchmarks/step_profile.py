@@ -26,7 +26,7 @@ from benchmarks.fast_kernels import NETWORKS as SHAPES
 
 NETWORKS = ("resnet50", "googlenet", "alexnet", "lenet", "lstm", "transformer", "unet")
 KINDS: dict[str, tuple[str, ...]] = {
-    "convolution, product": ("Conv", "MatMul", "Einsum", "Depthwise"),
+    "convolution, product": ("Conv", "MatMul", "Einsum", "Depthwise", "LSTM"),
     "normalization": ("BatchNorm",),
     "pooling": ("MaxPool", "AvgPool"),
     "update": ("ResourceApply", "Assign"),
@@ -39,7 +39,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """How an operation's type begins, or what stands in it, for the first two; the first kind that fits counts."""
 ELSE, BETWEEN = "element-wise, rest", "between"
-OPERATION = re.compile(r"[^\s:]+:([A-Za-z_]\w*)")
+OPERATION = re.compile(r"[^\s:]+:([A-Za-z_]\w*)|(CpuExecutable)::\w+")
+"""The executor's name of an operation, or what XLA compiled."""
 Events = Sequence[tuple[int, int, str]]
 """Of one thread: begin and end in picoseconds, and the operation's type."""
 
@@ -90,7 +91,7 @@ def operations_of(space: Any) -> Iterable[Events]:
     """Each thread's operations; the executor calls them `name:Type`."""
     for plane in space.planes:
         found = {number: OPERATION.fullmatch(metadata.name) for number, metadata in plane.event_metadata.items()}
-        kinds = {number: match[1] for number, match in found.items() if match}
+        kinds = {number: match[1] or match[2] for number, match in found.items() if match}
         for line in plane.lines:
             yield [
                 (event.offset_ps, event.offset_ps + event.duration_ps, kinds[event.metadata_id])

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.peers import environment, tables
+from benchmarks.peers.steps import LEARNING_RATE
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags, launcher_of
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.records.from_json import from_json
@@ -35,8 +36,8 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ENVIRONMENT, JOURNAL = Path("build/peers-environment"), Path("build/peers-tries.jsonl")
 PYTORCH_ENVIRONMENT = Path("build/peers-pytorch")
 NETWORKS = {
-    "lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 10), "googlenet": (8, 10), "resnet50": (8, 8),
-    "hepcnn": (8, 5), "transformer": (8, 30), "lstm": (8, 15), "unet": (8, 15),
+    "lenet": (16, 200), "cifar10-quick": (100, 50), "alexnet": (16, 7), "vgg19": (2, 3), "googlenet": (8, 6),
+    "resnet50": (8, 5), "hepcnn": (8, 4), "transformer": (8, 30), "lstm": (8, 15), "unet": (8, 15),
 }  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
 OWN_NETWORKS = {"transformer": 3_162_122, "lstm": 922_122, "unet": 488_210}
@@ -112,7 +113,8 @@ class Engines:
             return line, {**self._bare, **environment_for(self._own.flavour)}
         line = [
             sys.executable, "-m", "hpcdl", "bench", "step", "--model", model, "--batch-size", amount[1],
-            "--ranks", "2", "--strategy", run.engine, "--steps", amount[2], "--allow-grpc", "--json",
+            "--ranks", "2", "--strategy", run.engine, "--steps", amount[2],
+            "--learning-rate", str(LEARNING_RATE), "--allow-grpc", "--json",
         ]  # fmt: skip
         return line, self._bare
 

@@ -38,6 +38,18 @@ def alexnet() -> Any:
     return tf.keras.Model(images, layers.Dense(1000)(x))
 
 
+def vgg19() -> Any:
+    images = x = tf.keras.Input((224, 224, 3))
+    for convolutions, filters in ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)):
+        for _ in range(convolutions):
+            x = _convolution(x, filters, 3)
+        x = layers.MaxPooling2D(2)(x)
+    x = layers.Flatten()(x)
+    for _ in range(2):
+        x = layers.Dropout(0.5)(layers.Dense(4096, activation="relu")(x))
+    return tf.keras.Model(images, layers.Dense(1000)(x))
+
+
 def googlenet() -> Any:
     stages = (
         ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
@@ -120,8 +132,8 @@ def unet() -> Any:
 
 
 NETWORKS = {
-    "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "googlenet": googlenet, "resnet50": resnet50,
-    "hepcnn": hepcnn, "transformer": transformer, "lstm": lstm, "unet": unet,
+    "lenet": lenet, "cifar10-quick": cifar10_quick, "alexnet": alexnet, "vgg19": vgg19, "googlenet": googlenet,
+    "resnet50": resnet50, "hepcnn": hepcnn, "transformer": transformer, "lstm": lstm, "unet": unet,
 }  # fmt: skip
 
 

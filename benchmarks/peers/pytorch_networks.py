@@ -121,6 +121,19 @@ def alexnet() -> nn.Module:
     )  # fmt: skip
 
 
+def vgg19() -> nn.Module:
+    parts, channels = [], 3
+    for convolutions, filters in ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)):
+        for number in range(convolutions):
+            parts += _convolution(filters if number else channels, filters, 3)
+        parts.append(nn.MaxPool2d(2))
+        channels = filters
+    return nn.Sequential(
+        *parts, nn.Flatten(), nn.Linear(25088, 4096), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4096, 4096), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(4096, 1000),
+    )  # fmt: skip
+
+
 def googlenet() -> nn.Module:
     stages = (
         ((192, 64, 96, 128, 16, 32, 32), (256, 128, 128, 192, 32, 96, 64)),
@@ -180,9 +193,10 @@ def lstm() -> nn.Module:
 
 NETWORKS = {
     "lenet": (lenet, (1, 28, 28), 10), "cifar10-quick": (cifar10_quick, (3, 32, 32), 10),
-    "alexnet": (alexnet, (3, 227, 227), 1000), "googlenet": (googlenet, (3, 224, 224), 1000),
-    "resnet50": (resnet50, (3, 224, 224), 1000), "hepcnn": (hepcnn, (3, 224, 224), 2),
-    "transformer": (transformer, (64, 256), 10), "lstm": (lstm, (64, 128), 10), "unet": (Unet, (3, 96, 96), 10),
+    "alexnet": (alexnet, (3, 227, 227), 1000), "vgg19": (vgg19, (3, 224, 224), 1000),
+    "googlenet": (googlenet, (3, 224, 224), 1000), "resnet50": (resnet50, (3, 224, 224), 1000),
+    "hepcnn": (hepcnn, (3, 224, 224), 2), "transformer": (transformer, (64, 256), 10),
+    "lstm": (lstm, (64, 128), 10), "unet": (Unet, (3, 96, 96), 10),
 }  # fmt: skip
 """How each is made, the shape of a sample, and its classes."""
 

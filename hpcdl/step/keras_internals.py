@@ -125,7 +125,7 @@ def rate_variable(optimizer: Any) -> Any:
 
 
 def _backend_nn() -> ModuleType:
-    """The activations of Keras for TensorFlow, where every way to an activation ends."""
+    """Activations and attention of Keras for TensorFlow, where every way to them ends."""
     return importlib.import_module("keras.src.backend.tensorflow.nn")
 
 
@@ -134,6 +134,8 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "layer normalisation of a layer's inputs": (lambda: keras.layers.LayerNormalization, "call"),
     "the convolution of a layer": (lambda: keras.layers.Conv2D, "convolution_op"),
     "the activation gelu": (_backend_nn, "gelu"),
+    "the activation silu": (_backend_nn, "silu"),
+    "scaled dot-product attention": (_backend_nn, "dot_product_attention"),
     "the steps of an LSTM": (lambda: keras.layers.LSTM, "inner_loop"),
 }
 """Functions of Keras that step/kernels has in other ways: where they stand, and their names."""

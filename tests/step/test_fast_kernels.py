@@ -17,7 +17,7 @@ NUM_STEPS = 20
 SAME_LOSS, SAME_WEIGHTS = 1e-5, 1e-4
 BLOCKS: dict[str, tuple[str, ...]] = {
     "resnet": ("batch normalization", "1x1 convolution"),
-    "transformer": ("layer normalization", "gelu"),
+    "transformer": ("layer normalization", "gelu", "attention"),
     "volumes": ("batch normalization",),
     "series": ("lstm",),
 }
@@ -145,6 +145,39 @@ def of_layer(layer: Any, inputs: Any, *, fast: bool, **named: Any) -> list[Array
     return [numpy.asarray(one, numpy.float64) for one in found]
 
 
+def approximate_gelu(values: Any) -> Any:
+    import keras
+
+    return keras.activations.gelu(values, approximate=True)
+
+
+SOME = numpy.arange(3 * 6 * 6).reshape(3, 6, 6) % 5 > 1
+
+
+def attending(layers: Any, *, kind: str = "MultiHeadAttention", **named: Any) -> Any:
+    """Self-attention as a layer of one input."""
+    import keras
+
+    heads = {"num_heads": 2, "key_dim": 4} if kind == "MultiHeadAttention" else {
+        "num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    }  # fmt: skip
+
+    class SelfAttention(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = getattr(layers, kind)(**heads, **named)
+
+        def build(self, shape: Any) -> None:
+            self.attention.build(shape, shape)
+
+        def call(self, values: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
+            return self.attention(
+                values, values, attention_mask=attention_mask, use_causal_mask=use_causal_mask, training=False
+            )
+
+    return SelfAttention()
+
+
 CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] = {
     "pictures": (lambda layers: layers.BatchNormalization(), (4, 6, 5, 3), {"training": True}),
     "one row": (lambda layers: layers.BatchNormalization(), (1, 3), {"training": True}),
@@ -161,6 +194,21 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] =
     "two axes": (lambda layers: layers.LayerNormalization(axis=(1, 2)), (6, 4, 5), {}),
     "no offset": (lambda layers: layers.LayerNormalization(center=False), (6, 5), {}),
     "gelu": (lambda layers: layers.Activation("gelu"), (6, 5), {}),
+    "approximate gelu": (lambda layers: layers.Lambda(approximate_gelu), (6, 2, 5), {}),
+    "silu": (lambda layers: layers.Activation("silu"), (6, 5), {}),
+    "gelu of bfloat16": (lambda layers: layers.Activation("gelu", dtype="bfloat16"), (6, 5), {}),
+    "attention": (lambda layers: attending(layers), (3, 6, 8), {}),
+    "attention to what came before": (lambda layers: attending(layers), (3, 6, 8), {"use_causal_mask": True}),
+    "attention to some": (lambda layers: attending(layers), (3, 6, 8), {"attention_mask": SOME}),
+    "attention to some before": (
+        lambda layers: attending(layers),
+        (3, 6, 8),
+        {"attention_mask": SOME, "use_causal_mask": True},
+    ),
+    "attention with dropout": (lambda layers: attending(layers, dropout=0.5), (3, 6, 8), {}),
+    "attention of bfloat16": (lambda layers: attending(layers, dtype="mixed_bfloat16"), (3, 6, 8), {}),
+    "attention over two axes": (lambda layers: attending(layers, attention_axes=(1, 2)), (3, 2, 3, 8), {}),
+    "two queries a key": (lambda layers: attending(layers, kind="GroupQueryAttention"), (3, 6, 8), {}),
     "series": (lambda layers: layers.LSTM(4, return_sequences=True), (3, 6, 5), {"training": True}),
     "last of a series": (lambda layers: layers.LSTM(4), (3, 6, 5), {"training": True}),
     "series from its end": (lambda layers: layers.LSTM(4, go_backwards=True), (3, 6, 5), {"training": True}),

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.step.keras_internals import function_behind, is_replaced, layers_in, onednn_in_use, replace_function
+from hpcdl.step.kernels.attention import attention
 from hpcdl.step.kernels.convolution import pointwise_convolution
 from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
-from hpcdl.step.kernels.pointwise import gelu
+from hpcdl.step.kernels.pointwise import compiled
 from hpcdl.step.kernels.recurrent import lstm
 
 TOLERANCE = 1e-5
@@ -185,8 +186,35 @@ def _layer_normalization(layer: Any, inputs: Any) -> Call | None:
     return lambda: _back(layer_normalization(layer, tf.cast(inputs, tf.float32)), layer)
 
 
+_EXACT_GELU = compiled(lambda x: tf.nn.gelu(x, approximate=False))
+_APPROXIMATE_GELU = compiled(lambda x: tf.nn.gelu(x, approximate=True))
+_SILU = compiled(lambda x: x * tf.sigmoid(x))
+
+
 def _gelu(x: Any, approximate: bool = True) -> Call | None:
-    return None if approximate or not _of_a_type(x, tf.float32) else lambda: gelu(x)
+    return _activation(_APPROXIMATE_GELU if approximate else _EXACT_GELU, x)
+
+
+def _activation(kernel: Call, x: Any) -> Call | None:
+    return (lambda: kernel(x)) if _of_a_type(x, tf.float32) else None
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    **others: Any,
+) -> Call | None:
+    if bias is not None or any(others.values()) or not all(_of_a_type(one, tf.float32) for one in (query, key, value)):
+        return None
+    if len(query.shape) != 4 or query.shape[2:] != key.shape[2:] or None in query.shape[2:]:
+        return None  # of another rank, or several heads of queries have one of keys
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+    return lambda: attention(query, key, value, mask, factor, is_causal=is_causal)
 
 
 def _pointwise_convolution(layer: Any, inputs: Any, kernel: Any) -> Call | None:
@@ -215,6 +243,10 @@ def _is_one_by_one(layer: Any) -> bool:
     # With steps of two it would have to pick every other pixel first, which costs more than it wins.
     single = tuple(layer.kernel_size) == tuple(layer.strides) == tuple(layer.dilation_rate) == (1, 1)
     return single and layer.groups == 1 and bool(layer.data_format == "channels_last")
+
+
+def _is_attention(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention)
 
 
 def _made_up(*shape: int, seed: int = 0) -> Any:
@@ -249,9 +281,14 @@ def _recurrent_trial() -> SmallCase:
     return SmallCase(arguments=(layer, inputs, state, None), named={"training": True}, watched=watched)
 
 
-def _gelu_trial() -> SmallCase:
+def _activation_trial(**named: Any) -> SmallCase:
     inputs = _made_up(4, 25)
-    return SmallCase(arguments=(inputs,), named={"approximate": False}, watched=[inputs])
+    return SmallCase(arguments=(inputs,), named=named, watched=[inputs])
+
+
+def _attention_trial() -> SmallCase:
+    query, key, value = _made_up(2, 5, 3, 4), _made_up(2, 6, 3, 4, seed=2), _made_up(2, 6, 3, 7, seed=3)
+    return SmallCase(arguments=(query, key, value), named={"is_causal": True}, watched=[query, key, value])
 
 
 TABLE: tuple[Kernel, ...] = (
@@ -282,7 +319,21 @@ TABLE: tuple[Kernel, ...] = (
         where="the activation gelu",
         serves=lambda layer: getattr(layer, "activation", None) is keras.activations.gelu,
         chosen=_gelu,
-        trial=_gelu_trial,
+        trial=lambda: _activation_trial(approximate=False),
+    ),
+    Kernel(
+        name="silu",
+        where="the activation silu",
+        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.silu,
+        chosen=lambda x: _activation(_SILU, x),
+        trial=_activation_trial,
+    ),
+    Kernel(
+        name="attention",
+        where="scaled dot-product attention",
+        serves=_is_attention,
+        chosen=_attention,
+        trial=_attention_trial,
     ),
     Kernel(
         name="lstm",

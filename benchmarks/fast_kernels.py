@@ -27,7 +27,8 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "batch normalization": (8, 56, 56, 256), "batch normalization, late": (8, 7, 7, 2048),
     "batch normalization of rows": (256, 1024), "batch normalization of volumes": (4, 16, 32, 32, 32),
     "layer normalization": (16, 128, 256), "1x1 convolution": (8, 56, 56, 256), "gelu": (16, 128, 1024),
-    "approximate gelu": (16, 128, 1024), "silu": (16, 128, 1024), "gelu of few": (8, 16, 64),
+    "approximate gelu": (16, 128, 1024), "silu": (16, 128, 1024), "hard silu": (16, 128, 1024),
+    "gelu of few": (8, 16, 64),
     "attention": (8, 64, 256), "attention over many": (4, 512, 256), "lstm": (8, 64, 128),
 }  # fmt: skip
 CALLS = 10
@@ -171,6 +172,7 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
             "gelu of few": lambda: layers.Activation("gelu"),
             "approximate gelu": lambda: layers.Lambda(lambda x: keras.activations.gelu(x, approximate=True)),
             "silu": lambda: layers.Activation("silu"),
+            "hard silu": lambda: layers.Activation("hard_silu"),
         }[name]()
     generator = numpy.random.default_rng(0)
     inputs = tf.constant(generator.standard_normal(shape, numpy.float32))

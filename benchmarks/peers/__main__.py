@@ -1,11 +1,12 @@
 """hpcdl beside Horovod, PyTorch DDP, MultiWorkerMirroredStrategy and a hand-written loop over MPI: `make peers`.
 
-    python -m benchmarks.peers [--networks lenet,alexnet] [--engines auto,horovod] [--tries 5] [--out PAGE]
+    python -m benchmarks.peers [--networks lenet,alexnet] [--engines auto,horovod] [--ranks 2] [--tries 5] [--out PAGE]
 
 Every try runs each engine on each network in turn: two ranks, steps with and without exchange in turn in the same
-processes. Real-time priority where that is allowed, so that other work on the machine waits. Horovod and PyTorch get
-environments of their own in build/, which needs a network once, and compilers for Horovod. Tries are kept in --journal
-as they end; `--tables JOURNAL` makes the tables from one again. An engine that fails is a row that says so.
+processes. With `--ranks 1` one rank has all cores, and nothing is exchanged. Real-time priority where that is allowed,
+so that other work on the machine waits. Horovod and PyTorch get environments of their own in build/, which needs a
+network once, and compilers for Horovod. Tries are kept in --journal as they end; `--tables JOURNAL` makes the tables
+from one again. An engine that fails is a row that says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from benchmarks.peers.steps import LEARNING_RATE
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags, launcher_of
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.records.from_json import from_json
+from hpcdl.core.units import counted
 from hpcdl.models.table import model_info
 from hpcdl.node.machines import read_topology
 
@@ -46,6 +49,8 @@ LABELS = {
     "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod", "pytorch-ddp": "PyTorch DDP",
     "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
 }  # fmt: skip
+ALONE = ("auto", "horovod", "pytorch-ddp")
+"""Engines that `--ranks 1` compares; hpcdl's is `single` then."""
 PATIENCE_S = 900.0
 REAL_TIME = ("chrt", "-r", "5")
 Line = tuple[list[str], Mapping[str, str]]
@@ -61,16 +66,17 @@ class Planned:
     engine: str
     batch_size: int
     steps: int
+    ranks: int = 2
 
 
 def plan(
-    networks: Sequence[str], engines: Sequence[str], num_tries: int, num_steps: int | None = None
+    networks: Sequence[str], engines: Sequence[str], num_tries: int, num_steps: int | None = None, num_ranks: int = 2
 ) -> list[Planned]:
     """Every try of every network with every engine; engines take turns, then networks, then tries."""
     return [
         Planned(
             number=number, network=network, engine=engine, batch_size=NETWORKS[network][0],
-            steps=num_steps or NETWORKS[network][1],
+            steps=num_steps or NETWORKS[network][1], ranks=num_ranks,
         )
         for number in range(1, num_tries + 1)
         for network in networks
@@ -90,30 +96,34 @@ class Engines:
         if "pytorch-ddp" in chosen:
             self._pytorch = environment.with_pytorch(ROOT / PYTORCH_ENVIRONMENT, self._bare)
         if "horovod" in chosen:
-            python = environment.with_horovod(ROOT / ENVIRONMENT, self._bare)
-            flavour, its_version = launcher_of(Path("mpiexec"))
+            outside = {**self._bare, "PATH": without_own(self._bare.get("PATH", ""))}
+            python = environment.with_horovod(ROOT / ENVIRONMENT, outside)
+            mpiexec = shutil.which("mpiexec", path=outside["PATH"]) or "mpiexec"
+            flavour, its_version = launcher_of(Path(mpiexec))
             self._horovod_mpi = f"{flavour} {its_version}"
-            self._horovod = ["mpiexec", *launch_flags(flavour), "-n", "2", str(python), str(HERE / "horovod_rank.py")]
-            self._horovod_environment = {**self._bare, **environment_for(flavour)}
+            self._horovod = [mpiexec, *launch_flags(flavour), "-n"]
+            self._horovod_rank = [str(python), str(HERE / "horovod_rank.py")]
+            self._horovod_environment = {**outside, **environment_for(flavour)}
 
     def line(self, run: Planned) -> Line:
         """What prints the JSON of `run` on stdout."""
-        amount = [run.network, str(run.batch_size), str(run.steps)]
+        ranks = str(run.ranks)
+        amount = [run.network, str(run.batch_size), str(run.steps), ranks]
         if run.engine == "horovod":
-            return [*self._horovod, *amount], self._horovod_environment
+            return [*self._horovod, ranks, *self._horovod_rank, *amount], self._horovod_environment
         if run.engine == "pytorch-ddp":
-            flags = ["--standalone", "--nproc-per-node", "2"]
+            flags = ["--standalone", "--nproc-per-node", ranks]
             line = [str(self._pytorch), "-m", "torch.distributed.run", *flags, str(HERE / "pytorch_rank.py"), *amount]
             return line, self._bare
         model = model_of(run.network)
         if run.engine == "mpi-loop":
             flags = launch_flags(self._own.flavour)
-            line = [str(self._own.path), *flags, "-n", "2", sys.executable, str(HERE / "mpi_rank.py"), model]
+            line = [str(self._own.path), *flags, "-n", ranks, sys.executable, str(HERE / "mpi_rank.py"), model]
             line += amount[1:]
             return line, {**self._bare, **environment_for(self._own.flavour)}
         line = [
             sys.executable, "-m", "hpcdl", "bench", "step", "--model", model, "--batch-size", amount[1],
-            "--ranks", "2", "--strategy", run.engine, "--steps", amount[2],
+            "--ranks", ranks, "--strategy", run.engine if run.ranks > 1 else "single", "--steps", amount[2],
             "--learning-rate", str(LEARNING_RATE), "--allow-grpc", "--json",
         ]  # fmt: skip
         return line, self._bare
@@ -128,6 +138,12 @@ class Engines:
         if self._pytorch:
             own += f"; torch=={environment.version_of(self._pytorch, 'torch', self._bare)} with gloo"
         return own
+
+
+def without_own(path: str) -> str:
+    """PATH without hpcdl's environment: Horovod is built with the machine's MPI, and starts by that one's mpiexec."""
+    own = Path(sys.executable).parent
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder) != own)
 
 
 def model_of(network: str) -> str:
@@ -175,14 +191,15 @@ def answered(given: Mapping[str, Any], stdout: str) -> tables.Try:
     try:
         found = json.JSONDecoder().raw_decode(stdout, stdout.index("{"))[0]
         known = {field.name for field in dataclasses.fields(tables.Try)} - set(given)
-        one = tables.Try(**given, **{name: value for name, value in found.items() if name in known})
+        told = {name: value for name, value in found.items() if name in known and value is not None}
+        one = tables.Try(**given, **told)
     except (ValueError, AttributeError, TypeError):
         return tables.Try(**given, error=f"no result in {stdout[-100:]!r}")
     wanted = num_parameters(one.network)
     if one.parameters and one.parameters != wanted:
         return tables.Try(**given, error=f"another network: {one.parameters:,} parameters, not {wanted:,}")
-    if found.get("ranks", 2) != 2 or not one.step_seconds > 0:
-        return tables.Try(**given, error="no step of two ranks was measured")
+    if found.get("ranks", one.ranks) != one.ranks or not one.step_seconds > 0:
+        return tables.Try(**given, error=f"no step of {counted(one.ranks, 'rank')} was measured")
     return one
 
 
@@ -190,7 +207,8 @@ def run_all(runs: Sequence[Planned], line_of: Callable[[Planned], Line], prefix:
     """Each try as it ends, told of on stderr."""
     for place, run in enumerate(runs, 1):
         one = measure(run, line_of(run), prefix)
-        told = one.error or f"{tables.ms(one.step_seconds)} ms a step, {tables.ms(one.exposed_seconds)} ms exposed"
+        exposed = f", {tables.ms(one.exposed_seconds)} ms exposed" if run.ranks > 1 else ""
+        told = one.error or f"{tables.ms(one.step_seconds)} ms a step{exposed}"
         print(f"{place}/{len(runs)} try {run.number}: {run.network}, {run.engine}: {told}", file=sys.stderr, flush=True)
         yield one
 
@@ -234,7 +252,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
     parser = Parser(prog="benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--engines", default=",".join(LABELS))
+    parser.add_argument("--engines")
+    parser.add_argument("--ranks", type=int, choices=(1, 2), default=2)
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of each kind in a try; by default as many as suit the network")
     parser.add_argument("--priority", choices=("real-time", "normal"), default="real-time")
@@ -242,8 +261,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--journal", type=Path, default=JOURNAL)
     parser.add_argument("--tables", type=Path, metavar="JOURNAL", help="measure nothing")
     asked = parser.parse_args(words)
-    asked.networks, asked.engines = asked.networks.split(","), asked.engines.split(",")
-    for kind, given, known in (("network", asked.networks, NETWORKS), ("engine", asked.engines, LABELS)):
+    engines = ALONE if asked.ranks == 1 else tuple(LABELS)
+    asked.networks, asked.engines = asked.networks.split(","), (asked.engines or ",".join(engines)).split(",")
+    for kind, given, known in (("network", asked.networks, NETWORKS), ("engine", asked.engines, engines)):
         for name in given:
             if name not in known:
                 raise UnknownNameError(kind, name, known)
@@ -259,7 +279,7 @@ def main(words: Sequence[str]) -> None:
     if not asked.tables:
         engines = Engines(asked.engines)
         prefix, its_priority = priority(asked.priority)
-        runs = plan(asked.networks, asked.engines, asked.tries, asked.steps)
+        runs = plan(asked.networks, asked.engines, asked.tries, asked.steps, asked.ranks)
         asked.journal.parent.mkdir(parents=True, exist_ok=True)
         with asked.journal.open("w") as journal:
             told = head(words, engines.versions(), its_priority)

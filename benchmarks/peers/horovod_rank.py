@@ -1,6 +1,6 @@
 """One Horovod rank: a network's step with and without exchange in turn, on TensorFlow 2.12; rank 0 prints JSON.
 
-mpiexec -n 2 PYTHON benchmarks/peers/horovod_rank.py NETWORK BATCH STEPS
+mpiexec -n RANKS PYTHON benchmarks/peers/horovod_rank.py NETWORK BATCH STEPS RANKS
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from steps import take_own_cores
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-NUM_CORES = take_own_cores(2)
+NUM_CORES = take_own_cores(int(sys.argv[4]))
 
 import horovod.tensorflow as hvd  # noqa: E402  the cores are chosen before threads start
 import tensorflow as tf  # noqa: E402
@@ -25,7 +25,7 @@ tf.config.threading.set_inter_op_parallelism_threads(2)
 def main() -> None:
     network, batch, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     hvd.init()
-    if hvd.size() != 2:
+    if hvd.size() != int(sys.argv[4]):
         raise SystemExit(f"{hvd.size()} rank: this mpiexec is not of the MPI that Horovod was built with")
     tf.random.set_seed(1)
     model = NETWORKS[network]()

@@ -1,6 +1,6 @@
 """One rank of a loop as one writes it by hand: gradients, one MPI_Allreduce of them all, update; rank 0 prints JSON.
 
-    mpiexec -n 2 python benchmarks/peers/mpi_rank.py MODEL BATCH STEPS
+    mpiexec -n RANKS python benchmarks/peers/mpi_rank.py MODEL BATCH STEPS RANKS
 
 MODEL is what --model takes; nothing else is hpcdl's. Also told: what an in-place MPI_Allreduce of the same bytes takes
 by itself, in one call and in slices that stay in the cache; the faster one is the limit of every exchange.
@@ -18,7 +18,7 @@ from typing import Any
 from steps import LEARNING_RATE, measured, take_own_cores
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-NUM_CORES = take_own_cores(2)
+NUM_CORES = take_own_cores(int(sys.argv[4]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import keras  # noqa: E402  the cores are chosen before threads start

@@ -1,6 +1,6 @@
 """One rank of PyTorch's DistributedDataParallel over gloo: steps with and without exchange; rank 0 prints JSON.
 
-    PYTHON -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/peers/pytorch_rank.py NETWORK BATCH STEPS
+    PYTHON -m torch.distributed.run --standalone --nproc-per-node RANKS pytorch_rank.py NETWORK BATCH STEPS RANKS
 
 Images lie as PyTorch computes this network faster, channels first or last: three steps of each say which.
 """
@@ -13,7 +13,7 @@ import time
 
 from steps import take_own_cores
 
-NUM_CORES = take_own_cores(2)
+NUM_CORES = take_own_cores(int(sys.argv[4]))
 
 import torch  # noqa: E402  the cores are chosen before threads start
 import torch.distributed as ranks  # noqa: E402

@@ -29,6 +29,7 @@ class Try:
     number: int
     batch_size: int
     steps: int
+    ranks: int = 2
     load: float
     step_seconds: float = 0.0
     compute_seconds: float = 0.0
@@ -68,19 +69,40 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
     """Everything between the markers; `labels` are the engines' names for a reader."""
     loads = [one.load for one in tries]
     networks = list(dict.fromkeys(one.network for one in tries))
+    alone = tries[0].ranks == 1
     said = (
-        f"`{head.command}`, {head.date}: {head.machine}; {head.versions}. Two ranks, each with half of the cores; "
+        f"`{head.command}`, {head.date}: {head.machine}; {head.versions}. "
+        f"{'One rank with all cores' if alone else 'Two ranks, each with half of the cores'}; "
         f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}. A try is the median "
-        "of its steps; the table has medians over the tries (minimum to maximum). Exposed: the step with exchange less "
-        "the step without, which take turns in the same processes. Behind who is ahead stands hpcdl's `auto` over the "
-        "row's engine: the median of the ratios within a try. It is left out where an exchange is lost in noise."
+        "of its steps; the table has medians over the tries (minimum..maximum). Behind who is ahead stands hpcdl's "
+        f"`{'single' if alone else 'auto'}` over the row's engine: the median of the ratios within a try."
+    )
+    if alone:
+        return "\n".join([
+            _paragraph(said),
+            "",
+            "| network, batch | engine | whole step, ms | ahead |",
+            "|---|---|---|---|",
+            *(
+                _row({**labels, OWN: "hpcdl `single`"}, tries, network, engine, (_whole,))
+                for network in networks
+                for engine in _engines(tries, network)
+            ),
+        ])  # fmt: skip
+    said += (
+        " Exposed: the step with exchange less the step without, which take turns in the same processes. There is no "
+        "ratio where an exchange is lost in noise."
     )
     rows = [
         _paragraph(said),
         "",
         "| network, batch per rank | engine | whole step, ms | ahead | exposed, ms | ahead |",
         "|---|---|---|---|---|---|",
-        *(_row(labels, tries, network, engine) for network in networks for engine in _engines(tries, network)),
+        *(
+            _row(labels, tries, network, engine, (_whole, _exposed))
+            for network in networks
+            for engine in _engines(tries, network)
+        ),
     ]
     if not any(one.engine == LOOP for one in tries):  # there is no limit, and who is ahead stands in the rows
         return "\n".join(rows)
@@ -117,17 +139,23 @@ def _of(tries: Sequence[Try], network: str, engine: str) -> list[Try]:
     return [one for one in tries if (one.network, one.engine) == (network, engine) and not one.error]
 
 
-def _row(labels: dict[str, str], tries: Sequence[Try], network: str, engine: str) -> str:
+def _row(
+    labels: dict[str, str],
+    tries: Sequence[Try],
+    network: str,
+    engine: str,
+    times: Sequence[Callable[[Try], float]],
+) -> str:
     every = [one for one in tries if (one.network, one.engine) == (network, engine)]
     good = _of(tries, network, engine)
     failed = next((one.error.replace("|", "/") for one in every if one.error), "")
     counted = f" ({len(good)} of {len(every)} tries; failed: {failed})" if failed else ""
     name = f"| {network}, {every[0].batch_size} | {labels[engine]}{counted} "
     if not good:
-        return f"{name}| did not run | | | |"
+        return f"{name}| did not run |{' |' * (2 * len(times) - 1)}"
     own = _of(tries, network, OWN) if engine in PEERS else []
     cells = []
-    for of in (_whole, _exposed):
+    for of in times:
         cells += [spread([of(one) for one in good], ms), _ahead(own, good, of, labels[engine])]
     return f"{name}| {' | '.join(cells)} |"
 
@@ -182,7 +210,7 @@ def _ratios(
 def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
     """Median, and minimum and maximum where there are several."""
     median = shown(statistics.median(values))
-    return f"{median} ({shown(min(values))} to {shown(max(values))})" if len(values) > 1 else median
+    return f"{median} ({shown(min(values))}..{shown(max(values))})" if len(values) > 1 else median
 
 
 def ms(seconds: float) -> str:

@@ -135,6 +135,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "the convolution of a layer": (lambda: keras.layers.Conv2D, "convolution_op"),
     "the activation gelu": (_backend_nn, "gelu"),
     "the activation silu": (_backend_nn, "silu"),
+    "the activation hard silu": (_backend_nn, "hard_silu"),
     "scaled dot-product attention": (_backend_nn, "dot_product_attention"),
     "the steps of an LSTM": (lambda: keras.layers.LSTM, "inner_loop"),
 }
@@ -161,6 +162,12 @@ def replace_function(where: str, function: Callable[..., Any]) -> None:
     if function is not plain:
         vars(function)["in_place_of"] = plain
     setattr(owner(), name, function)
+
+
+def is_training() -> bool:
+    """Whether a layer is being called with training=True; outside of layers nobody has said so."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    return getattr(state.get_global_attribute("current_call_ctx"), "training", None) is True
 
 
 def onednn_in_use() -> bool:

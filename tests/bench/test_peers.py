@@ -52,7 +52,7 @@ def test_a_row_has_median_and_extremes_of_the_tries() -> None:
     ]
     text = tables.section(HEAD, peers.LABELS, tries)
     assert cells(text, "lenet, 16 | hpcdl `auto`")[2:] == [
-        "12.0 (11.0 to 13.0)", "", "2.00 (1.00 to 3.00)", "",
+        "12.0 (11.0..13.0)", "", "2.00 (1.00..3.00)", "",
     ]  # fmt: skip
     assert "made-up processor" in text and "real-time priority" in text and "python -m benchmarks.peers" in text
     assert text.index("whole step, ms") < text.index("exposed, ms")
@@ -71,14 +71,14 @@ def test_each_row_says_who_is_ahead_by_ratios_of_the_same_try() -> None:
     ]
     text = tables.section(HEAD, peers.LABELS, tries)
     assert cells(text, "lenet, 16 | Horovod")[2:] == [
-        "16.0 (12.0 to 20.0)", "hpcdl: 0.90 (0.80 to 1.00)", "4.00 (4.00 to 4.00)", "Horovod: 1.00 (0.50 to 1.50)",
+        "16.0 (12.0..20.0)", "hpcdl: 0.90 (0.80..1.00)", "4.00 (4.00..4.00)", "Horovod: 1.00 (0.50..1.50)",
     ]  # fmt: skip
     assert cells(text, "lenet, 16 | PyTorch DDP")[3:] == [
-        "PyTorch DDP: 1.40 (1.20 to 1.60)", "1.00 (1.00 to 1.00)", "PyTorch DDP: 4.00 (2.00 to 6.00)",
+        "PyTorch DDP: 1.40 (1.20..1.60)", "1.00 (1.00..1.00)", "PyTorch DDP: 4.00 (2.00..6.00)",
     ]  # fmt: skip
     assert cells(text, "lenet | ")[1:] == [
-        "PyTorch DDP: 10.0 (`auto`: 14.0)", "PyTorch DDP: 1.00 (`auto`: 4.00)", "1.50 (1.00 to 2.00)",
-        "2.50 (2.00 to 3.00)",
+        "PyTorch DDP: 10.0 (`auto`: 14.0)", "PyTorch DDP: 1.00 (`auto`: 4.00)", "1.50 (1.00..2.00)",
+        "2.50 (2.00..3.00)",
     ]  # fmt: skip
 
 
@@ -135,6 +135,23 @@ def test_the_plan_takes_engines_in_turn() -> None:
     ]  # fmt: skip
     assert {(one.batch_size, one.steps) for one in planned} == {peers.NETWORKS["lenet"], peers.NETWORKS["alexnet"]}
     assert {one.steps for one in peers.plan(["lenet"], ["auto"], 1, 3)} == {3}
+
+
+def test_one_rank_is_compared_without_an_exchange() -> None:
+    assert peers.arguments(["--ranks", "1"]).engines == list(peers.ALONE)
+    with pytest.raises(UsageError, match="unknown engine 'ring'"):
+        peers.arguments(["--ranks", "1", "--engines", "ring"])
+    alone = [dataclasses.replace(one, ranks=1) for one in (tried("auto", step=0.01), tried("horovod", step=0.02))]
+    text = tables.section(HEAD, peers.LABELS, [*alone, dataclasses.replace(tried("pytorch-ddp", error="no"), ranks=1)])
+    assert cells(text, "lenet, 16 | Horovod") == ["lenet, 16", "Horovod", "20.0", "hpcdl: 0.50"]
+    assert cells(text, "lenet, 16 | hpcdl `single`")[2:] == ["10.0", ""]
+    assert cells(text, "lenet, 16 | PyTorch")[2:] == ["did not run", ""]
+    assert "One rank with all cores" in text and "xposed" not in text and "`single` over" in text
+
+
+def test_horovod_is_started_by_the_mpi_that_it_is_built_with() -> None:
+    own = str(Path(sys.executable).parent)
+    assert peers.without_own(os.pathsep.join([own, "/usr/bin", own, "/bin"])) == "/usr/bin:/bin"
 
 
 def test_every_network_of_the_plan_is_one_of_hpcdls_or_has_a_file() -> None:
@@ -226,8 +243,11 @@ def test_an_engine_that_fails_or_says_nothing_useful_is_an_error_of_its_try() ->
     assert "another network: 7 parameters, not 431,080" in errors(
         'print(\'{"step_seconds": 1, "compute_seconds": 1, "parameters": 7}\')'
     )
-    assert "no step of two ranks" in errors('print(\'{"step_seconds": 1, "compute_seconds": 1, "ranks": 1}\')')
-    assert "no step of two ranks" in errors("print('{\"loss\": 1}')")
+    assert "no step of 2 ranks" in errors('print(\'{"step_seconds": 1, "compute_seconds": 1, "ranks": 1}\')')
+    assert "no step of 2 ranks" in errors("print('{\"loss\": 1}')")
+    (alone,) = peers.plan(["lenet"], ["auto"], 1, num_ranks=1)
+    found = 'print(\'{"step_seconds": 1, "compute_seconds": null, "ranks": 1}\')'
+    assert peers.measure(alone, ([sys.executable, "-c", found], {}), ()).error == ""
     assert errors('print(\'a word\\n{"step_seconds": 2, "compute_seconds": 1, "parameters": 431080}\')') == ""
 
 

@@ -145,6 +145,13 @@ def of_layer(layer: Any, inputs: Any, *, fast: bool, **named: Any) -> list[Array
     return [numpy.asarray(one, numpy.float64) for one in found]
 
 
+def activated(activation: Any, **named: Any) -> Any:
+    """A model of one activation."""
+    import keras
+
+    return keras.Sequential([keras.layers.Activation(activation, **named)])
+
+
 def approximate_gelu(values: Any) -> Any:
     import keras
 
@@ -170,9 +177,11 @@ def attending(layers: Any, *, kind: str = "MultiHeadAttention", **named: Any) ->
         def build(self, shape: Any) -> None:
             self.attention.build(shape, shape)
 
-        def call(self, values: Any, attention_mask: Any = None, use_causal_mask: bool = False) -> Any:
+        def call(
+            self, values: Any, attention_mask: Any = None, use_causal_mask: bool = False, training: Any = None
+        ) -> Any:
             return self.attention(
-                values, values, attention_mask=attention_mask, use_causal_mask=use_causal_mask, training=False
+                values, values, attention_mask=attention_mask, use_causal_mask=use_causal_mask, training=training
             )
 
     return SelfAttention()
@@ -193,22 +202,39 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] =
     "rows of bfloat16": (lambda layers: layers.LayerNormalization(dtype="mixed_bfloat16"), (6, 2, 5), {}),
     "two axes": (lambda layers: layers.LayerNormalization(axis=(1, 2)), (6, 4, 5), {}),
     "no offset": (lambda layers: layers.LayerNormalization(center=False), (6, 5), {}),
-    "gelu": (lambda layers: layers.Activation("gelu"), (6, 5), {}),
-    "approximate gelu": (lambda layers: layers.Lambda(approximate_gelu), (6, 2, 5), {}),
-    "silu": (lambda layers: layers.Activation("silu"), (6, 5), {}),
-    "gelu of bfloat16": (lambda layers: layers.Activation("gelu", dtype="bfloat16"), (6, 5), {}),
-    "attention": (lambda layers: attending(layers), (3, 6, 8), {}),
-    "attention to what came before": (lambda layers: attending(layers), (3, 6, 8), {"use_causal_mask": True}),
-    "attention to some": (lambda layers: attending(layers), (3, 6, 8), {"attention_mask": SOME}),
+    "gelu": (lambda layers: activated("gelu"), (6, 5), {"training": True}),
+    "approximate gelu": (lambda layers: activated(approximate_gelu), (6, 2, 5), {"training": True}),
+    "silu": (lambda layers: activated("silu"), (6, 5), {"training": True}),
+    "hard silu": (lambda layers: activated("hard_silu"), (6, 5), {"training": True}),
+    "gelu of bfloat16": (lambda layers: activated("gelu", dtype="bfloat16"), (6, 5), {"training": True}),
+    "attention": (lambda layers: attending(layers), (3, 6, 8), {"training": True}),
+    "attention to what came before": (
+        lambda layers: attending(layers),
+        (3, 6, 8),
+        {"use_causal_mask": True, "training": True},
+    ),
+    "attention to some": (lambda layers: attending(layers), (3, 6, 8), {"attention_mask": SOME, "training": True}),
     "attention to some before": (
         lambda layers: attending(layers),
         (3, 6, 8),
-        {"attention_mask": SOME, "use_causal_mask": True},
+        {"attention_mask": SOME, "use_causal_mask": True, "training": True},
     ),
-    "attention with dropout": (lambda layers: attending(layers, dropout=0.5), (3, 6, 8), {}),
-    "attention of bfloat16": (lambda layers: attending(layers, dtype="mixed_bfloat16"), (3, 6, 8), {}),
-    "attention over two axes": (lambda layers: attending(layers, attention_axes=(1, 2)), (3, 2, 3, 8), {}),
-    "two queries a key": (lambda layers: attending(layers, kind="GroupQueryAttention"), (3, 6, 8), {}),
+    "attention with dropout": (lambda layers: attending(layers, dropout=0.5), (3, 6, 8), {"training": False}),
+    "attention of bfloat16": (
+        lambda layers: attending(layers, dtype="mixed_bfloat16"),
+        (3, 6, 8),
+        {"training": True},
+    ),
+    "attention over two axes": (
+        lambda layers: attending(layers, attention_axes=(1, 2)),
+        (3, 2, 3, 8),
+        {"training": True},
+    ),
+    "two queries a key": (
+        lambda layers: attending(layers, kind="GroupQueryAttention"),
+        (3, 6, 8),
+        {"training": True},
+    ),
     "series": (lambda layers: layers.LSTM(4, return_sequences=True), (3, 6, 5), {"training": True}),
     "last of a series": (lambda layers: layers.LSTM(4), (3, 6, 5), {"training": True}),
     "series from its end": (lambda layers: layers.LSTM(4, go_backwards=True), (3, 6, 5), {"training": True}),
@@ -281,6 +307,44 @@ def test_an_lstm_of_another_kind_stays_kerass(settings: dict[str, Any]) -> None:
     given = {name: value for name, value in settings.items() if name in ways}
     layer = keras.layers.LSTM(4, **{name: value for name, value in settings.items() if name not in ways})
     assert chosen(layer, **{**ways, **given}) is None
+
+
+def test_activations_and_attention_are_others_while_a_model_trains_and_no_longer() -> None:
+    """What is exported, evaluated or called outside of layers has Keras's operations: others may lack XLA."""
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    names = use_fast_kernels(model := made("transformer")).names
+    assert {"gelu", "attention"} < {*names}
+
+    def operations(training: bool | None) -> list[str]:
+        spec = tf.TensorSpec((2, 9, 16), tf.float32)
+        traced = tf.function(lambda values: model(values, training=training), autograph=False)
+        return [operation.type for operation in traced.get_concrete_function(spec).graph.get_operations()]
+
+    plain, fast = operations(False), operations(True)
+    assert plain == operations(None)
+    assert plain.count("Erfc") == 1 and "Erfc" not in fast
+    assert plain.count("Einsum") == fast.count("Einsum") + 2
+    traced = tf.function(keras.activations.gelu, autograph=False).get_concrete_function(tf.TensorSpec((3, 5)))
+    assert "Erfc" in {operation.type for operation in traced.graph.get_operations()}
+
+
+def test_an_activation_of_any_length_is_not_compiled_for_each() -> None:
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import TABLE
+
+    kernels = [kernel for kernel in TABLE if kernel.name in {"gelu", "silu", "hard silu"}]
+    for shape, expected in (((None, 5), True), ((3, 4, 5), True), ((3, None, 5), False), (None, False)):
+
+        @tf.function(input_signature=[tf.TensorSpec(shape)])
+        def traced(values: Any, expected: bool = expected) -> None:
+            assert [kernel.chosen(values) is not None for kernel in kernels] == [expected] * 3
+
+        traced.get_concrete_function()
 
 
 def test_a_kernel_that_differs_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,14 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.step.keras_internals import function_behind, is_replaced, layers_in, onednn_in_use, replace_function
+from hpcdl.step.keras_internals import (
+    function_behind,
+    is_replaced,
+    is_training,
+    layers_in,
+    onednn_in_use,
+    replace_function,
+)
 from hpcdl.step.kernels.attention import attention
 from hpcdl.step.kernels.convolution import pointwise_convolution
 from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
@@ -34,7 +41,8 @@ class Kernel:
     """One faster operation.
 
     `where` is what keras_internals calls Keras's function. `serves` says whether a layer may call it. `chosen` takes
-    that function's arguments, and returns what computes them faster, or None. `trial` makes a small case.
+    that function's arguments, and returns what computes them faster, or None. `trial` makes a small case. With
+    `while_training` the function is Keras's where layers do not train: what is exported goes where XLA may be missing.
     """
 
     name: str
@@ -43,6 +51,7 @@ class Kernel:
     chosen: Callable[..., Call | None]
     trial: Callable[[], SmallCase]
     without_onednn: bool = False
+    while_training: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +146,7 @@ def difference(kernel: Kernel, plain: Call) -> float:
 def _replaced(kernel: Kernel, plain: Call) -> Call:
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
-        fast = kernel.chosen(*args, **kwargs)
+        fast = kernel.chosen(*args, **kwargs) if is_training() or not kernel.while_training else None
         return plain(*args, **kwargs) if fast is None else fast()
 
     return function
@@ -189,6 +198,7 @@ def _layer_normalization(layer: Any, inputs: Any) -> Call | None:
 _EXACT_GELU = compiled(lambda x: tf.nn.gelu(x, approximate=False))
 _APPROXIMATE_GELU = compiled(lambda x: tf.nn.gelu(x, approximate=True))
 _SILU = compiled(lambda x: x * tf.sigmoid(x))
+_HARD_SILU = compiled(lambda x: x * tf.nn.relu6(x + 3) / 6)
 
 
 def _gelu(x: Any, approximate: bool = True) -> Call | None:
@@ -196,7 +206,9 @@ def _gelu(x: Any, approximate: bool = True) -> Call | None:
 
 
 def _activation(kernel: Call, x: Any) -> Call | None:
-    return (lambda: kernel(x)) if _of_a_type(x, tf.float32) else None
+    if not _of_a_type(x, tf.float32) or x.shape.rank is None or None in x.shape[1:]:
+        return None  # each number of elements is compiled anew: batches have few, texts of any length have many
+    return lambda: kernel(x)
 
 
 def _attention(
@@ -320,6 +332,7 @@ TABLE: tuple[Kernel, ...] = (
         serves=lambda layer: getattr(layer, "activation", None) is keras.activations.gelu,
         chosen=_gelu,
         trial=lambda: _activation_trial(approximate=False),
+        while_training=True,
     ),
     Kernel(
         name="silu",
@@ -327,6 +340,15 @@ TABLE: tuple[Kernel, ...] = (
         serves=lambda layer: getattr(layer, "activation", None) is keras.activations.silu,
         chosen=lambda x: _activation(_SILU, x),
         trial=_activation_trial,
+        while_training=True,
+    ),
+    Kernel(
+        name="hard silu",
+        where="the activation hard silu",
+        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.hard_silu,
+        chosen=lambda x: _activation(_HARD_SILU, x),
+        trial=_activation_trial,
+        while_training=True,
     ),
     Kernel(
         name="attention",
@@ -334,6 +356,7 @@ TABLE: tuple[Kernel, ...] = (
         serves=_is_attention,
         chosen=_attention,
         trial=_attention_trial,
+        while_training=True,
     ),
     Kernel(
         name="lstm",

@@ -160,12 +160,12 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
         attention.build(shape, shape)
 
         def layer(inputs: Any) -> Any:
-            return attention(inputs, inputs)
+            return attention(inputs, inputs, training=True)
 
         layer.trainable_variables = attention.trainable_variables
-    else:
-        named = {}
-        layer = {
+    else:  # within a model, which is what trains
+        named = {"training": True}
+        kind = {
             "layer normalization": layers.LayerNormalization,
             "1x1 convolution": lambda: layers.Conv2D(64, 1, use_bias=False),
             "gelu": lambda: layers.Activation("gelu"),
@@ -173,7 +173,8 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
             "approximate gelu": lambda: layers.Lambda(lambda x: keras.activations.gelu(x, approximate=True)),
             "silu": lambda: layers.Activation("silu"),
             "hard silu": lambda: layers.Activation("hard_silu"),
-        }[name]()
+        }[name]
+        layer = keras.Sequential([kind()])
     generator = numpy.random.default_rng(0)
     inputs = tf.constant(generator.standard_normal(shape, numpy.float32))
     upstream = tf.constant(generator.standard_normal(layer(inputs).shape, numpy.float32))

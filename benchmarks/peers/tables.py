@@ -74,8 +74,8 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
         f"`{head.command}`, {head.date}: {head.machine}; {head.versions}. "
         f"{'One rank with all cores' if alone else 'Two ranks, each with half of the cores'}; "
         f"{head.priority}; load of the machine before a try {min(loads):.1f} to {max(loads):.1f}. A try is the median "
-        "of its steps; the table has medians over the tries (minimum..maximum). Behind who is ahead stands hpcdl's "
-        f"`{'single' if alone else 'auto'}` over the row's engine: the median of the ratios within a try."
+        "of its steps; below are medians of the tries (minimum..maximum). Ahead: who, and hpcdl's "
+        f"`{'single' if alone else 'auto'}` over the row's engine, the median of the ratios within a try."
     )
     if alone:
         return "\n".join([
@@ -90,8 +90,8 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
             ),
         ])  # fmt: skip
     said += (
-        " Exposed: the step with exchange less the step without, which take turns in the same processes. There is no "
-        "ratio where an exchange is lost in noise."
+        " Exposed: the step less one without exchange, in turn in the same processes. Where that is noise there is no "
+        "ratio."
     )
     rows = [
         _paragraph(said),

@@ -95,8 +95,8 @@ def test_ratios_are_of_the_same_try_and_a_failed_engine_is_a_row_that_says_so() 
     ]
     head, ring, horovod, pytorch = peers_hosts.rows(tries)
     assert head.split("  ")[0] == "engine" and "ring / it: exposed" in head
-    assert " ".join(ring.split()) == "hpcdl ring 2.000 (1.000 to 3.000) 0.500 (0.500 to 0.500) 2 (2 to 2)"
-    assert "1.000 (0.500 to 1.500)" in horovod and "0.375 (0.250 to 0.500)" in horovod
+    assert " ".join(ring.split()) == "hpcdl ring 2.000 (1.000..3.000) 0.500 (0.500..0.500) 2 (2..2)"
+    assert "1.000 (0.500..1.500)" in horovod and "0.375 (0.250..0.500)" in horovod
     assert pytorch == "PyTorch DDP (0 of 2: no route)"
 
 

@@ -50,9 +50,8 @@ def allreduce(
         finished(flattened(buffer))
         return
     kept = workspace or Workspace()
-    # Behind back-propagation no code is in the cache: to choose again would take a tenth of a small exchange.
-    chosen = kept.keep(("chosen", buffer.nbytes), lambda: COLLECTIVES.load(choose(communicator, buffer.nbytes, kept)))
-    chosen(communicator, buffer, kept, add, finished)
+    name = choose(communicator, buffer.nbytes, kept)
+    COLLECTIVES.load(name)(communicator, buffer, kept, add, finished)
     if workspace is None:
         kept.close()
 

@@ -366,6 +366,26 @@ def test_a_kernel_that_differs_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
 
 
+def test_a_kernel_whose_gradient_alone_is_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from hpcdl.step.kernels import table
+
+    @tf.custom_gradient
+    def spoilt(x: Any) -> Any:
+        return tf.nn.silu(x), lambda upstream: upstream * float("nan")
+
+    changed = [
+        dataclasses.replace(kernel, chosen=lambda x: lambda: spoilt(x)) if kernel.name == "silu" else kernel
+        for kernel in table.TABLE
+    ]
+    monkeypatch.setattr(table, "TABLE", tuple(changed))
+    found = table.use_fast_kernels()
+    assert "silu" not in found.names
+    assert found.warnings == ("silu: the fast kernel differs from Keras's by nan; Keras's is used",)
+    monkeypatch.undo()
+
+
 def test_a_kernel_that_fails_or_has_no_place_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
     import tensorflow as tf

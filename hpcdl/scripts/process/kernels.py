@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 KERNELS_VARIABLE = "HPCDL_FAST_KERNELS"
 """Set in the ranks of `hpcdl run --fast-kernels auto`, or `on`."""
@@ -37,10 +38,11 @@ def kernels_in_force() -> tuple[str, ...]:
 
 def _used(choice: str) -> tuple[str, ...]:
     from hpcdl.step.kernels.table import use_chosen_kernels
-    from hpcdl.strategies.base.graph import outside_graphs
 
-    with outside_graphs():  # a tape may be made while a step is traced
-        found = use_chosen_kernels(None, choice)
+    # A thread of its own is outside of the graph that is traced, where a tape may be made. Inside tf.init_scope no tape
+    # records, so no gradient would be compared.
+    with ThreadPoolExecutor(1) as beside:
+        found = beside.submit(use_chosen_kernels, None, choice).result()
     for text in found.warnings:
         warnings.warn(text, stacklevel=3)
     return found.names

@@ -163,7 +163,8 @@ def _work(
     if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
-    kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
+    choice = "off" if config.model.xla else config.model.fast_kernels
+    kernels = use_chosen_kernels(model, choice, xla=features.keras_optimizer)
     count = _count(config, features.synchronous)
     scaled, variables = config.model.precision == "mixed_float16", model.trainable_variables
     kinds = measure.kinds_of_steps(

@@ -126,7 +126,8 @@ def _run_worker(
     if line := fed(run_plan.dataset):
         journal.write("message", text=line)
     model = build_model(config, run_plan.dataset)
-    kernels = use_chosen_kernels(model, "off" if config.model.xla else config.model.fast_kernels)
+    choice = "off" if config.model.xla else config.model.fast_kernels
+    kernels = use_chosen_kernels(model, choice, xla=run_plan.info.features.keras_optimizer)
     record = dataclasses.replace(record, fast_kernels=kernels.names, warnings=[*record.warnings, *kernels.warnings])
     results.refuse_shared_devices(run_plan.info, group)
     record = results.with_devices(record, group)

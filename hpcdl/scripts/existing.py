@@ -47,6 +47,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
                 break
             # Garbage of one rank, which another has swept up; what TensorFlow's threads still hold takes a moment.
             time.sleep(wait_s)
+            found.clear()  # what it lists would be held, and listed again
             gc.collect()
             found = _listed(group)
             rows = _forms(group, found)

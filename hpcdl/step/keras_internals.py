@@ -115,8 +115,9 @@ def saving_functions() -> list[tuple[ModuleType, str]]:
 
 
 def layers_in(model: Any) -> list[Any]:
-    """All layers of a model, and of those inside it."""
-    return list(model._flatten_layers())
+    """All layers of a model and of those inside it, and the operations of keras.ops between them."""
+    layers = list(model._flatten_layers())
+    return [*layers, *(one for layer in layers for one in getattr(layer, "operations", ()) if one not in layers)]
 
 
 def rate_variable(optimizer: Any) -> Any:
@@ -140,6 +141,8 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "the steps of an LSTM": (lambda: keras.layers.LSTM, "inner_loop"),
 }
 """Functions of Keras that step/kernels has in other ways: where they stand, and their names."""
+_CALL = "current_call_ctx"
+"""What Keras keeps of the layer that is being called."""
 
 
 def function_behind(where: str) -> Callable[..., Any] | None:
@@ -167,7 +170,22 @@ def replace_function(where: str, function: Callable[..., Any]) -> None:
 def is_training() -> bool:
     """Whether a layer is being called with training=True; outside of layers nobody has said so."""
     state = importlib.import_module("keras.src.backend.common.global_state")
-    return getattr(state.get_global_attribute("current_call_ctx"), "training", None) is True
+    return getattr(state.get_global_attribute(_CALL), "training", None) is True
+
+
+def tells_training() -> bool:
+    """Whether this Keras keeps what `is_training` asks for where it looks."""
+    seen = []
+
+    class Asking(keras.layers.Layer):
+        def call(self, value: Any, training: Any = None) -> Any:
+            seen.append(is_training())
+            return value
+
+    layer = Asking(name="trial_of_a_fast_kernel")  # a name of its own: Keras numbers those without
+    for training in (True, False):
+        layer(keras.ops.zeros(1), training=training)
+    return seen == [True, False]
 
 
 def onednn_in_use() -> bool:

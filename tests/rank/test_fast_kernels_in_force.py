@@ -44,6 +44,31 @@ if hpcdl.rank() == 0:
     print("losses:", *history["loss"])
     print("replaced:", hasattr(keras.layers.BatchNormalization.call, "in_place_of"))
 """
+TAPE = """
+import keras, numpy
+import tensorflow as tf
+import hpcdl
+
+hpcdl.init()
+layers = keras.layers
+keras.utils.set_random_seed(1)
+inputs = keras.Input((8, 8))
+x = layers.LSTM(6)(layers.Add()([inputs, layers.MultiHeadAttention(2, 4)(inputs, inputs)]))
+model = keras.Model(inputs, layers.Dense(3, activation="gelu")(x))
+optimizer = keras.optimizers.SGD(0.1)
+
+@tf.function
+def step(samples):
+    with hpcdl.DistributedGradientTape() as tape:
+        loss = tf.reduce_mean((model(samples, training=True) - 1.0) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+
+losses = [float(step(tf.ones((4, 8, 8)))) for _ in range(3)]
+if hpcdl.rank() == 0:
+    print("losses:", *losses)
+"""
 EVALUATED = """
 import sys, keras, numpy
 assert "hpcdl" not in sys.modules
@@ -104,3 +129,31 @@ def test_a_script_has_them_where_it_or_its_command_asks(run_hpcdl: CommandLine, 
     flagged, said = of_script(run_hpcdl, tmp_path, flags=("--fast-kernels", "on"))
     assert "replaced: True" in said
     assert asked == pytest.approx(plain, rel=1e-5) and flagged == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_tape_within_a_graph_has_them_all_and_their_trials_are_nobodys_weights(
+    run_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "tape.py").write_text(TAPE)
+    losses = {}
+    for choice in ("on", "off"):
+        run_dir = tmp_path / choice
+        finished = run_hpcdl(
+            ["run", "--ranks", "2", "--fast-kernels", choice, "--run-dir", run_dir, tmp_path / "tape.py"]
+        )
+        assert finished.code == 0, finished.err
+        assert "different weights" not in finished.err
+        assert ({"gelu", "attention", "lstm"} <= {*record_of(run_dir)["fast_kernels"]}) is (choice == "on")
+        (line,) = [line for line in finished.out.splitlines() if line.startswith("losses:")]
+        losses[choice] = [float(word) for word in line.split()[1:]]
+    assert losses["on"] == pytest.approx(losses["off"], rel=1e-5)
+
+
+def test_an_engine_of_tensorflow_1_goes_without_what_xla_compiles(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    finished = run_hpcdl(
+        ["train", "--model", f"{tmp_path / 'net.py'}:build", "--data", "synthetic:28x28x1:10@64", "--strategy",
+         "grpc-ps", "--allow-grpc", "--ranks", "2", "--steps", "2", "--run-dir", tmp_path / "run"]
+    )  # fmt: skip
+    assert finished.code == 0, finished.err
+    assert record_of(tmp_path / "run")["fast_kernels"] == ["batch normalization", "layer normalization"]

@@ -332,6 +332,32 @@ def test_activations_and_attention_are_others_while_a_model_trains_and_no_longer
     assert "Erfc" in {operation.type for operation in traced.graph.get_operations()}
 
 
+def test_operations_between_layers_are_found() -> None:
+    import keras
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    inputs = keras.Input((4, 2, 8))
+    attended = keras.ops.dot_product_attention(inputs, inputs, inputs)
+    inner = keras.Model(inputs, keras.ops.hard_silu(keras.ops.silu(attended)))
+    assert use_fast_kernels(keras.Sequential([inner])).names == ("silu", "hard silu", "attention")
+    assert use_fast_kernels(keras.Sequential([inner]), xla=False).names == ("attention",)
+
+
+def test_a_keras_that_does_not_tell_when_it_trains_has_no_such_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the record would name what is never used."""
+    import keras
+
+    from hpcdl.step import keras_internals
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    monkeypatch.setattr(keras_internals, "_CALL", "kept_elsewhere")
+    found = use_fast_kernels(keras.Sequential([keras.layers.Activation("gelu"), keras.layers.LayerNormalization()]))
+    assert found.names == ("layer normalization",)
+    problem = f"cannot see in Keras {keras.__version__} whether a layer trains"
+    assert found.warnings == (f"gelu: the fast kernel {problem}; Keras's is used",)
+
+
 def test_an_activation_of_any_length_is_not_compiled_for_each() -> None:
     import tensorflow as tf
 

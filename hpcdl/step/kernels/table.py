@@ -23,6 +23,7 @@ from hpcdl.step.keras_internals import (
     layers_in,
     onednn_in_use,
     replace_function,
+    tells_training,
 )
 from hpcdl.step.kernels.attention import attention
 from hpcdl.step.kernels.convolution import pointwise_convolution
@@ -42,7 +43,8 @@ class Kernel:
 
     `where` is what keras_internals calls Keras's function. `serves` says whether a layer may call it. `chosen` takes
     that function's arguments, and returns what computes them faster, or None. `trials` make small cases. With
-    `while_training` the function is Keras's where layers do not train: what is exported goes where XLA may be missing.
+    `while_training` the function is Keras's where layers do not train, so what is exported is Keras's. `by_xla`: an
+    engine of TensorFlow 1 cannot run it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Kernel:
     trials: Sequence[Callable[[], SmallCase]]
     without_onednn: bool = False
     while_training: bool = False
+    by_xla: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +75,15 @@ class InForce:
     warnings: tuple[str, ...]
 
 
-def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True) -> InForce:
+def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: bool = True) -> InForce:
     """Let Keras's layers compute by the table's kernels, in every model of this process; or, with `on` False, no more.
 
     With a `model` only what its layers may call is tried and replaced. Graphs that were traced before keep what they
-    have. With a GPU nothing is replaced: Keras's operations are those that its libraries are made for.
+    have. With a GPU nothing is replaced: Keras's operations are those that its libraries are made for. Without `xla`
+    what XLA would compile is left out.
     """
     off = not on or tf.config.list_physical_devices("GPU")
-    wanted = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model)]
+    wanted = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model, xla=xla)]
     names, warnings = [], []
     for kernel in TABLE:
         plain = function_behind(kernel.where)
@@ -95,9 +99,12 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True) -> In
     return InForce(names=tuple(names), warnings=tuple(warnings))
 
 
-def use_chosen_kernels(model: keras.Model | None, choice: str) -> InForce:
-    """What `--fast-kernels` says: `auto` (those that pass their test), `on` (HpcdlError where not all do), or `off`."""
-    found = use_fast_kernels(model, on=choice != "off")
+def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = True) -> InForce:
+    """What `--fast-kernels` says: `auto` (those that pass their test), `on` (HpcdlError where not all do), or `off`.
+
+    `xla`: whether the engine runs what XLA compiles.
+    """
+    found = use_fast_kernels(model, on=choice != "off", xla=xla)
     problems = list(found.warnings)
     if tf.config.list_physical_devices("GPU"):
         problems.append("there is a GPU, for which Keras's own are best")
@@ -111,8 +118,8 @@ def names_in_force() -> tuple[str, ...]:
     return tuple(kernel.name for kernel in TABLE if is_replaced(kernel.where))
 
 
-def _is_wanted(kernel: Kernel, model: keras.Model | None) -> bool:
-    if kernel.without_onednn and onednn_in_use():
+def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
+    if (kernel.without_onednn and onednn_in_use()) or (kernel.by_xla and not xla):
         return False
     return model is None or any(kernel.serves(layer) or _is_own(layer) for layer in layers_in(model))
 
@@ -124,6 +131,8 @@ def _is_own(layer: Any) -> bool:
 
 def _problem(kernel: Kernel, plain: Call) -> str:
     """Why the kernel may not stand in the place of `plain` here; nothing where it may."""
+    if kernel.while_training and not tells_training():
+        return f"cannot see in Keras {keras.__version__} whether a layer trains"
     try:
         apart = difference(kernel, plain)
     except tf.errors.OpError as error:  # a build of TensorFlow that has not this kernel
@@ -262,7 +271,13 @@ def _is_one_by_one(layer: Any) -> bool:
 
 
 def _is_attention(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention)
+    kinds = keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention
+    return isinstance(layer, kinds) or _is_operation(layer, "dot product attention")
+
+
+def _is_operation(layer: Any, name: str) -> bool:
+    """Whether it is that function of keras.ops, as a model of symbolic inputs keeps it."""
+    return type(layer).__name__ == name.title().replace(" ", "")
 
 
 def _made_up(*shape: int, seed: int = 0) -> Any:
@@ -308,6 +323,21 @@ def _attention_trial(**named: Any) -> SmallCase:
     return SmallCase(arguments=(query, key, value), named={"mask": mask, **named}, watched=[query, key, value])
 
 
+def _of_activation(
+    name: str, activation: Call, chosen: Callable[..., Call | None], ways: Sequence[Mapping[str, Any]] = ({},)
+) -> Kernel:
+    """What XLA compiles in the place of one of Keras's activations, tried in each of its `ways` to be called."""
+    return Kernel(
+        name=name,
+        where=f"the activation {name}",
+        serves=lambda layer: getattr(layer, "activation", None) is activation or _is_operation(layer, name),
+        chosen=chosen,
+        trials=[functools.partial(_activation_trial, **way) for way in ways],
+        while_training=True,
+        by_xla=True,
+    )
+
+
 TABLE: tuple[Kernel, ...] = (
     Kernel(
         name="batch normalization",
@@ -331,30 +361,9 @@ TABLE: tuple[Kernel, ...] = (
         trials=[_convolution_trial],
         without_onednn=True,
     ),
-    Kernel(
-        name="gelu",
-        where="the activation gelu",
-        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.gelu,
-        chosen=_gelu,
-        trials=[functools.partial(_activation_trial, approximate=kind) for kind in (False, True)],
-        while_training=True,
-    ),
-    Kernel(
-        name="silu",
-        where="the activation silu",
-        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.silu,
-        chosen=lambda x: _activation(_SILU, x),
-        trials=[_activation_trial],
-        while_training=True,
-    ),
-    Kernel(
-        name="hard silu",
-        where="the activation hard silu",
-        serves=lambda layer: getattr(layer, "activation", None) is keras.activations.hard_silu,
-        chosen=lambda x: _activation(_HARD_SILU, x),
-        trials=[_activation_trial],
-        while_training=True,
-    ),
+    _of_activation("gelu", keras.activations.gelu, _gelu, [{"approximate": False}, {"approximate": True}]),
+    _of_activation("silu", keras.activations.silu, lambda x: _activation(_SILU, x)),
+    _of_activation("hard silu", keras.activations.hard_silu, lambda x: _activation(_HARD_SILU, x)),
     Kernel(
         name="attention",
         where="scaled dot-product attention",

@@ -115,9 +115,13 @@ def saving_functions() -> list[tuple[ModuleType, str]]:
 
 
 def layers_in(model: Any) -> list[Any]:
-    """All layers of a model and of those inside it, and the operations of keras.ops between them."""
-    layers = list(model._flatten_layers())
-    return [*layers, *(one for layer in layers for one in getattr(layer, "operations", ()) if one not in layers)]
+    """All layers of a model, and of those inside it."""
+    return list(model._flatten_layers())
+
+
+def operations_between(layers: list[Any]) -> list[Any]:
+    """The operations of keras.ops that stand between layers in those of `layers` that are models."""
+    return [one for layer in layers for one in getattr(layer, "operations", ()) if one not in layers]
 
 
 def rate_variable(optimizer: Any) -> Any:

@@ -22,6 +22,7 @@ from hpcdl.step.keras_internals import (
     is_training,
     layers_in,
     onednn_in_use,
+    operations_between,
     replace_function,
     tells_training,
 )
@@ -121,7 +122,10 @@ def names_in_force() -> tuple[str, ...]:
 def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
     if (kernel.without_onednn and onednn_in_use()) or (kernel.by_xla and not xla):
         return False
-    return model is None or any(kernel.serves(layer) or _is_own(layer) for layer in layers_in(model))
+    if model is None:
+        return True
+    layers = layers_in(model)
+    return any(kernel.serves(one) or _is_own(one) for one in [*layers, *operations_between(layers)])
 
 
 def _is_own(layer: Any) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 
 NETWORKS = {
     "lenet": (28, 28, 1), "cifar10-quick": (32, 32, 3), "resnet50": (224, 224, 3), "googlenet": (224, 224, 3),
-    "alexnet": (227, 227, 3), "hepcnn": (224, 224, 3), "transformer": (64, 128), "unet": (96, 96, 3),
-    "lstm": (64, 128),
+    "alexnet": (227, 227, 3), "vgg19": (224, 224, 3), "hepcnn": (224, 224, 3), "transformer": (64, 128),
+    "unet": (96, 96, 3), "lstm": (64, 128),
 }  # fmt: skip
 """Shapes of one sample; the last three are made here."""
 LAYERS: dict[str, tuple[int, ...]] = {

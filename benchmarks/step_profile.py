@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.fast_kernels import CLASSES, built, engine_on
 from benchmarks.fast_kernels import NETWORKS as SHAPES
 
-NETWORKS = ("resnet50", "googlenet", "alexnet", "lenet", "lstm", "transformer", "unet")
+NETWORKS = ("resnet50", "googlenet", "alexnet", "vgg19", "hepcnn", "lenet", "lstm", "transformer", "unet")
 KINDS: dict[str, tuple[str, ...]] = {
     "convolution, product": ("Conv", "MatMul", "Einsum", "Depthwise", "LSTM"),
     "normalization": ("BatchNorm",),

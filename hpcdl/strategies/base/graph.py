@@ -177,7 +177,8 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
     kinds = [tf.TensorSpec(one.shape, one.dtype) for one in inputs]
     chosen, other = (
         tf.function(branch, autograph=False).get_concrete_function(*kinds)
-        for branch in (lambda _, *those: then(*those), lambda value, *_: tf.identity(value))
+        # TensorFlow warns of parameters whose names begin with an underscore.
+        for branch in (lambda value, *those: then(*those), lambda value, *those: tf.identity(value))
     )
     # TensorFlow runs what is stateful in the order in which it was traced: a look at gradients must hold up no bucket.
     stateful = any(operation.op_def.is_stateful for operation in chosen.graph.get_operations())

@@ -108,3 +108,27 @@ def test_shards_of_a_copy_are_compared_with_the_first_source(kind: str, tmp_path
 def first_pixels(path: Path) -> list[int]:
     with h5py.File(path) as file:
         return file["images"][:, 0, 0, 0].tolist()
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another source": ("t", {}, "made from 's' and not from .*t; name another folder"),
+    "another division": ("s", {"split": "a=0.5,b=0.5"}, "made with --split a=0.75,b=0.25 and not with --split a=0.5"),
+    "a flag more": ("s", {"image_size": "2x2"}, "made without --image-size and not with --image-size 2x2"),
+    "another format": ("s", {"format": "zip"}, "made with --format image-folder and not with --format zip"),
+    "a flag less": ("s", {"shards": None}, "made with --shards 8 and not without --shards"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_finished_data_are_not_taken_for_others(case: str, tmp_path: Path) -> None:
+    name, changes, message = OTHERS[case]
+    asked: dict[str, Any] = {"shards": 8, "split": "a=0.75,b=0.25"}
+    source, target = forty(tmp_path / "s", "files", 1), tmp_path / "out"
+    make(source, target, **asked)
+    before = contents(target)
+    same = report(source, target, resume=True, **asked | {"split": "a=0.750,b=0.25", "workers": 2, "on_error": "skip"})
+    assert (same.written, same.kept) == (0, 16)
+    options = {key: value for key, value in (asked | changes).items() if value is not None}
+    with pytest.raises(UsageError, match=message):
+        make(forty(tmp_path / name, "files", 1), target, resume=True, **options)
+    assert contents(target) == before

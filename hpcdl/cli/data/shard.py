@@ -117,7 +117,10 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
     if len(skipped) > 10:
         say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
     kept = f", {report.kept} kept from before" if report.kept else ""
-    say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
+    if report.seconds:
+        say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
+    else:
+        say(f"{target} was finished before, nothing is written; whether the source has changed since was not looked at")
     model = "lenet" if manifest.pictures else "FILE.py:build"
     checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
     commentary.say(f"next: {checked}, or {trained}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
+from hpcdl.config.load import Layer, load
+from hpcdl.config.settings import settings_of
+from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError, shown
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import from_json
@@ -31,9 +34,9 @@ from hpcdl.data.format.manifest import (
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.sources.reader.code import user_reader
 from hpcdl.data.write import journal
-from hpcdl.data.write.listing import make_job
+from hpcdl.data.write.listing import make_job, recipe_options
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, read_job, shard_file
-from hpcdl.data.write.request import ShardRequest
+from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 from hpcdl.data.write.shards import ShardResult, scaled
 from hpcdl.data.write.target import (
     check_reader,
@@ -62,7 +65,10 @@ class OtherRankFailed(HpcdlError):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardReport:
-    """What was done: `written` shards now, `kept` from an earlier call; the manifest that they make."""
+    """What was done: `written` shards now, `kept` from an earlier call; the manifest that they make.
+
+    `seconds` is 0 where all was done before, and nothing was looked at.
+    """
 
     manifest: Manifest
     written: int
@@ -121,9 +127,51 @@ def complete(request: ShardRequest) -> bool:
     """Whether `--resume` finds the work done already. UsageError where the target is not to be written to."""
     check_target(request)
     done = request.resume and (request.target / MANIFEST_NAME).is_file()
-    if done and request.reader:
-        check_reader(request.target, read_manifest(request.target)[0], request.reader)
+    if done:
+        manifest = read_manifest(request.target)[0]
+        check_reader(request.target, manifest, request.reader)
+        _check_made_so(request, manifest)
     return done
+
+
+def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
+    """UsageError where the finished data in the target come from another source, or were made with other options."""
+    name = Path(request.source).expanduser().absolute().name
+    if name != manifest.name:
+        raise UsageError(
+            f"{request.target} holds a finished data set, made from {shown(manifest.name)} and not from "
+            f"{request.source}; name another folder"
+        )
+    made, asked = (_in_full(options) for options in (manifest.recipe.options, recipe_options(request.config)))
+    if asked["format"] == "auto":
+        made["format"] = "auto"
+    key = next((key for key in sorted(made) if made[key] != asked[key]), None)
+    if key is not None:
+        was, now = (_option(key, own[key]) for own in (made, asked))
+        raise UsageError(
+            f"{request.target} holds a finished data set, made {was} and not {now}; name another folder, or give what "
+            "it was made with"
+        )
+
+
+def _option(key: str, value: Any) -> str:
+    """An option of a recipe as a message says it."""
+    if value is None or value is False:
+        return f"without --{key}"
+    if value is True:
+        return f"with --{key}"
+    listed = ("x" if key == "image-size" else ",").join(map(str, value)) if isinstance(value, list) else value
+    return f"with --{key} {listed}"
+
+
+def _in_full(options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a recipe by key, also those that it leaves out or did not know yet."""
+    config = load(ShardConfig, [Layer(origin="manifest", values=dict(options))]).config
+    found: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
+    found |= recipe_options(config)
+    if found["split"]:
+        found["split"] = ",".join(f"{name}={share:g}" for name, share in parse_split(found["split"]).items())
+    return found
 
 
 @contextmanager

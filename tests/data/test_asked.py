@@ -544,3 +544,10 @@ def test_pictures_with_nan_are_asked_about(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", images=np.zeros((12, 8, 8, 1), np.uint8), labels=np.arange(12) % 3)
     with pytest.raises(UsageError, match="--nan keep is for numbers that may be NaN or infinity, and these are uint8"):
         make(tmp_path / "b.npz", tmp_path / "b", nan="keep")
+
+
+def test_classes_whose_accents_are_written_in_two_ways_are_asked_about(tmp_path: Path) -> None:
+    source = pictures("Caf\u00e9", "Cafe\u0301")(tmp_path)
+    with pytest.raises(SourceError, match=r"differ in how Unicode writes their accents.*--target-kind class"):
+        make(source, tmp_path / "out")
+    assert len(make(source, tmp_path / "out", target_kind="class").class_names) == 2

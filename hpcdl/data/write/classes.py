@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -39,10 +40,12 @@ def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where:
 def _twins(names: Sequence[str]) -> Iterator[str]:
     plain: dict[str, str] = {}
     for name in names:
-        other = plain.setdefault(" ".join(name.split()).casefold(), name)
+        other = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
         if other != name:
+            composed = unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)
+            how = "in how Unicode writes their accents (macOS does so)" if composed else "in case or spaces"
             yield (
-                f"the classes {shown(other)} and {shown(name)} differ in case or spaces alone: one class or two? Write "
+                f"the classes {shown(other)} and {shown(name)} differ {how} alone: one class or two? Write "
                 "them alike, or give --target-kind class to keep both"
             )
 

@@ -89,6 +89,7 @@ def _check_outputs(
     for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
         with refusals.gathered():
             if wanted and loss == CROSS_ENTROPY:
+                _check_numbers(output.shape[1:], spec, wanted)
                 _check_target(output.shape[1:-1], spec, loss, wanted)
             elif wanted and loss not in ONE_OUTPUT_PER_CLASS:
                 _check_target(output.shape[1:], spec, loss, wanted)
@@ -116,6 +117,16 @@ def check_scaling(model: keras.Model, spec: str) -> None:
         raise UsageError(
             f"model {spec!r} begins with Rescaling by {factor:.3g}, but stored bytes come from 0 to 1 already; leave "
             "it out, or put keras.layers.Rescaling(255) before it where a network of keras.applications holds it"
+        )
+
+
+def _check_numbers(shape: Shape, spec: str, wanted: Shape) -> None:
+    """UsageError where outputs are as many as the numbers of a target: these are one-hot, or several labels."""
+    if shape == wanted:
+        raise UsageError(
+            f"model {spec!r} gives outputs of shape {shape}, as the targets are: --loss {CROSS_ENTROPY} compares with "
+            "numbers of classes. For one-hot targets give --loss categorical_crossentropy (outputs with softmax), for "
+            "several labels of a sample --loss binary_crossentropy (with sigmoid)"
         )
 
 

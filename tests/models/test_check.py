@@ -155,3 +155,10 @@ def test_networks_of_the_table_are_held_against_other_losses(name: str) -> None:
     shape = MODELS[name].input_shape
     with pytest.raises(UsageError, match="takes probabilities"):
         load_model(name, classes=4, input_shape=shape, loss=SPARSE)
+
+
+def test_outputs_like_one_hot_targets_get_their_loss_told(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{START}\n\ndef build(num_classes, input_shape):\n    return classifier(4)\n")
+    with pytest.raises(UsageError, match=r"as the targets are: .*one-hot targets give --loss categorical_crossentropy"):
+        load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss="cross-entropy", output_shapes={"y": (4,)})

@@ -418,3 +418,25 @@ def test_a_damaged_zip_archive_is_named(tmp_path: Path) -> None:
     source.write_bytes(content)
     with pytest.raises(SourceError, match=r"a\.zip cannot be unpacked"):
         make(source, tmp_path / "out")
+
+
+def test_pictures_of_every_split_are_taken_and_unused_arrays_told(tmp_path: Path) -> None:
+    found = pixels(12, (4, 5, 3))
+    parts = {"train": found[:6], "valid": found[6:9], "test": found[9:]}
+    arrays = {f"x_{name}": own for name, own in parts.items()}
+    arrays |= {f"y_{name}": np.arange(len(own)) % 2 for name, own in parts.items()}
+    np.savez(tmp_path / "a.npz", x_more=found, **arrays)
+    manifest = make(tmp_path / "a.npz", tmp_path / "out")
+    assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 6, "val": 3, "test": 3}
+    assert manifest.pictures and "arrays not used: 'x_more'" in manifest.understood
+    assert same_samples(everything(tmp_path / "out", manifest, "val"), parts["valid"], arrays["y_valid"])
+    kept = make(tmp_path / "a.npz", tmp_path / "less", leave_out="*_valid,x_more")
+    assert list(kept.splits) == ["train", "test"] and not kept.understood
+
+
+def test_two_arrays_of_one_split_are_asked_about(tmp_path: Path) -> None:
+    rows = np.zeros((6, 2), np.float32)
+    arrays = {f"{name}_{split}": rows[:, 0] if name == "y" else rows for name in "xy" for split in ("train", "val")}
+    np.savez(tmp_path / "a.npz", x_valid=rows, **arrays)
+    with pytest.raises(SourceError, match="'x_valid', 'x_val' are both the x of val; give --leave-out x_val,"):
+        make(tmp_path / "a.npz", tmp_path / "out", target_kind="regression")

@@ -22,7 +22,15 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.arrays import (
+    ArrayGroup,
+    FieldSource,
+    FoundArray,
+    PlacedArray,
+    path_split,
+    shape_text,
+    without_split,
+)
 from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
@@ -37,13 +45,13 @@ from hpcdl.data.sources.base.flat import (
 )
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import IGNORE, left_out, some
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384
 _COPY_BYTES = 64 << 20
 _DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, NotImplementedError, struct.error)
 """What Python's and numpy's readers raise for archives and headers that are wrong."""
-_DIVIDED = {"train": ("x_train", "y_train"), "val": ("x_val", "y_val"), "test": ("x_test", "y_test")}
 
 
 class NumpySource(FieldSource):
@@ -69,8 +77,11 @@ class NumpySource(FieldSource):
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         if not self._holds_images():
             return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
-        listed, remarks = ArrayFiles(index), list[str]()
-        for split, (image_name, label_name) in self._pairs().items():
+        listed, pairs = ArrayFiles(index), self._pairs()
+        used = {name for pair in pairs.values() for name in pair}
+        unused = [name for name in self._names() if name not in used]
+        remarks = [f"arrays not used: {some(unused)}"] if unused else []
+        for split, (image_name, label_name) in pairs.items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
             if len(images.shape) < 3 or not images.shape[0]:
@@ -169,11 +180,14 @@ class NumpySource(FieldSource):
 
     def _names(self) -> list[str]:
         if self._location.is_dir():
-            return sorted(path.stem for path in self._location.glob("*.npy"))
-        if self._location.suffix == ".npz":
+            names = sorted(path.stem for path in self._location.glob("*.npy"))
+        elif self._location.suffix == ".npz":
             with _opened(self._location) as archive:
-                return [name.removesuffix(".npy") for name in archive.namelist()]
-        return [self._location.stem]
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+        else:
+            return [self._location.stem]
+        self.named.update(names)
+        return [name for name in names if not left_out(name, self._spec.leave_out)]
 
     def _pairs(self) -> dict[str, tuple[str, str]]:
         """The names of images and labels by split."""
@@ -190,13 +204,23 @@ class NumpySource(FieldSource):
             if missing:
                 raise SourceError(f"{self._location} has no array {missing[0]!r}; it has {', '.join(names)}")
             return {UNSPLIT: wanted}
-        divided = {split: pair for split, pair in _DIVIDED.items() if set(pair) <= set(names)}
+        divided = self._divided_pairs(names)
         plain = next((pair for pair in _PAIRS if set(pair) <= set(names)), None)
         if not divided and plain is None:
             raise SourceError(
                 f"{self._location}: which arrays? Give --image-field and --label-field of {', '.join(names)}"
             )
         return divided or {UNSPLIT: plain or ("", "")}
+
+    def _divided_pairs(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """x and y of each split that their names say: x_train beside y_train, x_valid beside y_valid, ..."""
+        if self._spec.split_names == IGNORE:
+            return {}
+        found: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
+        for name in names:
+            if (split := path_split(name)) in found:
+                found[split].setdefault(without_split(name), name)
+        return {split: (own["x"], own["y"]) for split, own in found.items() if {"x", "y"} <= set(own)}
 
     def _array(self, name: str) -> PlacedArray:
         if name not in self._found:

@@ -583,7 +583,13 @@ def divided(
         return whole
     made: dict[str, dict[str, FoundArray]] = {}
     for path, split in splits.items():
-        made.setdefault(split, {})[_rest(path)] = arrays[path]
+        own, name = made.setdefault(split, {}), without_split(path)
+        if name in own:
+            twins = [other for other in splits if splits[other] == split and without_split(other) == name]
+            raise SourceError(
+                f"{spec.location}: {some(twins)} are both the {name} of {split}; give --leave-out {path}, or another"
+            )
+        own[name] = arrays[path]
     others = [path for path in arrays if path not in splits]
     if any(len(own) < 2 for own in made.values()) and others and spec.split_names == AUTO:
         raise SourceError(
@@ -599,13 +605,13 @@ def path_split(path: str) -> str | None:
     return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
 
 
-def _rest(path: str) -> str:
+def without_split(path: str) -> str:
     """A path without the word that says the split."""
-    parts = [_without_split(part) for part in path.split("/")]
+    parts = [_part_without_split(part) for part in path.split("/")]
     return "/".join(part for part in parts if part) or path
 
 
-def _without_split(part: str) -> str:
+def _part_without_split(part: str) -> str:
     if split_in(part) is None:
         return part
     kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]

@@ -21,7 +21,7 @@ from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.sources.records.tfrecord import _example_class
 from tests.data.sharding import contents, everything, make, numbers, pixels, same_samples
 from tests.data.test_fields import stored
-from tests.data.test_formats import framed, png
+from tests.data.test_formats import framed, png, tar
 
 
 def record(**values: Any) -> bytes:
@@ -440,3 +440,23 @@ def test_two_arrays_of_one_split_are_asked_about(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_valid=rows, **arrays)
     with pytest.raises(SourceError, match="'x_valid', 'x_val' are both the x of val; give --leave-out x_val,"):
         make(tmp_path / "a.npz", tmp_path / "out", target_kind="regression")
+
+
+TAR_ENDS = {
+    "cut between members": (lambda content: content[: 4 * 1024], "a.tar is cut short: .*truncate -s [+]1024"),
+    "a damaged header": (lambda content: content[:2049] + b"x" + content[2050:], "at byte 2048 is no member"),
+    "two put together": (lambda content: content + content, "several that were put together"),
+}
+
+
+@pytest.mark.parametrize("how", TAR_ENDS)
+def test_an_archive_that_ends_too_early_is_refused(how: str, tmp_path: Path) -> None:
+    pictures = pixels(6, (4, 5, 3))
+    members = {f"{n}.{kind}": png(one) if kind == "png" else b"%d" % (n % 2)
+               for n, one in enumerate(pictures) for kind in ("png", "cls")}  # fmt: skip
+    path = tar(tmp_path / "a.tar", members)
+    assert make(path, tmp_path / "out").splits["all"].num_samples == 6
+    change, message = TAR_ENDS[how]
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(SourceError, match=message):
+        make(path, tmp_path / "again")

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import lzma
+import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
 from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
@@ -26,6 +28,7 @@ from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
 
 _LOOKED_INTO = 50
+_PIECE_BYTES = 1 << 20
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
 _NUMBERS = ("cls", "cls2", "index", "inx", "id")
@@ -261,9 +264,29 @@ def _samples(path: Path) -> list[_Sample]:
                     != member.offset_data
                 ):
                     raise SourceError(f"{path} holds {shown(member.name)} twice; each member belongs to one sample")
+            _check_end(path, archive.offset)
     except tarfile.TarError as error:
         raise SourceError(f"{path} is no .tar archive, or cut short: {error}") from error
     return list(found.values())
+
+
+def _check_end(path: Path, end: int) -> None:
+    """SourceError unless zeros alone follow the last member, at least a block: tarfile stops at any other bytes too."""
+    with open_regular(path) as file:
+        file.seek(end)
+        length = 0
+        while piece := file.read(_PIECE_BYTES):
+            if any(piece):
+                raise SourceError(
+                    f"{path}: at byte {end} is no member, and the archive goes on: is it damaged, or several that were "
+                    "put together (cat)? Copy it again, or keep archives apart in one folder"
+                )
+            length += len(piece)
+    if length < tarfile.BLOCKSIZE:
+        raise SourceError(
+            f"{path} is cut short: an archive ends with blocks of zeros, and this one has none; copy it again, or if "
+            f"it was made so: truncate -s +1024 {shlex.quote(str(path))}"
+        )
 
 
 def _is_clutter(folder: str) -> bool:

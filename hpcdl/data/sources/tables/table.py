@@ -32,7 +32,7 @@ _LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
 """Digits of a number that neither int64 nor float64 holds: a code."""
 _NOTATION = re.compile(
-    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
+    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
 )
 """Numbers that are not written as float() takes them: decimal commas, marks of thousands, percent, hexadecimal."""
 
@@ -304,7 +304,9 @@ def _as_lines(column: Sequence[str]) -> tuple[Sequence[str], str]:
 
 
 def _floats(values: Sequence[str]) -> Array:
-    """Values as numbers; NaN for what is missing. ValueError for others."""
+    """Values as numbers; NaN for what is missing. ValueError for others, among them what only Python takes (1_000)."""
+    if any("_" in value for value in values):
+        raise ValueError
     try:
         return np.fromiter(map(float, values), np.float64, len(values))
     except ValueError:

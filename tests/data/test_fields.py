@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import hpcdl.data
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.fields import DTYPES
@@ -322,3 +323,15 @@ def test_a_sample_may_be_large(mib: int, tmp_path: Path) -> None:
     assert ends == {(0, 7): 0.5, (9, 0): 1.5}
     assert [tuple(item.shape) for item in dataset.inputs] == [(mib, 1024, 1024)]
     assert not verify(tmp_path / "out").faults
+
+
+def test_numbers_are_scaled_before_they_become_float32(tmp_path: Path) -> None:
+    """Days with hours: float32 has steps of a quarter of a day there."""
+    days = 2459000 + np.arange(8) / 64
+    np.savez(tmp_path / "a.npz", x=np.stack([days, days * 2], 1), y=np.arange(8) % 2)
+    for way, begin, wide in (("mean-std", days.mean(), days.std()), ("0-1", days[0], days[-1] - days[0])):
+        make(tmp_path / "a.npz", tmp_path / way, normalise=way)
+        ((found, _),) = hpcdl.data.open(str(tmp_path / way), batch_size=8, epochs=1)
+        values = np.sort(np.asarray(found), 0)
+        assert values.dtype == np.float32
+        np.testing.assert_allclose(values, np.stack([(days - begin) / wide] * 2, 1), atol=1e-5)

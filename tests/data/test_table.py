@@ -106,3 +106,19 @@ def test_codes_with_underscores_are_no_numbers(value: str, tmp_path: Path) -> No
     rows = "".join(f"{value.format(n)},{n % 2}\n" for n in range(8))
     with pytest.raises(SourceError, match=r"'a' holds (text|numbers written as '1_000')"):
         make(table(tmp_path, "a,b,y\n" + rows.replace(",", ",1,")), tmp_path / "out")
+
+
+@pytest.mark.parametrize("rest", ["", ".5"], ids=["whole numbers, one missing", "floats"])
+def test_numbers_that_float32_is_too_coarse_for_are_asked_about(rest: str, tmp_path: Path) -> None:
+    rows = "".join(f"{2459000 * 100 + n}{rest},{n},{n % 2}\n" for n in range(8)) + ("" if rest else ",8,0\n")
+    source = table(tmp_path, "a,b,y\n" + rows)
+    with pytest.raises(SourceError, match=r"'a' holds numbers from 245900000.* rounds by up to .*--leave-out a"):
+        make(source, tmp_path / "out", nan="keep")
+    manifest = make(source, tmp_path / "out", nan="keep", input="a=a,b=b", target="y=y")
+    assert manifest.fields[0].dtype == "float64"
+    assert any("a: numbers from 245900000" in line for line in manifest.understood)
+
+
+def test_wide_columns_of_floats_are_taken(tmp_path: Path) -> None:
+    rows = "".join(f"{10.0 ** (n - 4) / 3},{n},{n % 2}\n" for n in range(13))
+    assert make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out").fields[0].shape == (2,)

@@ -444,7 +444,7 @@ def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:
 
 
 def _scaled(value: Any, item: Field) -> Any:
-    """A field's batch, scaled as the manifest says."""
+    """A field's batch, scaled as the manifest says; in float64 where float32 would round the numbers before."""
     found = item.statistics
     if found is None or item.normalise == "none":
         return value
@@ -452,7 +452,9 @@ def _scaled(value: Any, item: Field) -> Any:
         found.low, np.array(found.high) - np.array(found.low)
     )  # fmt: skip
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 1)
-    return (tf.cast(value, tf.float32) - tf.constant(np.array(low, np.float32))) * tf.constant(scale.astype(np.float32))
+    exact = np.float32 if np.can_cast(item.dtype, np.float32) else np.float64
+    scaled = (tf.cast(value, exact) - tf.constant(np.array(low, exact))) * tf.constant(scale.astype(exact))
+    return tf.cast(scaled, tf.float32)
 
 
 def _decoder(dataset: Dataset) -> Callable[[Any], Any]:

@@ -42,6 +42,8 @@ _ROWS_BYTES = 16 << 20
 _STRINGS = 1 << 14
 EXACT = 1 << 24
 """Up to here float32 holds every whole number."""
+_FEWEST_STEPS = 1000
+"""float32 is too coarse for numbers that it moves by more than their range through this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,8 +483,14 @@ def _whole(values: Array) -> bool:
 
 
 def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
-    """What training makes of an input's numbers, where that is not the numbers as they are."""
-    if item.role != "input" or item.kind != "numbers":
+    """What training makes of a field's numbers, where that is not the numbers as they are."""
+    if item.kind != "numbers":
+        return ""
+    if item.dtype == "float64":
+        coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
+        scaled = " unless --normalise scales them first" if item.role == "input" else ""
+        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
+    if item.role != "input":
         return ""
     if item.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
@@ -499,6 +507,27 @@ def largest(values: Array) -> int:
     if values.dtype.kind not in "iu":
         return 0
     return max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0))))
+
+
+def rounded_away(chunks: Iterable[Array]) -> str:
+    """The numbers of one place in float64 samples that float32 is too coarse for, and by how much; else empty.
+
+    That is where rounding moves them by more than a thousandth of their range, such as dates with hours (2459000.25).
+    """
+    low = high = error = np.empty(0)
+    for chunk in chunks:
+        values = chunk.reshape(len(chunk), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = np.abs(values - values.astype(np.float32))
+        own = np.fmin.reduce(values), np.fmax.reduce(values), np.fmax.reduce(moved)
+        if not len(low):
+            low, high, error = own
+        low, high, error = np.fmin(low, own[0]), np.fmax(high, own[1]), np.fmax(error, own[2])
+    coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
+    if not len(coarse):
+        return ""
+    at = int(coarse[0])
+    return f"numbers from {low[at]:.12g} to {high[at]:.12g}, which float32 rounds by up to {error[at]:.3g}"
 
 
 def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:

@@ -27,6 +27,7 @@ from hpcdl.data.sources.base.arrays import (
     PlacedArray,
     field_name,
     largest,
+    rounded_away,
     shape_text,
 )
 from hpcdl.data.sources.base.flat import is_id
@@ -273,6 +274,11 @@ class ColumnSource(FieldSource):
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds whole numbers up to {most}, which float32 "
                     f"rounds: give --leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
+                )
+            if column.dtype == np.float64 and (coarse := rounded_away(column.chunks())):
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds {coarse}: subtract their beginning, give "
+                    f"--leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
                 )
         return self.written(self._stacked(columns))
 

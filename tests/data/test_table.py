@@ -122,3 +122,12 @@ def test_numbers_that_float32_is_too_coarse_for_are_asked_about(rest: str, tmp_p
 def test_wide_columns_of_floats_are_taken(tmp_path: Path) -> None:
     rows = "".join(f"{10.0 ** (n - 4) / 3},{n},{n % 2}\n" for n in range(13))
     assert make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out").fields[0].shape == (2,)
+
+
+@pytest.mark.parametrize("other", ["target", "label_id", "Y"])
+def test_a_second_target_is_no_input(other: str, tmp_path: Path) -> None:
+    source = table(tmp_path, f"a,y,{other}\n" + "".join(f"{n}.5,{n % 2},{n % 2}\n" for n in range(8)))
+    with pytest.raises(SourceError, match=f"which of the columns 'y', '{other}' is the target.*--leave-out"):
+        make(source, tmp_path / "out")
+    assert make(source, tmp_path / "out", target="y=y", leave_out=other).fields[0].shape == (1,)
+    assert make(source, tmp_path / "both", target="y=y").fields[0].shape == (2,)

@@ -30,7 +30,7 @@ from hpcdl.data.sources.base.arrays import (
     rounded_away,
     shape_text,
 )
-from hpcdl.data.sources.base.flat import is_id
+from hpcdl.data.sources.base.flat import is_id, names_class
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, some
@@ -301,9 +301,14 @@ class ColumnSource(FieldSource):
         if self._spec.inputs:
             return [], ""
         targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
-        usual = next((name for name in TARGET_NAMES for own in columns if own.lower() == name), None)
         if not targets:
-            targets = [own for own in columns if own.lower() == usual][:1]
+            targets = [own for own in columns if own.lower() in TARGET_NAMES]
+            maybe = [own for own in columns if own in targets or names_class(own)]
+            if targets and len(maybe) > 1:
+                raise SourceError(
+                    f"{self._location}: which of the columns {some(maybe)} is the target? Give --target {maybe[0]}, or "
+                    "another one, and --leave-out for each that tells the same; those left become inputs"
+                )
         known = ", ".join(shown(name) for name in list(columns)[:20])
         if not targets:
             raise SourceError(

@@ -300,12 +300,19 @@ def plausible(num_classes: int, num_samples: int) -> bool:
 
 def is_id(name: str) -> bool:
     """Whether a column or array is called as numbers of samples, patients or events are, and not as classes."""
-    plain = name.rsplit("/", 1)[-1]
-    word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", plain).lower()
-    if re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", word):
+    if names_class(name):
         return False
-    parts = re.split(r"[\W_]+", word)
+    parts = re.split(r"[\W_]+", _in_words(name))
     return parts[-1] in ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
+
+
+def names_class(name: str) -> bool:
+    """Whether a column or array is called as numbers of classes are (`class_id`, `labelId`)."""
+    return re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", _in_words(name)) is not None
+
+
+def _in_words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rsplit("/", 1)[-1]).lower()
 
 
 def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> None:

@@ -409,3 +409,17 @@ def test_classes_come_in_every_whole_type(dtype: str, tmp_path: Path) -> None:
             manifest = make(tmp_path / f"{number}.{kind}", out, input="x=x", target="y=y", target_kind="class")
             found = sorted(float(name) for name in values(out, manifest, "y"))
             assert found == sorted(labels.astype(float).tolist()), (kind, known)
+
+
+def test_empty_lines_of_text_are_told(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "pos.txt").write_text("good\nfine\n")
+    assert not make_of_two(tmp_path, "bad\npoor\n", "sound").understood
+    manifest = make_of_two(tmp_path, "bad\n\npoor\n\n", "holes")
+    assert "2 texts hold nothing (an empty line or file), and are samples too" in manifest.understood
+    assert manifest.splits["all"].num_samples == 6
+
+
+def make_of_two(folder: Path, lines: str, name: str) -> Manifest:
+    (folder / "s" / "neg.txt").write_text(lines)
+    return make(folder / "s", folder / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
+from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
@@ -62,7 +64,10 @@ class TextSource(FieldSource):
             place = functools.partial(self._numbers, labels) if whole else self._placing(labels, "label")
             arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", place)}
             parts.append(ArrayGroup(split=split, arrays=arrays))
-        return self.list_parts(parts, index)
+        facts = self.list_parts(parts, index)
+        empty = sum(not text.strip() for texts, _ in found.values() for text in texts)
+        told = [f"{counted(empty, 'text')} hold nothing (an empty line or file), and are samples too"] if empty else []
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
     def _roots(self) -> dict[str, Path]:
         """The folder of each split; SourceError where only some folders are called by one."""

@@ -179,7 +179,7 @@ class FieldSource:
             for (role, name, path), (_, own) in zip(wanted, placed, strict=True)
         ]
         fields, arrays = [made for made, _ in settled], [own for _, own in settled]
-        remarks += [line for item, own in zip(fields, arrays, strict=True) if (line := _as_fed(item, own))]
+        remarks += [line for item, own in zip(fields, arrays, strict=True) if (line := self.as_fed(item, own))]
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]
@@ -315,6 +315,10 @@ class FieldSource:
         before = np.concatenate([[0], np.cumsum(lines)])
         holds: Array = before[starts[1:]] > before[starts[:-1]]
         return holds
+
+    def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
+        """What training makes of a field's numbers, where that is not the numbers as they are."""
+        return _as_fed(item, arrays)
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:

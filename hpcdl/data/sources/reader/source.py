@@ -138,6 +138,13 @@ class ReaderSource(FieldSource):
             return np.fromfile(array.path, np.bool_)
         return super().not_finite(item, array)
 
+    def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
+        """What training makes of a field's numbers; of those that are not kept, by their type alone."""
+        if not any(array.path.name.endswith(DIRECT) for array in arrays) or item.dtype == "uint8":
+            return super().as_fed(item, arrays)
+        wide = not np.can_cast(item.dtype, np.float32)
+        return f"{item.name}: {item.dtype}, which training rounds to float32" if wide else ""
+
     @functools.cached_property
     def _reader(self) -> UserReader:
         if not self._spec.reader:

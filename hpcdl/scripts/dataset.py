@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -13,20 +15,24 @@ from hpcdl.scripts.process.session import session
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
+_ROWS = 256
+"""Of each array that a data set begins with, by which ranks see whether they have the same."""
 _AHEAD = 2
 """Elements; a fixed number, so that the script decides whether tf.data tunes itself."""
 
 
 def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
-    """This rank's part of `whole`, which every rank makes alike: every size-th element, as many on each rank.
+    """This rank's part of `whole`, which every rank makes alike: every size-th element, as many on each. Collective.
 
     Elements are what `whole` gives: samples, which `batch_size` (per rank) puts into batches, or batches. Where their
-    number is unknown `steps` says how many this rank takes per epoch. What is left over is left out.
+    number is unknown `steps` says how many this rank takes per epoch. What is left over is left out. UsageError where
+    ranks begin with other arrays or file names, or with the same in another order.
     """
     here = session()
     rank, size = here.communicator.rank, here.communicator.size
     if not isinstance(whole, tf.data.Dataset):
         raise UsageError(f"hpcdl.dataset takes a tf.data.Dataset, not {type(whole).__name__}; see from_tensor_slices")
+    _check_alike(whole, here.group)
     whole = _shuffled_alike(whole, here.group)
     number = int(whole.cardinality())
     own = whole.shard(size, rank)
@@ -45,6 +51,53 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
     # Where the number was unknown, one that has fewer begins again: all ranks take as many.
     own = own.take(steps) if number >= 0 else own.repeat().take(steps)
     return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
+
+
+def _check_alike(whole: Any, group: ScriptGroup) -> None:
+    """UsageError where ranks have other data: of their parts some samples would be in none, and others in two."""
+    if group.size == 1 or not tf.executing_eagerly():
+        return
+    group.agree("hpcdl.dataset")
+    by_rank = group.messages.allgather_json([_looks_of(one) for one in _arrays_in(whole)])
+    if any(len(row) != len(by_rank[0]) for row in by_rank):
+        return  # made by another way on each rank, of which nothing can be said
+    for rank, row in enumerate(by_rank[1:], 1):
+        if not all(_same(*pair) for pair in zip(by_rank[0], row, strict=True)):
+            raise UsageError(
+                f"hpcdl.dataset: rank {rank} has other data than rank 0, or the same in another order; it deals out "
+                "what all ranks have alike: sort lists of files and seed what shuffles them, or leave hpcdl.dataset "
+                "out where each rank has read its own part"
+            )
+
+
+def _arrays_in(whole: Any) -> list[Any]:
+    """The arrays, and names of files, that a data set is made from."""
+    found = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
+    for one in whole._inputs():
+        found += _arrays_in(one)
+    return found
+
+
+def _looks_of(array: Any) -> list[Any]:
+    """Type, shape and some rows of an array: the digest of texts, the means of numbers."""
+    form = [array.dtype.name, array.shape.as_list()]
+    whole = array if array.shape.rank else array[None]
+    places = numpy.linspace(0, max(len(whole) - 1, 0), min(len(whole), _ROWS)).astype(int)
+    rows = tf.gather(whole, places).numpy()
+    if array.dtype == tf.string:
+        texts = rows.reshape(-1).tolist()
+        folder = len(os.path.commonprefix(texts))  # noqa: RUF071  a node names its own storage
+        return [*form, hashlib.blake2b(b"\0".join(one[folder:] for one in texts)).hexdigest()]
+    return [*form, [float(row.real.astype(numpy.float64).mean()) for row in rows] if rows.size else []]
+
+
+def _same(first: list[Any], second: list[Any]) -> bool:
+    """Up to what processors of two kinds may round otherwise."""
+    *form, looks = first
+    *other_form, other_looks = second
+    if form != other_form or "float" not in form[0]:
+        return bool(first == second)
+    return bool(numpy.allclose(looks, other_looks, rtol=1e-5, atol=1e-7, equal_nan=True))
 
 
 def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:

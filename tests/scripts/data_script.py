@@ -32,6 +32,10 @@ def refusal(call):
 assert taken(hpcdl.dataset(whole.shuffle(96), batch_size=8)) == (True, True), "a common seed"
 assert taken(hpcdl.dataset(whole.shuffle(96, reshuffle_each_iteration=False), batch_size=8)) == (True, False)
 assert taken(hpcdl.dataset(whole.shuffle(96, seed=3).batch(8))) == (True, True), "a seed of the script's"
+for other in (np.random.default_rng(RANK).permutation(96), np.arange(96) + RANK, np.arange(96 + 2 * RANK)):
+    for kind in (other, [f"file {one}" for one in other]):
+        unlike = tf.data.Dataset.from_tensor_slices(kind).map(lambda one: one)
+        assert "other data than rank 0" in refusal(lambda: hpcdl.dataset(unlike, batch_size=8))  # noqa: B023
 assert taken(hpcdl.dataset(whole, batch_size=8)) == (True, False)
 assert "different orders" in refusal(lambda: hpcdl.dataset(whole.shuffle(96).batch(8)))
 assert taken(hpcdl.dataset(whole.shuffle(96, seed=1 + RANK), batch_size=8)) == (True, True), "other seeds on ranks"

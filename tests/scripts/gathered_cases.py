@@ -56,6 +56,25 @@ class Slots(keras.metrics.Metric):  # type: ignore[misc]
         return tf.reduce_max(self.ring)
 
 
+class Highest(keras.metrics.Metric):  # type: ignore[misc]
+    """The largest error so far, in one number."""
+
+    def __init__(self, name: str = "highest", **rest: Any) -> None:
+        super().__init__(name=name, **rest)
+        self.most = self.add_weight(shape=(), initializer="zeros", name="most")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.most.assign(tf.maximum(self.most, tf.reduce_max(tf.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.most
+
+
+class Total(Highest):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.most.assign(self.most + tf.reduce_sum(tf.abs(y_true - y_pred)))
+
+
 def spread(y_true: Any, y_pred: Any) -> Any:
     """A number of each batch, which is no mean over its samples."""
     return tf.math.reduce_std(tf.cast(y_pred, tf.float32))
@@ -85,7 +104,7 @@ def same(make: Callable[[], Any], **fit: Any) -> None:
 
 
 def is_warned(make: Callable[[], Any], warned: bool) -> None:
-    """The line is said once for all; this runs before any other has said it."""
+    """The line is said once for each metric; this runs before any other has said it."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         histories(make)
@@ -139,6 +158,8 @@ def refuses_what_is_no_metric() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "sums that say so leave no warning": lambda: is_warned(Sums, False),
     "slots leave a warning": lambda: is_warned(Slots, True),
+    "a maximum in one number leaves a warning": lambda: is_warned(Highest, True),
+    "a sum that is assigned leaves none": lambda: is_warned(lambda: Total("total"), False),
     "a buffer in Python": lambda: same(lambda: hpcdl.Gathered(Median())),
     "a ring of slots": lambda: same(lambda: hpcdl.Gathered(Slots())),
     "a function of each batch": lambda: same(lambda: hpcdl.Gathered(spread)),

@@ -5,8 +5,11 @@ Those whose state is no sum see what all ranks have predicted, as in one process
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +212,8 @@ class MetricsOverRanks:
         self._group.agree("metrics over the ranks", forms)
         values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
         if self._group.rank == 0 and (odd := [one for one in metrics if _may_be_no_sum(one)]):
-            self._group.keep("said which states may be no sums", lambda: _say_what_may_be_no_sum(odd))
+            names = ", ".join(one.name for one in odd)
+            self._group.keep(f"said that {names} may be no sums", lambda: _say_what_may_be_no_sum(names))
         if not values:
             return
         total = numpy.concatenate([value.reshape(-1) for value in values])
@@ -233,18 +237,43 @@ def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _may_be_no_sum(metric: Any) -> bool:
-    """Whether a metric of the script's own says nothing of its state, which has slots, or which Keras does not know."""
+    """Whether a metric of the script's own says nothing of its state.
+
+    Which has slots, or which Keras does not know, or which is set where a sum would be added to.
+    """
     own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
-    is_declared = hasattr(metric, "over_ranks")
-    return own and not is_declared and (not metric.variables or any(one.shape for one in metric.variables))
+    if not own or hasattr(metric, "over_ranks"):
+        return False
+    return not metric.variables or any(one.shape for one in metric.variables) or _sets_state(type(metric))
 
 
-def _say_what_may_be_no_sum(metrics: Sequence[Any]) -> bool:
-    names = ", ".join(metric.name for metric in metrics)
+def _sets_state(kind: type) -> bool:
+    """Whether `update_state` of a metric's class assigns something else than a sum with what was there."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(vars(kind)["update_state"]))))
+    except (KeyError, OSError, TypeError, SyntaxError):  # inherited, or typed in at a prompt
+        return False
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Attribute)
+        and one.func.attr == "assign"
+        and not _adds(one)
+        for one in ast.walk(tree)
+    )
+
+
+def _adds(call: ast.Call) -> bool:
+    """Whether it is `state.assign(state + something)`."""
+    state = ast.unparse(call.func).removesuffix(".assign")
+    sums = [one for one in call.args if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add)]
+    return any(state in (ast.unparse(one.left), ast.unparse(one.right)) for one in sums)
+
+
+def _say_what_may_be_no_sum(names: str) -> bool:
     sys.stderr.write(
         f"hpcdl: warning: {names}: the states of metrics are summed over the ranks, slot by slot, and one without "
-        "variables stays each rank's own; where that is wrong write hpcdl.Gathered(metric), where it is right "
-        'over_ranks = "sum" in its class\n'
+        "variables stays each rank's own; where that is wrong write hpcdl.Gathered(metric), or over_ranks = "
+        '"max" or "min" in its class, where it is right over_ranks = "sum"\n'
     )
     return True
 

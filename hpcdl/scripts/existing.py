@@ -34,7 +34,8 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
     """Give every rank rank 0's values of all weights that exist and no optimizer has moved yet; collective.
 
     What the script keeps (`hpcdl.combine(variable, "own")`) and what a plain optimizer of this rank has moved stays.
-    `trained`: names of those that training begins with; of others that differ a line tells, where it has begun.
+    `trained`: names of those that training begins with; of others that differ a line tells, where it has begun, and
+    those that no model holds stay: gradients that a loop has summed up so far are each rank's own.
     `too_late`: a forward pass has used them. A process set's ranks begin with what these are given alone.
     """
     if group.size == 1 or group is not session().group:
@@ -58,10 +59,26 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         odd = [one for one, *row in zip(found, *digests, strict=True) if len(set(row)) > 1]
         if not odd:
             return
-        unexpected = [] if trained is None else [one for one in odd if unique(one) not in trained]
+        if trained is None:
+            broadcast_variables(group.messages, odd)
+            return
+        held = _held_by_models() | set(trained)
+        stays = group.messages.allgather_json([unique(one) not in held for one in odd])[0]
+        own = [one for one, stay in zip(odd, stays, strict=True) if stay]
+        common = [one for one, stay in zip(odd, stays, strict=True) if not stay]
+        unexpected = [one for one in common if unique(one) not in trained]
         if group.rank == 0 and unexpected:
             _say_different_values(unexpected, too_late=too_late)
-        broadcast_variables(group.messages, odd)
+        if group.rank == 0 and own:
+            group.keep("said which variables no model holds", lambda: _say_what_stays(own))
+        broadcast_variables(group.messages, common)
+
+
+def _held_by_models() -> set[str]:
+    """All variables that Keras's layers or a tf.Module have."""
+    of_keras, modules = _living(keras.Variable, tf.Module)
+    variables = [one for module in modules for one in module.variables]
+    return {unique(one) for one in [*(one.value for one in of_keras), *variables]}
 
 
 def unique(variable: Any) -> str:
@@ -117,6 +134,15 @@ def _say_different(group: ScriptGroup) -> bool:
             "hpcdl: warning: the ranks have made different weights, so only those that are trained begin alike; make "
             "the same models on every rank, or call hpcdl.broadcast_variables(model.variables)\n"
         )
+    return True
+
+
+def _say_what_stays(own: list[Any]) -> bool:
+    more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+    sys.stderr.write(
+        f"hpcdl: {own[0].name.removesuffix(':0')}{more} differ between the ranks and stay each rank's own, since no "
+        "layer and no tf.Module holds them; where they are weights call hpcdl.broadcast_variables(variables)\n"
+    )
     return True
 
 

@@ -19,7 +19,7 @@ from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted
 from hpcdl.scripts.fit.building import build_for
 from hpcdl.scripts.fit.deferred import with_deferred
-from hpcdl.scripts.fit.files import written_on_rank_0
+from hpcdl.scripts.fit.files import Kept, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
@@ -59,6 +59,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics: MetricsOverRanks | None = None
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
+        self.checkpoints: list[Any] = []
+        """Keras's ModelCheckpoints of this fit, which look at the weights on rank 0 alone."""
         self._steps = self._epoch = 0
         self._epochs_before = 0
         """Of a state, when the fit began."""
@@ -227,7 +229,12 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Give the model its own metrics back."""
+        """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
+        known = self._communicator.allgather_json(
+            [None if one.best is None else float(one.best) for one in self.checkpoints]
+        )
+        for one, best in zip(self.checkpoints, known[0], strict=False):  # other ranks may have been given none
+            one.best = best
         self._seen.doing("running the script")
         self._seen.script_steps.counted = False
         begun = self.group.keep("own variables that have begun", set[str])
@@ -254,6 +261,7 @@ def follow_fits() -> None:
         return
     if session().communicator.size > 1:
         synchronize_normalization()
+    keras.optimizers.LossScaleOptimizer.__init__ = _never_around(keras.optimizers.LossScaleOptimizer.__init__)
     keras.Model.fit = _fit_over_ranks(keras.Model.fit)
     keras.Model.evaluate = _evaluation_apart(keras.Model.evaluate)
     set_plain_model = keras.callbacks.CallbackList.set_model
@@ -264,6 +272,18 @@ def follow_fits() -> None:
         set_plain_model(self, model)
 
     keras.callbacks.CallbackList.set_model = set_model
+
+
+def _never_around(plain: Callable[..., None]) -> Callable[..., None]:
+    """The making of a loss scale: UsageError around an optimizer that is distributed already."""
+
+    @functools.wraps(plain)
+    def made(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if hasattr(inner_optimizer, "exchanges"):
+            raise UsageError(LATE_SCALE)
+        plain(self, inner_optimizer, *args, **kwargs)
+
+    return made
 
 
 def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -321,6 +341,8 @@ def _arranged(given: Sequence[Any]) -> list[Any]:
     if not own:
         return list(given)
     others = [one for one in given if not isinstance(one, AgreeOverRanks)]
+    plain = [one.callback if isinstance(one, Kept) else one for one in others]  # a list is arranged more than once
+    own[0].checkpoints = [one for one in plain if isinstance(one, keras.callbacks.ModelCheckpoint)]
     others = others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)
     run = session().run
     return [*with_deferred(others, None if run is None else run.work), *own[:1]]

@@ -47,18 +47,18 @@ class Kept(keras.callbacks.Callback):
 
     def __init__(self, callback: Any, methods: Sequence[str]) -> None:
         super().__init__()
-        self._callback, self._methods = callback, methods
+        self.callback, self._methods = callback, methods
 
     def set_model(self, model: Any) -> None:
         """Hand on the model."""
         super().set_model(model)
         if "set_model" in self._methods:
-            self._callback.set_model(model)
+            self.callback.set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore, where that is what it does."""
         if "on_train_begin" in self._methods:
-            self._callback.on_train_begin(logs)
+            self.callback.on_train_begin(logs)
 
 
 def on_rank_0(callbacks: Iterable[Any]) -> list[Any]:

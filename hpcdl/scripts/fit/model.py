@@ -40,7 +40,7 @@ def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
 
 
 LATE_SCALE = (
-    "Keras has put a loss scale around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
+    "a loss scale stands around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
     "policy mixed_float16 before it is made, or write "
     "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
 )
@@ -122,7 +122,10 @@ def _role_of(kind: type) -> Literal["optimizer", "mapping", "sequence", "object"
 
 def group_of_fit(model: Any) -> ScriptGroup | None:
     """The ranks that a model's optimizers exchange gradients with; None where none of them does."""
-    groups: list[ScriptGroup] = [one.exchanges() for one in optimizers_of(model) if hasattr(one, "exchanges")]
+    found = optimizers_of(model)
+    # One that stands inside another is looked at too: its fit must end alike, or be refused.
+    found += [leaf for one in found for leaf in leaves_of(one) if leaf is not one]
+    groups: list[ScriptGroup] = [one.exchanges() for one in found if hasattr(one, "exchanges")]
     return groups[0] if groups else None
 
 

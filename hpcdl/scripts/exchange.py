@@ -306,7 +306,7 @@ class GradientExchange:
                 "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
         refuse_xla()
-        note_exchange()
+        note_exchange(variables)
         names = [name_of(variable) for variable in variables]
         given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
         given = [with_shape_of(variable, one) for variable, one in zip(variables, given, strict=True)]

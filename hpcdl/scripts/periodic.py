@@ -98,7 +98,7 @@ class PeriodicExchange(OwnWeights):
             if self._optimizer.gradient_accumulation_steps:
                 raise UsageError(_accumulates(self._info, self._optimizer.gradient_accumulation_steps))
             refuse_xla()
-            note_exchange()
+            note_exchange(variables)
             moved = [held(one) for one in self._variables]
             self._check_types(moved)
             exchanges = self._announced(gradients, variables, moved)

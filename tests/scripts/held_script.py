@@ -3,6 +3,7 @@
 
 import copy
 import sys
+import tempfile
 
 import hpcdl
 
@@ -10,6 +11,8 @@ hpcdl.init(120)
 import keras
 import numpy as np
 import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
 
 
 RANK = hpcdl.rank()
@@ -102,6 +105,14 @@ def a_loop():
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
 
 
+def half_of_a_pair():
+    for optimizer in (hpcdl.DistributedOptimizer("sgd"), keras.optimizers.Adamax()):
+        weights = network("sgd").weights
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(one**2) for one in weights])
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+
 def a_tape():
     model, optimizer = network("sgd"), keras.optimizers.SGD()
     hpcdl.broadcast_variables(model.weights)
@@ -109,6 +120,59 @@ def a_tape():
         loss = tf.reduce_mean(model(X) ** 2)
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
     return model.get_weights()[0].tolist()
+
+
+def what_a_checkpoint_finds_best():
+    """Rank 0 alone writes, and every rank may ask."""
+    with tempfile.TemporaryDirectory() as folder:
+        best = keras.callbacks.ModelCheckpoint(f"{folder}/m.keras", monitor="loss", save_best_only=True)
+        model = network(hpcdl.DistributedOptimizer("sgd"))
+        losses = model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[best]).history["loss"]
+    assert best.best == min(losses), (best.best, losses)
+    return best.best
+
+
+def a_loss_scale_around():
+    """Made around it, and found around it in a fit."""
+    try:
+        keras.optimizers.LossScaleOptimizer(hpcdl.DistributedOptimizer("sgd"))
+    except UsageError as error:
+        first = str(error)
+    inner = keras.optimizers.SGD()
+    model = network(keras.optimizers.LossScaleOptimizer(inner))
+    hpcdl.DistributedOptimizer(inner)
+    try:
+        model.fit(X, Y, verbose=0)
+    except UsageError as error:
+        assert str(error) == first and "a loss scale stands around" in first
+        return first
+    raise AssertionError("a fit whose metrics are each rank's own")
+
+
+def sums_of_gradients():
+    """A loop sums up the gradients of two batches, in variables of its own, before the first update."""
+    model, optimizer = network("sgd"), hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    hpcdl.broadcast_variables(model.weights)
+    before = [one.numpy() for one in model.weights]
+    sums = [tf.Variable(tf.zeros_like(one)) for one in model.weights]
+    for half in (slice(8), slice(8, 16)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X[half]) - Y[half]) ** 2)
+        for one, gradient in zip(sums, tape.gradient(loss, model.weights)):
+            one.assign_add(gradient / 2)
+    means = [hpcdl.allreduce(one.numpy()) for one in sums]
+    optimizer.apply([one.read_value() for one in sums], model.weights)
+    for one, start, mean in zip(model.weights, before, means):
+        assert np.allclose(one.numpy(), start - 0.1 * mean, atol=1e-6), (one.numpy(), start - 0.1 * mean)
+    return model.get_weights()[0].tolist()
+
+
+def a_part_chosen_to_be_its_own():
+    weights, own = network("sgd").weights, tf.Variable(1.0)
+    hpcdl.combine(own, "own")
+    hpcdl.DistributedOptimizer("sgd").apply([tf.ones_like(one) for one in weights], weights)
+    keras.optimizers.Ftrl().apply([tf.constant(1.0)], [own])
+    return weights[0].numpy().tolist()
 
 
 def gradients_summed_by_hand():
@@ -128,9 +192,20 @@ ALIKE = {
     "a list by hand": a_list_by_hand,
     "copied callbacks": copied_callbacks,
     "a tape": a_tape,
+    "its own": a_part_chosen_to_be_its_own,
+    "sums": sums_of_gradients,
+    "best": what_a_checkpoint_finds_best,
+    "a loss scale around": a_loss_scale_around,
     "by hand": gradients_summed_by_hand,
 }
-WARNED = [a_loop, a_clone, a_clone_after_a_fit_of_the_other, an_optimizer_from_its_config, a_sum_of_numbers_before]
+WARNED = [
+    a_loop,
+    a_clone,
+    a_clone_after_a_fit_of_the_other,
+    an_optimizer_from_its_config,
+    a_sum_of_numbers_before,
+    half_of_a_pair,
+]
 # A loop counts as distributed by what has been exchanged since the last fit: what is warned of comes first.
 for case in WARNED:
     print(f"begins {case.__name__}", file=sys.stderr, flush=True)

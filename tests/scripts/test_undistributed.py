@@ -29,8 +29,20 @@ WARNED = {
     "a_clone_after_a_fit_of_the_other": "model.fit with RMSprop",
     "an_optimizer_from_its_config": "model.train_on_batch with SGD",
     "a_sum_of_numbers_before": "model.fit with Nadam",
+    "half_of_a_pair": "a loop of its own with Adamax",
 }
-ALIKE = ("dict", "list", "object", "a list by hand", "copied callbacks", "a tape", "by hand")
+ALIKE = (
+    "dict",
+    "list",
+    "object",
+    "a list by hand",
+    "copied callbacks",
+    "a tape",
+    "its own",
+    "best",
+    "a loss scale around",
+    "by hand",
+)
 
 
 def test_without_anything_of_hpcdl_it_ends_with_2_unless_that_is_allowed(
@@ -75,3 +87,7 @@ def test_a_distributed_optimizer_is_found_wherever_it_is(held: Finished, case: s
 def test_what_is_not_distributed_has_its_warning_once(held: Finished, case: str) -> None:
     lines = [line for line in held.err.splitlines() if line.startswith(f"hpcdl: warning: {WARNED[case]} on 2 ranks")]
     assert len(lines) == 1, held.err[-3000:]
+
+
+def test_weights_that_are_to_be_a_rank_s_own_have_no_warning(held: Finished) -> None:
+    assert "with Ftrl" not in held.err and "with Adamax on 2 ranks moves" in held.err

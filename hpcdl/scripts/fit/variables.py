@@ -15,6 +15,7 @@ import numpy
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit.model import center_of, leaves_of, optimizers_of, set_own
+from hpcdl.scripts.process.undistributed import CHOSEN
 from hpcdl.step.keras_internals import accumulators_of, declared_fixed
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.safety import digest_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
 
 Combination = Literal["mean", "sum", "rank 0", "own", "same"]
-_CHOSEN = "over_ranks"
-"""The attribute of a variable that holds what `combine` was given."""
 _STATISTICS = ("moving_", "running_")
 """How the names of statistics begin that normalisation layers of scripts keep."""
 
@@ -38,17 +37,18 @@ def combine(variables: Any, how: Combination) -> None:
     """
     if how not in get_args(Combination):
         raise UsageError(f"hpcdl.combine(..., {how!r}): choose one of {', '.join(map(repr, get_args(Combination)))}")
-    for one in variables if isinstance(variables, Iterable) else [variables]:
+    single = hasattr(variables, "assign") or not isinstance(variables, Iterable)  # one of TensorFlow's gives its rows
+    for one in [variables] if single else variables:
         if not hasattr(one, "assign"):
             raise UsageError(f"hpcdl.combine takes Keras variables, not {type(one).__name__}; give layer.variables")
         if how == "mean" and not _is_float(one):
             raise UsageError(f"{one.path} holds {one.dtype} numbers, which have no mean; use 'sum', 'rank 0' or 'own'")
-        set_own(one, _CHOSEN, how)
+        set_own(one, CHOSEN, how)
 
 
 def chosen_for(variable: Any) -> str | None:
     """What `combine` was given for a variable; None where the script has not chosen."""
-    return getattr(variable, _CHOSEN, None)
+    return getattr(variable, CHOSEN, None)
 
 
 def _is_float(variable: Any) -> bool:
@@ -61,12 +61,12 @@ def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
     known = {id(one) for one in model.weights}
     for layer, variable in declared_fixed(model):
         if id(variable) in known:
-            chosen = getattr(variable, _CHOSEN, None)
+            chosen = getattr(variable, CHOSEN, None)
             normal = isinstance(layer, keras.layers.BatchNormalization) or variable.name.startswith(_STATISTICS)
             usual = "mean" if normal and _is_float(variable) else "own"
             found[id(variable)] = variable, chosen or usual, chosen is not None
     for variable in model.weights:  # one that gradients move may have been chosen too
-        chosen = getattr(variable, _CHOSEN, None)
+        chosen = getattr(variable, CHOSEN, None)
         if chosen is not None:
             found[id(variable)] = variable, chosen, True
     return list(found.values())

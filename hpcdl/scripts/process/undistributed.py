@@ -2,6 +2,7 @@
 
 Keras is watched from its import on, wherever the script imports it. What counts as distributed is an exchange of
 gradients (or any sum of arrays over the ranks) since the fit began; in a loop of one's own, since the last fit ended.
+Where gradients are exchanged, an optimizer may still move weights that no exchange had: one of a GAN's two, say.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,8 @@ from hpcdl.core.errors import UsageError
 
 ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
 """Set in the ranks of `hpcdl run --allow-undistributed`."""
+CHOSEN = "over_ranks"
+"""The attribute of a variable that holds what `hpcdl.combine` was given."""
 _REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl.DistributedGradientTape"
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
@@ -35,29 +38,55 @@ class TrainingWatch:
     ) -> None:
         self._num_ranks, self._warn = num_ranks, warn
         self._initialized, self._refuses = initialized, refuses
-        self._exchanges = self._before = 0
+        self._exchanges = self._before = self._last_sum = 0
+        self._exchanged: set[str] = set()
         self._loop = "a loop of its own"
         self._warned: dict[str, str] = {}
 
-    def exchanged(self) -> None:
-        """Gradients, or other arrays, are summed up over the ranks; called when a step is traced."""
+    def exchanged(self, variables: Iterable[Any] | None) -> None:
+        """Gradients of `variables`, or other arrays (None), are summed over the ranks; called when a step is traced."""
         self._exchanges += 1
+        if variables is None:
+            self._last_sum = self._exchanges
+        else:
+            self._exchanged.update(map(_key_of, variables))
 
-    def judge(self, optimizer: Any) -> None:
+    def judge(self, optimizer: Any, grads: Any, variables: Any) -> None:
         """A warning, once for each kind of loop, where `optimizer` moves weights that no other rank has a part in.
 
         UsageError at once where nothing of the script can be distributed.
         """
-        if hasattr(optimizer, "counts_samples") or self._exchanges > self._before:
+        if hasattr(optimizer, "counts_samples") or self._last_sum > self._before:
             return
         name = type(optimizer).__name__
-        text = f"{self._loop} with {name} on {self._num_ranks} ranks, in which nothing is distributed"
-        text = f"{text}: each rank trains a model of its own; {_REMEDY.format(name=name)}"
+        text = f"{self._loop} with {name} on {self._num_ranks} ranks"
+        remedy = _REMEDY.format(name=name)
+        if self._exchanges > self._before:
+            alone = self._moved_alone(optimizer, grads, variables)
+            if not alone:
+                return
+            first, more = _name_of(alone[0]), f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+            text = (
+                f"{text} moves {first}{more}, whose gradients are not exchanged: each rank trains them alone; "
+                f"{remedy}, or hpcdl.combine(variables, 'own') where that is meant"
+            )
+        else:
+            text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
         if self._refuses and not self._initialized():
             raise UsageError(f"{text}, after hpcdl.init(); {_MEANT}")
         if text not in self._warned:
             self._warned[text] = text
             self._warn(text)
+
+    def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
+        """Weights that get a gradient which no exchange had, and that the script has not chosen to be a rank's own."""
+        moved = list(optimizer._trainable_variables if variables is None else variables)
+        there = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
+        return [
+            one
+            for one, grad in zip(moved, there, strict=True)
+            if grad is not None and _key_of(one) not in self._exchanged and getattr(one, CHOSEN, None) != "own"
+        ]
 
     def check_end(self) -> None:
         """UsageError at the end of a script that has trained, and has distributed nothing at all."""
@@ -81,10 +110,20 @@ class TrainingWatch:
 _watches: list[TrainingWatch] = []
 
 
-def note_exchange() -> None:
-    """Something of the script is combined over the ranks."""
+def _key_of(variable: Any) -> str:
+    """What tells a variable from all others, Keras's from TensorFlow's that it holds as little."""
+    held = getattr(getattr(variable, "value", None), "_unique_id", None)
+    return str(held or getattr(variable, "_unique_id", id(variable)))
+
+
+def _name_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable"))
+
+
+def note_exchange(variables: Iterable[Any] | None = None) -> None:
+    """Gradients of `variables`, or other arrays of the script (None), are combined over the ranks."""
     for watch in _watches:
-        watch.exchanged()
+        watch.exchanged(variables)
 
 
 def check_end() -> None:
@@ -107,9 +146,9 @@ def watch_training(
         plain = module.BaseOptimizer.apply
 
         @functools.wraps(plain)
-        def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.judge(self)
-            return plain(self, *args, **kwargs)
+        def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            watch.judge(self, grads, trainable_variables)
+            return plain(self, grads, trainable_variables)
 
         vars(apply)["autograph_info__"] = {}  # TensorFlow's mark of what it does not convert
         module.BaseOptimizer.apply = apply

@@ -244,15 +244,18 @@ def _may_be_no_sum(metric: Any) -> bool:
     own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
     if not own or hasattr(metric, "over_ranks"):
         return False
-    return not metric.variables or any(one.shape for one in metric.variables) or _sets_state(type(metric))
+    return not metric.variables or any(len(one.shape) for one in metric.variables) or _sets_state(type(metric))
 
 
-def _sets_state(kind: type) -> bool:
+def _sets_state(kind: Any) -> bool:
     """Whether `update_state` of a metric's class assigns something else than a sum with what was there."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(vars(kind)["update_state"]))))
-    except (KeyError, OSError, TypeError, SyntaxError):  # inherited, or typed in at a prompt
+    update = inspect.unwrap(kind.update_state)
+    if update.__module__.partition(".")[0] == "keras":
         return False
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(update)))
+    except (OSError, TypeError, SyntaxError):  # nobody can tell
+        return True
     return any(
         isinstance(one, ast.Call)
         and isinstance(one.func, ast.Attribute)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init, show_callback
 
 from hpcdl import __version__
 from hpcdl.cli.output import VERBOSE, command_in, put
@@ -50,11 +51,34 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _install_completion(wanted: bool) -> None:
+    if wanted:
+        from hpcdl.cli.completion import install
+
+        install()
+        raise typer.Exit
+
+
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks and TensorFlow's own log.")] = False,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Write completion for this shell into a file, and say how it is loaded.",
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion", callback=show_callback, is_eager=True, help="Print completion for this shell."
+        ),
+    ] = False,
 ) -> None:
     """Distributed deep learning for HPC centres: shard data, tune a node, train over MPI, report how it scales."""
     if verbose:
@@ -66,8 +90,10 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
 
     To build all takes as long as everything else that a training does before its ranks start.
     """
+    completion_init()
     app = typer.Typer(
         name="hpcdl",
+        add_completion=False,
         help=root.__doc__,
         epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5",
         no_args_is_help=True,

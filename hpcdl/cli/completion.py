@@ -1,0 +1,47 @@
+"""`--install-completion`: a file of its own for the shell, and the line that loads it, for the user to add.
+
+Typer's own option rewrites the user's ~/.bashrc, which a full disk or a signal then leaves cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from typer.completion import Shells, _get_shell_name, get_completion_script
+
+from hpcdl.cli.output import put, say
+from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import quoted
+from hpcdl.core.storage.disk import make_output_folder
+from hpcdl.core.storage.files import write_output
+
+_FILES: Mapping[str, str] = {
+    Shells.bash.value: ".local/share/hpcdl/hpcdl.bash",
+    Shells.zsh.value: ".local/share/hpcdl/zsh/_hpcdl",
+    Shells.fish.value: ".config/fish/completions/hpcdl.fish",
+}
+"""Where each shell's file lies below the user's home."""
+
+
+def install(shell: str | None = None) -> Path:
+    """Write the file for `shell`, by default the one that calls; UsageError for another shell, or a file of others'."""
+    shell = shell or _get_shell_name() or Path(os.environ.get("SHELL", "")).name
+    if shell not in _FILES:
+        raise UsageError(f"--install-completion: {shell or 'this'} is no shell with completion: {', '.join(_FILES)}")
+    path = Path.home() / _FILES[shell]
+    make_output_folder(path.parent, "")
+    write_output(path, get_completion_script(prog_name="hpcdl", complete_var="_HPCDL_COMPLETE", shell=shell) + "\n")
+    put(str(path))
+    say(f"next: {_loaded_by(shell, path)}")
+    return path
+
+
+def _loaded_by(shell: str, path: Path) -> str:
+    """What to type once, so that new shells load the file at `path`."""
+    lines = {
+        Shells.bash.value: f"echo {quoted(f'source {quoted(path)}')} >> ~/.bashrc",
+        Shells.zsh.value: f"echo {quoted(f'fpath+=({quoted(path.parent)}); autoload -Uz compinit; compinit')} >> ~/.zshrc",
+    }
+    return lines.get(shell, "start a new shell, which loads it by itself")

@@ -1,0 +1,52 @@
+"""`--install-completion` writes a file of its own and leaves the shell's start-up file to the user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdl.cli.completion import install
+from hpcdl.core.errors import UsageError
+
+MINE = b'export NAME="Jos\xe9"\n'
+ASK = "COMP_WORDS=(hpcdl tra); COMP_CWORD=1; _hpcdl_completion hpcdl; echo ${COMPREPLY[@]}"
+
+
+def test_the_start_up_file_is_as_it_was_and_the_line_that_is_told_loads_completion(tmp_path: Path) -> None:
+    start = tmp_path / ".bashrc"
+    start.write_bytes(MINE)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": path}
+
+    def bash(text: str) -> subprocess.CompletedProcess[str]:
+        line = ["bash", "--norc", "-c", f"{text}\n:"]  # a shell that stays, and is found
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True, timeout=300)
+
+    told = bash("hpcdl --install-completion").stderr
+    assert start.read_bytes() == MINE
+    assert told.startswith("next: echo ")
+    bash(told.removeprefix("next: "))
+    assert start.read_bytes().startswith(MINE)
+    assert bash(f". ~/.bashrc; {ASK}").stdout == "train trace\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_file_of_somebody_elses_stays(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = install(shell)
+    assert install(shell) == path
+    path.write_text("mine\n")
+    with pytest.raises(UsageError, match="move it away"):
+        install(shell)
+    assert path.read_text() == "mine\n"
+
+
+def test_another_shell_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="tcsh is no shell with completion: bash, zsh, fish"):
+        install("tcsh")
+    assert not [*tmp_path.iterdir()]

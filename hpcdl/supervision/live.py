@@ -16,10 +16,14 @@ from hpcdl.core.records.run_state import continues, state_of
 from hpcdl.core.storage.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import IMAGES
+from hpcdl.run.journal import FILE_NAME as JOURNAL
 from hpcdl.run.journal import JournalReader, seconds_between
+from hpcdl.run.rundir import CONFIG_FILE
 from hpcdl.supervision.watchdog import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
+_OF_A_RUN = (CONFIG_FILE, FILE_NAME, JOURNAL)
+"""A folder with none of these is no run, and gets no note of a viewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +64,9 @@ class LiveView:
     """Looks at a run again and again; its ranks leave notes as long as `look` is called."""
 
     def __init__(self, run_dir: Path) -> None:
-        if not run_dir.is_dir():
-            raise UsageError(f"{run_dir} is not a run directory")
+        if not any((run_dir / name).is_file() for name in _OF_A_RUN):
+            held = f"it holds none of {', '.join(_OF_A_RUN)}; " if run_dir.is_dir() else ""
+            raise UsageError(f"{run_dir} is not a run directory: {held}`hpcdl runs` lists what there is")
         self._run_dir = run_dir
         self._folder = run_dir / RANKS_FOLDER / FOLDER
         self._journal = JournalReader(run_dir, from_begin=True, strict=True)

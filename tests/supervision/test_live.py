@@ -68,6 +68,15 @@ def test_a_bar_is_always_as_long() -> None:
     assert bar([]) == ""
 
 
+@pytest.mark.parametrize("held", [(), ("manifest.json", ".hpcdl-lock")], ids=["empty", "a data set"])
+def test_a_folder_that_is_no_run_is_refused_and_gets_no_note(held: tuple[str, ...], tmp_path: Path) -> None:
+    for name in held:
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="is not a run directory: it holds none of run.toml"):
+        LiveView(tmp_path).look()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(held)
+
+
 def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a run directory"):
         LiveView(tmp_path / "nowhere")

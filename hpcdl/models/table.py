@@ -156,6 +156,11 @@ def model_info(name: str) -> ModelInfo:
     return MODELS[name]
 
 
+def network_for(input_shape: Sequence[int]) -> str:
+    """The first network of the table that takes images of `input_shape` (H, W, C)."""
+    return next(name for name, info in MODELS.items() if info.smallest_size <= min(input_shape[:2]))
+
+
 def check_input(name: str, num_classes: int, input_shape: Sequence[int]) -> None:
     """Raise UsageError unless network `name` can be built for `num_classes` and `input_shape` (H, W, C)."""
     info = model_info(name)

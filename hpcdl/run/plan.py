@@ -139,6 +139,14 @@ def check_scale(dataset: Dataset, config: DataConfig) -> None:
             )
 
 
+def check_network(config: TrainConfig, dataset: Dataset) -> None:
+    """UsageError where a network of the table does not take samples or classes of these data, unless changed first."""
+    if config.data.preprocess or len(dataset.inputs) > 1:
+        return
+    classes = config.model.classes or dataset.num_classes
+    check_model_spec(config.model.model, classes=classes, input_shape=dataset.sample_shape)
+
+
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run; raises what the user should read."""
     resolved = with_own_period(resolved)
@@ -166,6 +174,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
             f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
             f"leave --classes out, or give {dataset.num_classes} or more"
         )
+    check_network(config, dataset)
     check_objective(config.objective, dataset)
     check_changes(config.data, dataset)
     num_samples = dataset.train_split.num_samples

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import DIGITS, CommandLine
 
 BASE = ["train", "--model", "lenet", "--strategy", "ring"]
 
@@ -55,6 +56,19 @@ def test_all_that_is_not_there_is_told_at_once(ask_hpcdl: CommandLine) -> None:
     assert finished.code == 2 and len(told) == 4, finished.err
     for words, said in zip(("'rign'", "'lennet'", "gone.py", "nowhere"), told, strict=True):
         assert words in said
+
+
+def test_pictures_that_the_network_does_not_take_are_told_before_a_job_waits_for_them(
+    ask_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    made = ask_hpcdl(["shard", DIGITS, tmp_path / "small"], cwd=tmp_path)
+    advised = made.err.splitlines()[-1].partition(", or ")[2]
+    assert made.code == 0 and advised.startswith("hpcdl train --model cifar10-quick --data"), made.err
+    assert ask_hpcdl([*shlex.split(advised)[1:], "--dry-run"], cwd=tmp_path).code == 0
+    finished = ask_hpcdl([*BASE, "--data", tmp_path / "small", "--dry-run"], cwd=tmp_path)
+    assert finished.code == 2 and "lenet cannot take images of 8x8; the smallest it takes is 16x16" in finished.err
+    warned = ask_hpcdl(["submit", "--dry-run", "--", *BASE, "--data", tmp_path / "small"], cwd=tmp_path)
+    assert "the job would be refused: lenet cannot take images of 8x8" in warned.err
 
 
 @pytest.mark.parametrize("command", ["evaluate gone --data synthetic:mnist@40", "export gone x", "train --resume"])

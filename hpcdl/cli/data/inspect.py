@@ -13,6 +13,7 @@ from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.units import format_bytes, format_count
+from hpcdl.models.table import network_for
 
 _CLASSES_SHOWN = 20
 
@@ -64,7 +65,7 @@ def inspect(
         print_json({**dataclasses.asdict(found), **document})
         return
     _show(found)
-    model = "FILE.py:build" if found.fields else "lenet"
+    model = "FILE.py:build" if found.fields else network_for(found.sample_shape)
     words = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
     commentary.say(f"next: {typed(*words)}")
 

@@ -18,6 +18,7 @@ from hpcdl.core.processes.signals import caught
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import counted, format_bytes, format_count, format_seconds
 from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.models.table import network_for
 
 
 def register(app: typer.Typer) -> None:
@@ -121,7 +122,7 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
         say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
     else:
         say(f"{target} was finished before, nothing is written; whether the source has changed since was not looked at")
-    model = "lenet" if manifest.pictures else "FILE.py:build"
+    model = network_for(manifest.sample_shape) if manifest.pictures else "FILE.py:build"
     checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
     commentary.say(f"next: {checked}, or {trained}")
 

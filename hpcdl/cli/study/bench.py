@@ -20,6 +20,7 @@ from hpcdl.config.schema import (
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
+from hpcdl.models.table import network_for
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
@@ -198,6 +199,7 @@ def input_command(
 ) -> None:
     """Time the input of one rank or of many at once, and say what part of a training step would wait for it."""
     from hpcdl.bench.input import run
+    from hpcdl.data.format.dataset import open_dataset
 
     result = run(resolved(InputBenchConfig, "bench-input", flags, config, set_), data)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
@@ -207,7 +209,9 @@ def input_command(
         return
     _print_input(result)
     words = ["--batch-size", result.batch_size, *(["--ranks", result.ranks] if result.ranks > 1 else [])]
-    say(f"next: {typed('train', '--model', 'lenet', '--data', data, *words)}")
+    dataset = open_dataset(data)
+    model = network_for(dataset.sample_shape) if dataset.pictures else "FILE.py:build"
+    say(f"next: {typed('train', '--model', model, '--data', data, *words)}")
 
 
 def _print_input(result: InputResult) -> None:

@@ -145,7 +145,7 @@ def _as_array(name: str, tensor: Any) -> Array:
 
 def _loaded(plan: InferencePlan) -> tuple[keras.Model, list[str]]:
     if plan.trained is not None:
-        return load_run(plan.model)
+        return load_run(plan.model, plan.config.data.data)
     try:
         return load_saved(plan.model, LAYERS), []
     except ValueError as error:

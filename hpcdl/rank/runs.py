@@ -13,9 +13,11 @@ import tensorflow as tf
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.comm.threads.communicator import alone
+from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.records.run_record import read_record
 from hpcdl.core.storage.disk import make_output_folder
-from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.models.emulated import LAYERS
 from hpcdl.models.saved import load_saved
@@ -29,8 +31,11 @@ from hpcdl.step.objective import objective_of
 from hpcdl.step.preprocess import model_shapes, preprocessed
 
 
-def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
-    """The run's model: that of its end, else that of its newest checkpoint; and what to say about it."""
+def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list[str]]:
+    """The run's model: that of its end, else that of its newest checkpoint; and what to say about it.
+
+    `given`: data that the user has named; they may be those of the run, found under another path.
+    """
     path = run_dir / MODEL_FILE
     if path.is_file():
         try:
@@ -42,12 +47,26 @@ def load_run(run_dir: Path) -> tuple[keras.Model, list[str]]:
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
         raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume")
-    dataset = open_dataset(resolved.config.data.data, seed=resolved.config.run.seed)
-    dataset = preprocessed(dataset, resolved.config.data)
+    dataset = preprocessed(_data_of(run_dir, resolved.config, given), resolved.config.data)
     model = build_model(resolved.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
     return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]
+
+
+def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
+    """What the run was trained on: `given` if it is the same, else what its settings name; UsageError where none is."""
+    if given is not None:
+        dataset = open_dataset(given, seed=config.run.seed)
+        if dataset.checksum == read_record(run_dir).data_checksum:
+            return dataset
+    try:
+        return open_dataset(config.data.data, seed=config.run.seed)
+    except UsageError as error:
+        raise UsageError(
+            f"{run_dir} is not finished, and its checkpoint needs the data that it was trained on; type this in the "
+            f"folder in which the run began: {error}"
+        ) from error
 
 
 def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
@@ -60,7 +79,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
-    model, model_warnings = load_run(run_dir)
+    model, model_warnings = load_run(run_dir, data)
     if len(dataset.inputs) < 2:
         taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
         if taken != given:

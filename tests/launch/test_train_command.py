@@ -187,6 +187,31 @@ def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: Com
     assert "has classes that the model was not trained on: eight" in finished.err
 
 
+@pytest.mark.mpi
+def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "mine" / "shards")
+    line = [
+        "train",
+        "--model",
+        "lenet",
+        "--data",
+        "shards",
+        "--steps",
+        "2",
+        "--run-dir",
+        "run",
+        "--checkpoint-every",
+        "1ms",
+    ]
+    assert session_hpcdl(line, cwd=tmp_path / "mine").code == 0
+    (tmp_path / "mine" / "run" / "model.keras").unlink()
+    finished = session_hpcdl(["evaluate", "mine/run", "--data", "mine/shards"], cwd=tmp_path)
+    assert finished.code == 0 and "this is its checkpoint after step 2" in finished.err, finished.err
+    refused = session_hpcdl(["export", "mine/run", "--to", "keras", "out"], cwd=tmp_path)
+    assert refused.code == 2 and "type this in the folder in which the run began" in refused.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_evaluate_says_that_the_data_of_the_run_is_gone(
     trained: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:

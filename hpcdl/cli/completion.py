@@ -41,7 +41,9 @@ def install(shell: str | None = None) -> Path:
 def _loaded_by(shell: str, path: Path) -> str:
     """What to type once, so that new shells load the file at `path`."""
     lines = {
-        Shells.bash.value: f"echo {quoted(f'source {quoted(path)}')} >> ~/.bashrc",
-        Shells.zsh.value: f"echo {quoted(f'fpath+=({quoted(path.parent)}); autoload -Uz compinit; compinit')} >> ~/.zshrc",
+        Shells.bash.value: f"source {quoted(path)}",
+        Shells.zsh.value: f"fpath+=({quoted(path.parent)}); autoload -Uz compinit; compinit",
     }
-    return lines.get(shell, "start a new shell, which loads it by itself")
+    if shell not in lines:
+        return "start a new shell, which loads it by itself"
+    return f"echo {quoted(lines[shell])} >> ~/.{shell}rc"

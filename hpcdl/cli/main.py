@@ -16,6 +16,8 @@ _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
 """Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""
 _MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "submit", "cancel"}
 """Commands whose work is done whether or not somebody reads what they print of it."""
+_OTHERS_WORDS = {"run", "submit"}
+"""Commands behind whose own words stand those of a script or of another command."""
 _HOLD_ALL = {"report", "runs"}
 """Commands that keep what they read to their end: each search of thousands of runs for cycles would be for nothing."""
 _PRINT_ALONE = {"--json", "--help", "-h"}
@@ -55,6 +57,7 @@ def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int
 def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
     try:
+        check_words(arguments)
         from hpcdl.cli.app import app_for  # takes its time, in which Ctrl-C may come
 
         result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
@@ -69,6 +72,19 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence; -v shows the traceback
         return _unexpected(error)
     return result if isinstance(result, int) else 0
+
+
+def check_words(arguments: list[str]) -> None:
+    """UsageError where a path or name is empty, as of a variable that is not set: it would mean this folder.
+
+    What stands behind an option may be empty, and the words of a script or a job are not hpcdl's.
+    """
+    command = command_in(arguments)
+    if command in _OTHERS_WORDS:
+        return
+    for place, word in enumerate(arguments):
+        if not word and not arguments[place - 1].startswith("-"):
+            raise UsageError(f"{command}: word {place + 1} is empty (a variable that is not set?); name it, or `.`")
 
 
 def complain(error: BaseException) -> None:

@@ -159,7 +159,11 @@ def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
 
 def plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` by the flags' names, which have dashes where a file may have underscores."""
-    return {key.replace("_", "-"): value for key, value in values.items()}
+    found = {key.replace("_", "-"): value for key, value in values.items()}
+    if len(found) < len(values):
+        twice = next(key for key in values if "_" in key and key.replace("_", "-") in values)
+        raise UsageError(f"{twice} and {twice.replace('_', '-')} are one setting, given twice; leave one of them out")
+    return found
 
 
 def _complaint(origin: str, key: str, error: ValueError) -> str:

@@ -126,3 +126,10 @@ def test_a_list_is_given_by_commas_or_by_repeating(ask_hpcdl: CommandLine, tmp_p
     for allowed in (["--allow", "seed,dtaa"], ["--allow", "seed", "--allow", "dtaa"]):
         refused = ask_hpcdl([*words, *allowed])
         assert refused.code == 2 and "unknown setting of --allow 'dtaa'; did you mean 'data'?" in refused.err
+
+
+def test_a_key_spelt_in_both_ways_is_one_setting_given_twice(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("learning_rate = 0.1\nlearning-rate = 3\n")
+    with pytest.raises(UsageError, match="learning_rate and learning-rate are one setting, given twice"):
+        file_layer(config)

@@ -28,6 +28,8 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--config", "missing.toml"], 2, "no such config file"),
         (["--set", "epohcs=1"], 2, "did you mean 'epochs'?"),
         (["--resume"], 2, "add --run-dir DIR"),
+        (["--resume", "--run-dir", ""], 2, "add --run-dir DIR"),
+        (["--data", ""], 2, "the data folder's name is empty"),
         (["--servers", "1"], 2, "strategy 'ring' has no servers"),
         (["--init-weights", "/dev/zero"], 2, "it is a device, not a file"),
         (["--init-weights", "gone.keras"], 2, "No such file"),
@@ -46,6 +48,14 @@ def test_one_line_and_nothing_written(
     assert words in finished.err
     assert len(finished.err.strip().splitlines()) == 1
     assert "Traceback" not in finished.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["report", "runs", "trace", "shard", "export --to keras"])
+def test_an_empty_name_is_not_this_folder(ask_hpcdl: CommandLine, tmp_path: Path, command: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    finished = ask_hpcdl([*command.split(), "", "target"], cwd=tmp_path)
+    assert finished.code == 2 and "is empty (a variable that is not set?)" in finished.err, finished.err
     assert sorted(tmp_path.rglob("*")) == before
 
 

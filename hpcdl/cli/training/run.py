@@ -100,7 +100,7 @@ def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
     """With --resume, the settings of the run that goes on; UsageError without a folder to resume from."""
     if not flags["resume"]:
         return []
-    if flags["run-dir"] is None:
+    if not flags["run-dir"]:  # empty: a variable of a script that is not set
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
     from hpcdl.run.rundir import check_trusted, resume_layer
 

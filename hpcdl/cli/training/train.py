@@ -99,7 +99,7 @@ def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Lay
     """
     if not flags["resume"]:
         return []
-    if flags["run-dir"] is None:
+    if not flags["run-dir"]:  # empty: a variable of a script that is not set
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
     from hpcdl.run.rundir import check_trusted, resume_layer
 

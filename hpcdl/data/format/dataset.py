@@ -162,6 +162,10 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     if data.startswith(PREFIX):
         return _synthetic(data, seed)
     folder = Path(data).expanduser()
+    if not data:
+        raise UsageError(
+            "the data folder's name is empty (a variable that is not set?); name one of `hpcdl shard`, or `.`"
+        )
     if not folder.is_dir():
         raise UsageError(f"no such data folder: {data}; make one with `{typed('shard', 'SOURCE', folder)}`")
     if not (folder / FILE_NAME).is_file():

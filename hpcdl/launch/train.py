@@ -33,8 +33,11 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.processes.lifeline import identity
 from hpcdl.core.processes.signals import StopRequest, caught
 from hpcdl.core.protocols import Communicator, LaunchPlan
+from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.records.run_state import FINISHED
 from hpcdl.core.storage.lock import check_free
+from hpcdl.core.units import counted
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.models.spec import model_name
@@ -203,7 +206,23 @@ def choose_run_dir(run_plan: RunPlan) -> Path:
     if config.checkpoint.resume:
         kept = keeps_bytes(run_plan.dataset)
         rundir.check_resumed(run_dir, config, run_plan.dataset.checksum, keeps_bytes=kept)
+        check_not_past(run_dir, run_plan)
     return run_dir
+
+
+def check_not_past(run_dir: Path, run_plan: RunPlan) -> None:
+    """UsageError where the run is finished, beyond what is asked for: an older checkpoint would replace its model."""
+    limits = run_plan.config.checkpoint
+    if limits.from_step is not None or limits.from_scratch or not run_plan.info.features.synchronous:
+        return
+    if not (run_dir / RECORD_FILE).is_file():
+        return
+    record = read_record(run_dir)
+    if record.status == FINISHED and record.steps > run_plan.num_steps:
+        raise UsageError(
+            f"{run_dir} is finished after step {record.steps}, beyond the {counted(run_plan.num_steps, 'step')} that "
+            "are asked for; give more --epochs or --steps, go back with --from-step, or choose another --run-dir"
+        )
 
 
 def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:

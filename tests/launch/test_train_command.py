@@ -188,6 +188,19 @@ def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: Com
 
 
 @pytest.mark.mpi
+def test_a_finished_run_is_not_replaced_by_an_older_checkpoint(
+    session_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    line = ["train", "--model", "lenet", "--data", shards, "--run-dir", tmp_path / "run"]
+    assert session_hpcdl([*line, "--epochs", "2", "--checkpoint-every", "1ms"]).code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    finished = session_hpcdl(["train", "--resume", "--run-dir", tmp_path / "run", "--steps", "3"])
+    assert finished.code == 2, finished.out
+    assert "beyond the 3 steps that are asked for; give more --epochs or --steps" in finished.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.mpi
 def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     shutil.copytree(shards, tmp_path / "mine" / "shards")
     line = [

@@ -107,7 +107,13 @@ def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Lay
     found = resume_layer(Path(flags["run-dir"]))
     if not found and flags["model"] is None and not from_file:
         raise UsageError(f"{flags['run-dir']} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
-    return found
+    return [_without_other_length(layer, flags) for layer in found]
+
+
+def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
+    """The settings of a run, without its --steps where --epochs is given now, and the other way round."""
+    left_out = {"epochs"} if flags["steps"] is not None else {"steps"} if flags["epochs"] is not None else set()
+    return dataclasses.replace(layer, values={key: layer.values[key] for key in layer.values if key not in left_out})
 
 
 def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
-from typer.completion import completion_init, show_callback
+from typer._completion_classes import completion_init
+from typer.completion import show_callback
 
 from hpcdl import __version__
 from hpcdl.cli.output import VERBOSE, command_in, put

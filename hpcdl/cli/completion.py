@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from typer.completion import Shells, _get_shell_name, get_completion_script
+from typer._completion_shared import Shells, _get_shell_name, get_completion_script
 
 from hpcdl.cli.output import put, say
 from hpcdl.core.errors import UsageError

@@ -94,3 +94,72 @@ def test_unknown_and_doubled_rows_are_remarked(tmp_path: Path) -> None:
 def test_scale_up_needs_threads(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="scale-up needs"):
         rows(tmp_path, "scale-up,ring,lenet,1,1,32,1,99")
+
+
+COUNTS = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,global_batch,images_per_second,step_seconds"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (
+            "ring,lenet,2,2,,,64,64,98,",
+            "global_batch: 64 is not 64 per worker x 2 workers; correct one, leave one empty",
+        ),
+        ("ring,lenet,4,4,,,,3,98,", "global_batch: 3 samples are fewer than the 4 workers"),
+        ("ring,lenet,2,2,,,64,,98,1306", "step_seconds: 1306 s for 128 samples are 0.09801 a second"),
+        ("ps,lenet,2,3,,1,64,,98,", "workers: is empty, and 3 ranks may count its servers (1) or not"),
+        ("ps,lenet,2,2,2,1,64,,98,", "ranks: 2 cannot be 2 workers and 1 servers"),
+        ("ring,lenet,1,1,8,,64,,98,", "ranks: 1 cannot be 8 workers"),
+        ("ring,lenet,4,2,,,64,,98,", "nodes: 4 are more than the 2 ranks"),
+    ],
+)
+def test_numbers_of_a_row_that_contradict_each_other_are_refused(tmp_path: Path, line: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows(tmp_path, line, header=COUNTS)
+    assert f"old.csv:2: {complaint}" in str(caught.value)
+
+
+def test_numbers_of_a_row_that_agree_are_taken(tmp_path: Path) -> None:
+    even, rounded, passes = rows(
+        tmp_path,
+        "ps,lenet,2,3,2,1,64,128,98,1.3,",
+        "ring,lenet,3,3,,,33,100,98,,",
+        "ring,lenet,2,2,,,64,256,98,,2",
+        header=COUNTS + ",accumulate",
+    )
+    assert (even.workers, even.global_batch, rounded.global_batch, passes.global_batch) == (2, 128, 100, 256)
+
+
+def test_a_number_cut_in_two_by_its_decimal_comma_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"old\.csv:2: 9 cells for 8 columns; write numbers with a point"):
+        rows(tmp_path, "weak,ring,lenet,1,1,32,1,52,1")
+    (run,) = rows(tmp_path, "weak,ring,lenet,1,1,32,1,52.1,,", header=HEADER + ",,")  # a spreadsheet's empty columns
+    assert run.images_per_second == 52.1
+
+
+@pytest.mark.parametrize(("header", "complaint"), [
+    (HEADER + ",images_per_second", "column 'images_per_second' comes twice"),
+    (HEADER + ",learning_rate,learning-rate", "column 'learning_rate' comes twice"),
+    (HEADER.replace(",", ";"), "';' stands between its columns"),
+])  # fmt: skip
+def test_a_header_that_can_be_read_in_two_ways_is_refused(tmp_path: Path, header: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        rows(tmp_path, "weak,ring,lenet,1,1,32,1,50,60,70", header=header)
+
+
+@pytest.mark.parametrize(("column", "value", "complaint"), [
+    ("accuracy", "97.2", "97.2 is no share from 0 to 1; for 97.2 % write 0.972"),
+    ("accuracy", "-0.1", "-0.1 is no share from 0 to 1"),
+    ("seconds_total", "-5", "-5 is negative"),
+])  # fmt: skip
+def test_results_that_cannot_be_are_refused(tmp_path: Path, column: str, value: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"{column}: {complaint}"):
+        rows(tmp_path, f"weak,ring,lenet,1,1,32,1,50,{value}", header=f"{HEADER},{column}")
+
+
+def test_parts_longer_than_the_step_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,450\nweak,ring,lenet,1,1,32,2,64,0.4\n")
+    assert any("parts of a step are longer than the step" in line and "old.csv:2;" in line
+               for line in read_csv(path).remarks)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs measured elsewhere, from a CSV file (columns in docs/reference/report-json.md). All mistakes are told at once."""
+"""Runs measured elsewhere, from a CSV file (columns: docs/reference/report-json.md). All mistakes are told at once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, suggestion
-from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.progress import Progress
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.units import listed
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered, Walk, gather
@@ -39,6 +39,11 @@ _IDENTITY = (
 )  # fmt: skip
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
+_REST = "\n"
+"""The key of cells that no column is for: no name of a column."""
+_EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
+_SAME_RATE = 1.2
+"""Throughput and seconds of a step may differ by this factor, as a mean and a median of steps do."""
 _SUM_TOLERANCE = 1.02
 """Parts may exceed the step by this much, as rounding does."""
 
@@ -63,31 +68,47 @@ def read_csv(path: Path) -> Gathered:
     """The rows of `path` as runs. ConfigError has a line for each wrong cell; unknown columns are told, not used."""
     try:
         text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
-        reader = csv.DictReader(text, restkey="", restval="", strict=True)
+        reader = csv.DictReader(text, restkey=_REST, restval="", strict=True)
         header = [name.strip() for name in reader.fieldnames or ()]
+        while header and not header[-1]:
+            header.pop()  # a spreadsheet's empty columns
         _check_header(path, header)
         reader.fieldnames = header
-        rows = [(reader.line_num, _stripped(row)) for row in reader]
+        read = [(reader.line_num, dict(row)) for row in reader]
     except FileNotFoundError:
         raise SourceError(f"no such file: {path}; check --import") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"{path} is no readable CSV ({error}); save it as UTF-8 with commas") from None
-    problems: list[str] = []
+    problems = [problem for line, row in read for problem in _beyond(f"{path.name}:{line}", row.pop(_REST, ()), header)]
+    rows = [(line, _stripped(row)) for line, row in read]
     runs = [run for line, row in rows if (run := _run(path, line, row, problems)) is not None]
     if problems:
         rest = len(problems) - _MOST_PROBLEMS
         raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {rest} more mistakes in {path}"] if rest > 0 else [])])
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
-    return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows)))
+    return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows, runs)))
 
 
 def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:
     return {name: (value or "").strip() for name, value in row.items() if name}
 
 
+def _beyond(where: str, rest: Sequence[str], header: Sequence[str]) -> Iterator[str]:
+    """What is wrong where a row has cells that no column is for: a number was cut in two, and the others moved on."""
+    if any(cell.strip() for cell in rest):
+        cells = len(header) + len(rest)
+        yield f"{where}: {cells} cells for {len(header)} columns; write numbers with a point, quote text with commas"
+
+
 def _check_header(path: Path, header: list[str]) -> None:
-    problems = [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
+    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        raise ConfigError(
+            [f"{path}: {mark!r} stands between its columns; save it with commas, and numbers with a point"]
+        )
+    twice = [name for name, count in Counter(map(_as_name, filter(None, header))).items() if count > 1]
+    problems = [f"{path}: column {name!r} comes twice; delete one of them" for name in twice]
+    problems += [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
     problems += [
         f"{path}: neither column {' nor '.join(map(repr, group))}; one of them is needed"
         for group in ONE_OF
@@ -103,7 +124,9 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     servers = cells.whole("servers", 0, least=0)
     workers = cells.whole("workers", ranks)
     nodes = cells.whole("nodes")
+    per_node = cells.whole("ranks_per_node", math.ceil(ranks / nodes))
     batch, whole_batch = _batches(cells, workers)
+    _check_counts(cells, row, {"ranks": ranks, "workers": workers, "servers": servers, "nodes": nodes}, per_node)
     mode = row.get("mode", "")
     if mode not in ("", *MODES):
         cells.complain("mode", f"{shown(mode)} is none of {', '.join(MODES)}")
@@ -114,13 +137,14 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     rate = cells.real("images_per_second")
     if rate is None and step is not None:
         rate = whole_batch / step if step > 0 else 0.0
+    _check_rate(cells, step, rate, whole_batch)
     parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
     config = _config(cells, row)
     for name in ("strategy", "model"):
         if not row.get(name):
             cells.complain(name, "is empty")
-    per_epoch, in_all, accuracy = (cells.real(name) for name in ("seconds_per_epoch", "seconds_total", "accuracy"))
-    rounds, round_bytes = (cells.real(name) for name in ("rounds_per_step", "round_bytes_per_step"))
+    per_epoch, in_all, rounds, round_bytes = map(cells.extent, _EXTENTS)
+    accuracy = cells.share("accuracy")
     problems += cells.problems
     if cells.problems:
         return None
@@ -134,7 +158,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
         ranks=ranks,
         workers=workers,
         servers=servers,
-        ranks_per_node=cells.whole("ranks_per_node", math.ceil(ranks / nodes)),
+        ranks_per_node=per_node,
         threads=threads,
         batch_per_rank=batch,
         global_batch=whole_batch,
@@ -200,6 +224,21 @@ class _Cells:
         value = self._parsed(column, text, float) if text else None
         return None if value is None or math.isnan(value) else value
 
+    def extent(self, column: str) -> float | None:
+        """A number that is not negative, or None."""
+        value = self.real(column)
+        if value is not None and value < 0:
+            self.complain(column, f"{value:g} is negative")
+        return value
+
+    def share(self, column: str) -> float | None:
+        """A number from 0 to 1, or None."""
+        value = self.real(column)
+        if value is not None and not 0 <= value <= 1:
+            instead = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
+            self.complain(column, f"{value:g} is no share from 0 to 1{instead}")
+        return value
+
     def _parsed(self, column: str, text: str, parse: Callable[[str], float]) -> float | None:
         try:
             value = parse(text)
@@ -216,7 +255,44 @@ def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
     """Batch per worker and global batch, one from the other."""
     whole_batch = cells.whole("global_batch", 0, least=1)
     batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers)) if whole_batch else None)
-    return batch, whole_batch or batch * workers
+    if not whole_batch:
+        return batch, batch * workers
+    passes = cells.whole("accumulate", 1)
+    if whole_batch < workers:
+        cells.complain("global_batch", f"{whole_batch} samples are fewer than the {workers} workers")
+    elif abs(whole_batch - batch * workers * passes) >= workers * passes:
+        parts = f"{batch} per worker x {workers} workers" + (f" x {passes} passes" if passes > 1 else "")
+        cells.complain(
+            "global_batch", f"{whole_batch} is not {parts}; correct one, leave one empty, or give the passes of a step"
+            " in a column accumulate",
+        )  # fmt: skip
+    return batch, whole_batch
+
+
+def _check_counts(cells: _Cells, row: Mapping[str, str], counts: Mapping[str, int], per_node: int) -> None:
+    """Ranks are all processes: workers and servers, at least one on each node."""
+    ranks, workers, servers, nodes = (counts[name] for name in ("ranks", "workers", "servers", "nodes"))
+    if servers and not row.get("workers"):
+        cells.complain(
+            "workers", f"is empty, and {ranks} ranks may count its servers ({servers}) or not; give the workers"
+        )
+    elif workers + servers > ranks:
+        cells.complain("ranks", f"{ranks} cannot be {workers} workers and {servers} servers; it counts all processes")
+    if nodes > ranks:
+        cells.complain("nodes", f"{nodes} are more than the {ranks} ranks")
+    elif per_node < math.ceil(ranks / nodes):
+        cells.complain("ranks_per_node", f"{per_node} on each of {nodes} nodes are fewer than {ranks} ranks")
+
+
+def _check_rate(cells: _Cells, step: float | None, rate: float | None, whole_batch: int) -> None:
+    """Where a row has both, they say the same."""
+    if step is None or rate is None or not positive(step) or not positive(rate):
+        return
+    if not 1 / _SAME_RATE <= rate * step / whole_batch <= _SAME_RATE:
+        cells.complain(
+            "step_seconds", f"{step:g} s for {whole_batch} samples are {whole_batch / step:.4g} a second, and"
+            f" images_per_second is {rate:g}; correct one, or leave one empty",
+        )  # fmt: skip
 
 
 def _parts(cells: _Cells) -> dict[str, float]:
@@ -232,8 +308,17 @@ def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
     return {**parts, "other": max(0.0, step - total)}
 
 
-def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]]) -> list[str]:
+def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]], runs: Sequence[Run]) -> list[str]:
     remarks = []
+    columns = [f"{name}_seconds" for name in _PARTS]
+    longer = [
+        run.name for run, (_, row) in zip(runs, rows, strict=True)
+        if run.usable and not run.parts and any(row.get(name) for name in columns)
+    ]  # fmt: skip
+    if longer:
+        remarks.append(
+            f"parts of a step are longer than the step, and are not used: {listed(longer)}; all are in seconds"
+        )
     unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:
         remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{suggestion(unknown[0], _KNOWN)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,20 @@ def test_a_record_that_is_no_json_is_told_as_it_stands_in_its_file(tmp_path: Pat
     with pytest.raises(CorruptError) as found:
         read_record(tmp_path)
     assert str(whole.value) in str(found.value)
+
+
+def test_a_copied_folder_counts_once_and_is_told(tmp_path: Path) -> None:
+    changes = {"started_at": "2026-01-01T00:00:00+0000", "seconds_total": 10.5}
+    write_run(tmp_path / "a", make_record(2, 101.25, **changes))
+    write_run(tmp_path / "b", make_record(2, 101.5, **changes))  # started in the same second
+    shutil.copytree(tmp_path / "a", tmp_path / "a-copy")
+    found = gather([tmp_path])
+    assert [run.name for run in found.runs] == ["a", "b"]
+    assert [name for name, _ in found.run_dirs] == ["a", "b"]
+    assert found.remarks == ("1 run left out as a copy of another, with its start and its times: a-copy of a",)
+
+
+@pytest.mark.parametrize("parts", [{"compute": 0.2, "another": 5.0}, {"compute": 0.7, "wait": -0.5}])
+def test_a_step_is_the_sum_of_the_parts_that_are_known_and_possible(parts: dict[str, float]) -> None:
+    run = from_record(make_record(1, 100.0, parts=parts, step_seconds=[0.2] * 50), "r")
+    assert run.step_seconds == pytest.approx(0.2)

@@ -307,7 +307,7 @@ def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:
     own = [folder, folder.with_name(f"{folder.name}-small")]
     chosen = paths or [path for path in own if path.is_dir() and holds_runs(walk(path))]
     found = gather(chosen) if chosen else Gathered(runs=())
-    for line in found.unreadable:
+    for line in (*found.unreadable, *found.remarks):
         say(f"warning: {line}")
     return found
 

@@ -46,6 +46,7 @@ class Run:
     name: str
     status: str = "done"
     message: str = ""
+    started_at: str = ""
     mode: str = ""
     strategy: str
     model: str
@@ -228,8 +229,8 @@ def machine_name(machine: str, hosts: Sequence[str]) -> str:
 
 def _step_seconds(record: RunRecord) -> float | None:
     """Mean seconds of a step after warm-up: from the parts, which sum to it, else from the steps' times."""
-    total = sum(record.parts.values())
-    if record.parts and positive(total):
+    known = [record.parts[part] for part in PARTS if part in record.parts]
+    if known and min(known) >= 0 and positive(total := sum(known)):
         return total
     steps = _warm_steps(record)
     return sum(steps) / len(steps) if steps else None

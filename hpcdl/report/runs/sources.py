@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.storage.files import read_json
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records.run_record import FILE_NAME, read_record
 from hpcdl.core.records.run_state import state_of
-from hpcdl.core.units import parse_bytes
+from hpcdl.core.storage.files import read_json
+from hpcdl.core.units import counted, listed, parse_bytes
 from hpcdl.report.runs.inferences import Inferred, inferred_of
 from hpcdl.report.runs.run import Run, from_record
 
@@ -105,14 +106,38 @@ def gather(
         named = list(once.values())
     with uncollected():
         found = _read_all(named, bar or NullProgress())
+    copies = _copies(item for item in found if isinstance(item, Run))
+    kept = [pair for pair in zip(named, found, strict=True) if id(pair[1]) not in copies]
+    found = [item for _, item in kept]
     runs = tuple(item for item in found if isinstance(item, Run))
     unreadable = tuple(item for item in found if isinstance(item, str))
-    pairs = zip(named, found, strict=True)
-    run_dirs = tuple((item.name, run_dir) for (_, run_dir), item in pairs if isinstance(item, Run))
+    run_dirs = tuple((item.name, run_dir) for (_, run_dir), item in kept if isinstance(item, Run))
     inferences = tuple(item for item in found if isinstance(item, Inferred))
     if not runs and not inferences and unreadable:
         raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
-    return Gathered(runs=runs, unreadable=unreadable, run_dirs=run_dirs, inferences=inferences)
+    remarks = (_copied(list(copies.values())),) if copies else ()
+    return Gathered(runs=runs, unreadable=unreadable, remarks=remarks, run_dirs=run_dirs, inferences=inferences)
+
+
+_copy_key = attrgetter("started_at", "hosts", "strategy", "seconds_total", "images_per_second", "step_seconds")
+"""What no two measured runs have alike, to the last digit of their times."""
+
+
+def _copies(runs: Iterable[Run]) -> dict[int, tuple[Run, Run]]:
+    """By identity, each run whose folder was copied from an earlier one's, with that: one measurement counts once."""
+    first: dict[tuple[object, ...], Run] = {}
+    found = {}
+    for run in runs:
+        if run.started_at and run.images_per_second is not None and run.seconds_total is not None:
+            earlier = first.setdefault(_copy_key(run), run)
+            if earlier is not run:
+                found[id(run)] = (run, earlier)
+    return found
+
+
+def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:
+    names = listed([f"{run.name} of {earlier.name}" for run, earlier in pairs])
+    return f"{counted(len(pairs), 'run')} left out as a copy of another, with its start and its times: {names}"
 
 
 def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | Inferred | str]:

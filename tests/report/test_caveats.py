@@ -44,6 +44,7 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([*study(), *study(sizes=(1,), batch_per_rank=100)], "one size alone"),
         ([*study(), make_run(1, 100.5, parts={"compute": -1.0})], "negative part"),
         (study(warnings=("bound to nothing",)), "bound to nothing"),
+        ([*study(sizes=(2,)), make_run(1, 99.5), make_run(1, 99.5)], "exactly the same throughput at 1 point:"),
     ],
 )
 def test_each_caveat_is_told(runs: list[Run], words: str) -> None:

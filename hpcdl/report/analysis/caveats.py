@@ -32,6 +32,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _missing_base(curves),
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
+        lambda: _without_noise(curves),
         lambda: _uneven(curves),
         lambda: _changing(curves),
         lambda: trifling_differences([run for run in runs if run.usable]),
@@ -147,6 +148,19 @@ def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
     found = _points_where(curves, lambda count: count == 1)
     if found:
         yield f"single measurement, without an interval (marked †) at {counted(len(found), 'point')}: {listed(found)}"
+
+
+def _without_noise(curves: Sequence[Curve]) -> Iterable[str]:
+    """Clocks never agree to the last digit: an interval of nothing, and a verdict by it, is no measurement."""
+    found = [
+        point_name(curve, point) for curve in curves for point in curve.points
+        if len(point.runs) > 1 and len({run.images_per_second for run in point.runs}) == 1
+    ]  # fmt: skip
+    if found:
+        yield (
+            f"repeats with exactly the same throughput at {counted(len(found), 'point')}: rounded numbers, or one"
+            f" measurement entered more than once; ± 0 and what is decided by it mean nothing: {listed(found)}"
+        )
 
 
 def _uneven(curves: Sequence[Curve]) -> Iterable[str]:

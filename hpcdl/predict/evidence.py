@@ -223,7 +223,7 @@ def gather_evidence(
         _check_enough(item, network)
     left_out = len(runs) - len(usable)
     if left_out:
-        remark = f"{left_out} of {len(runs)} runs have no throughput and are left out"
+        remark = f"{left_out} of {len(runs)} runs did not finish or have no throughput, and are left out"
         found = [dataclasses.replace(item, remarks=(*item.remarks, remark)) for item in found]
     return found
 

@@ -32,6 +32,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _missing_base(curves),
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
+        lambda: _resumed(runs),
         lambda: _without_noise(curves),
         lambda: _uneven(curves),
         lambda: _changing(curves),
@@ -148,6 +149,17 @@ def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
     found = _points_where(curves, lambda count: count == 1)
     if found:
         yield f"single measurement, without an interval (marked †) at {counted(len(found), 'point')}: {listed(found)}"
+
+
+def _resumed(runs: Sequence[Run]) -> Iterable[str]:
+    found = [
+        f"{run.name} (from step {run.resumed_from_steps[-1]})" for run in runs if run.usable and run.resumed_from_steps
+    ]
+    if found:
+        yield (
+            f"{counted(len(found), 'run')} resumed: throughput and parts of a step are of the steps since then alone:"
+            f" {listed(found)}"
+        )
 
 
 def _without_noise(curves: Sequence[Curve]) -> Iterable[str]:

@@ -96,6 +96,7 @@ class Run:
     rounds_per_step: float | None = None
     round_bytes_per_step: float | None = None
     warnings: tuple[str, ...] = ()
+    resumed_from_steps: tuple[int, ...] = ()
     usable: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -97,6 +97,8 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     check_shrunk(resolved, find_launcher())
     check_node(ranks_on_node(resolved), mpi=run_plan.info.features.mpi)
     run_dir = choose_run_dir(run_plan)
+    if (record := _finished(run_dir, run_plan.config, on_event)) is not None:
+        return run_dir, record
     plan, remarks = _plan(run_plan)
     facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
 
@@ -126,6 +128,15 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
                 lambda text: on_event({"kind": "message", "text": text}),
             )
     return run_dir, read_record(run_dir)
+
+
+def _finished(run_dir: Path, config: TrainConfig, on_event: EventHandler) -> RunRecord | None:
+    """The record of a run that is to be resumed and has finished, which is told; else None."""
+    record = rundir.finished(run_dir, config)
+    if record is not None:
+        text = f"{run_dir} has finished, nothing is left to resume; --from-scratch trains it again from step 0"
+        on_event({"kind": "message", "text": text})
+    return record
 
 
 def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
@@ -314,10 +325,11 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     check_started_with(resolved.config.run, place.launcher)
     StopRequest().install()
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
-    held, places, run_plans = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan]()
+    held, places, run_plans, words = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan](), list[str]()
 
     def agree(communicator: Observed) -> Joined:
-        run_dir, word = _agreed_run_dir(resolved, communicator, held, places, run_plans)
+        run_dir, word = _agreed_run_dir(resolved, communicator, on_event, held, places, run_plans)
+        words.append(word)
         return Joined(watch_folder=run_dir / FOLDER / WATCH_FOLDER / word, run_dir=run_dir)
 
     with held, as_rank(place, agree, mpi=mpi) as (communicator, watchdog, joined):
@@ -326,8 +338,9 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
         # Restored before rank 0 ends the others: their launcher may end it with them.
         with places[0].restored_if_refused() if places else nullcontext():
             # Each rank checks for itself: what rank 0 found whole may be damaged on another node.
-            run_plan = run_plans[0] if run_plans else prepare(resolved)
-            run_rank(run_plan, communicator, run_dir, on_event, watchdog)
+            if words[0]:
+                run_plan = run_plans[0] if run_plans else prepare(resolved)
+                run_rank(run_plan, communicator, run_dir, on_event, watchdog)
     leave_without_lost(communicator)
     return run_dir
 
@@ -346,12 +359,14 @@ def with_ranks(resolved: ResolvedConfig[Config], place: Placement) -> ResolvedCo
 def _agreed_run_dir(
     resolved: ResolvedConfig[TrainConfig],
     communicator: Communicator,
+    on_event: EventHandler,
     held: contextlib.ExitStack,
     places: list[rundir.Place],
     run_plans: list[RunPlan],
 ) -> tuple[Path, str]:
     """Rank 0 checks, makes and holds the run directory; all get it, with a random word for this start.
 
+    The word is empty where the run has finished, and nothing is left to resume.
     On rank 0 its plan is added to `run_plans`, and what stood in place of the directory to `places`.
     """
 
@@ -360,6 +375,8 @@ def _agreed_run_dir(
         check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
         run_dir = choose_run_dir(run_plan)
         run_plans.append(run_plan)
+        if _finished(run_dir, run_plan.config, on_event) is not None:
+            return str(run_dir), ""
         places.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
         rundir.create(run_dir, resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
         return str(run_dir), uuid.uuid4().hex

@@ -28,6 +28,7 @@ from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.storage.disk import (
     Made,
     PlaceError,
@@ -61,6 +62,8 @@ _UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp
 _LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
 _OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
 """Settings that a resumed run does not take over."""
+_HOW_FAR = ("steps", "epochs", "target-accuracy")
+"""Settings that say where a run ends."""
 STRUCK = "injected-"
 """Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""
 CHECKSUM, SCRIPT = "data-checksum", "script"
@@ -206,6 +209,32 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
         )
     if others:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or continue with --resume")
+
+
+def finished(run_dir: Path, config: TrainConfig) -> RunRecord | None:
+    """The record of a run that has come to the end that `config` asks for: nothing is left to resume; else None.
+
+    UsageError where it has come to another end, and left no checkpoint: it would begin anew, and replace its results.
+    """
+    asked = config.checkpoint
+    if not asked.resume or asked.from_scratch or asked.from_step is not None or not (run_dir / CONFIG_FILE).exists():
+        return None
+    try:
+        record = read_record(run_dir)
+    except CorruptError:  # killed before its first record, or damaged: the checkpoints are what counts
+        return None
+    if record.status != "finished":
+        return None
+    before, now = flatten(read(run_dir)[0].config), flatten(config)
+    further = next((key for key in _HOW_FAR if before[key] != now[key]), "")
+    if not further:
+        return record
+    if not list_checkpoints(run_dir / CHECKPOINTS):
+        raise UsageError(
+            f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to go on from; train"
+            f" another --run-dir with --init-weights {run_dir / MODEL_FILE}, or this one anew with --from-scratch"
+        )
+    return None
 
 
 def discard(run_dir: Path, aside: Path) -> None:

@@ -123,3 +123,18 @@ def test_every_difference_is_told_before_anything_is_written(
     assert (
         "resumed with --allow data,learning-rate: part of it ran with other settings" in record_of(run_dir)["warnings"]
     )
+
+
+def test_a_run_that_has_finished_keeps_its_results(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = ["train", "--model", "lenet", "--strategy", "single", "--data", shards, "--profile", "none", "--run-dir",
+             run_dir, "--batch-size", "16", "--resume"]  # fmt: skip
+    assert session_hpcdl([*words, "--steps", "4"]).code == 0
+    before = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    again = session_hpcdl([*words, "--steps", "4"])
+    assert again.code == 0 and "has finished, nothing is left to resume" in again.err, again.err
+    further = session_hpcdl([*words, "--steps", "8"])
+    assert further.code == 2 and "has finished at step 4 and kept no checkpoint to go on from" in further.err, (
+        further.err
+    )
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before

@@ -37,6 +37,9 @@ EXCHANGE_ERROR = 0.07
 """The same of the seconds that are not computing: a switch is full, a link is slower."""
 UNKNOWN_EXCHANGE_ERROR = {"mpi": 0.25}
 """In its place where nobody knows the messages: a library changes its algorithm by the number of ranks."""
+BATCH_ERROR = 0.12
+"""The same of computing for one doubling of the batch where all runs had one: nobody knows then what a batch costs
+besides its samples. Of a batch of 32 in all runs, the intervals for 64 and 128 then hold costs of up to 16 samples."""
 _DRAWS = 2000
 OWN_SPEED_ERROR = 0.1
 """That of the seconds that are not computing where the strategy itself was measured at one size, or nothing was."""

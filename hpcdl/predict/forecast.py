@@ -17,6 +17,7 @@ import numpy
 
 from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate, priors
 from hpcdl.predict.ensemble import (
+    BATCH_ERROR,
     NEVER_RUN_ERROR,
     OWN_SPEED_ERROR,
     TIMELINE,
@@ -143,6 +144,9 @@ class Forecast:
         student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
         self._run_noise = self.posterior.run_noise * student
         self._unexplained = random.standard_normal(NUM_DRAWS)
+        self._of_batch = random.standard_normal(NUM_DRAWS)
+        batches = {round(seen.job.batch, 6) for seen in evidence.monitors}
+        self._only_batch = batches.pop() if len(batches) == 1 else None
         self._steps: dict[StepJob, StepTime] = {}
         self._logs: dict[StepJob, Array] = {}
         self._missed: dict[tuple[int, int], Array] = {}
@@ -246,7 +250,7 @@ class Forecast:
         base = self.base(job)
         if base == job:
             return Range(mean=1.0, low=1.0, high=1.0)
-        relative = numpy.log(self._step(base).seconds) - self._log_steps(job)
+        relative = numpy.log(self._step(base).seconds) + self._batch_error(base) - self._log_steps(job)
         return range_of(numpy.exp(relative) * job.batch / base.batch)
 
     def _step(self, job: StepJob) -> StepTime:
@@ -274,7 +278,14 @@ class Forecast:
         error = error_of(job, logs, computing, largest, own_error)
         middle = numpy.median(logs)
         off = logs - middle + error * self._unexplained + self._run_noise
-        result: Array = middle + self.widening * off
+        result: Array = middle + self.widening * off + self._batch_error(job)
+        return result
+
+    def _batch_error(self, job: StepJob) -> Array:
+        """What a batch size that no run had may take more or less: the logarithm of a step, by its computing alone."""
+        found = self._step(job)
+        doublings = abs(math.log2(job.batch / self._only_batch)) if self._only_batch else 0.0
+        result: Array = BATCH_ERROR * doublings * self._of_batch * numpy.minimum(1.0, found.compute / found.seconds)
         return result
 
     def _missed_elsewhere(self, nodes: int, workers: int) -> Array:
@@ -343,6 +354,8 @@ class Forecast:
             marks.append("no run between nodes")
         if self.other_machine:
             marks.append("another node type")
+        if self._only_batch and not math.isclose(job.batch, self._only_batch):
+            marks.append("batch size not run")
         if self.evidence.monitors and job.label not in self.evidence.strategies and not job.alone:
             marks.append("strategy not measured")
         if self._models(job, self._series(job))[TIMELINE] < _UNLIKELY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.forecast import Forecast
 from tests.conftest import CommandLine
 from tests.predict.other_laws import AHEAD, LAWS, SERVERS, STRATEGIES, make_other
+from tests.report.synthetic import make_run
 
 LARGEST_MEASURED = 4
 
@@ -227,3 +229,25 @@ def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: Com
     assert mine["high"] / mine["low"] >= known["high"] / known["low"]
     assert any("layers of mynet are not known" in line for line in found["mynet"]["warnings"])
     assert not any("not known" in line for line in found["resnet50"]["warnings"])
+
+
+@pytest.mark.parametrize("overhead", [0, 2, 8, 16])
+@pytest.mark.parametrize("batch", [64, 128])
+def test_another_batch_than_that_of_all_runs_is_less_sure(overhead: float, batch: int) -> None:
+    """What a batch costs besides its samples shows in no run of one batch size; efficiency at that batch is as sure."""
+
+    def step(workers: int, size: int) -> float:
+        return 0.01 * (size + overhead) * (1 + 0.02 * math.log2(workers))
+
+    runs = [
+        make_run(n, n * 32 / seconds, step_seconds=seconds, model="resnet50", gradient_bytes=102_228_128)
+        for n in (1, 2, 4) for noise in (0.99, 1.0, 1.01) if (seconds := noise * step(n, 32))
+    ]  # fmt: skip
+    evidence = gather_evidence(runs, None)[0]
+    forecast = Forecast(evidence, None)
+    same = forecast.predict(evidence.at("ring", 8, 8, 0))
+    other = forecast.predict(dataclasses.replace(evidence.at("ring", 8, 8, 0), batch=batch))
+    assert other.step_seconds.low <= step(8, batch) <= other.step_seconds.high
+    assert "batch size not run" in other.marks and not same.marks
+    widths = [found.efficiency.high - found.efficiency.low for found in (same, other)]
+    assert widths[1] < 1.5 * widths[0]

@@ -72,7 +72,7 @@ def test_where_ranks_refuse_all_is_as_it_was(
     folder = {"run": run, "empty": tmp_path / "empty"}.get(place, tmp_path / "a" / "b")
     if place == "empty":
         folder.mkdir()
-    words: list[Any] = [*TRAIN, "--resume", "--run-dir", folder, "--steps", "8"]
+    words: list[Any] = [*TRAIN, "--resume", "--run-dir", folder, "--steps", "9"]
     words += WRONG_LOSS if wrong == "loss" else ["--model", f"{tmp_path}/seven.py:build"]
     words += ["--allow", "loss"] if place == "run" else []
     before = facts_below(run, but=CHANGED)

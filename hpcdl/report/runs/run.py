@@ -110,9 +110,7 @@ class Run:
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
 
-_OWN = frozenset(
-    ("mode", "batch_per_rank", "global_batch", "machine", "step_seconds", "parts", "profile", "config")
-)
+_OWN = frozenset(("mode", "batch_per_rank", "global_batch", "machine", "step_seconds", "parts", "profile", "config"))
 """Fields of a run that have a record's names, but not its values."""
 _ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)} - _OWN)
 _alike = attrgetter(*_ALIKE)
@@ -209,7 +207,7 @@ _UNCOUNTED = frozenset(("grpc-ps", "grpc-ring", "nccl"))
 
 
 def _placed(ranks: Sequence[RankRecord], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
-    """What lies on each server goes to every worker in each step, and gradients come back; nothing where it is unknown."""
+    """What lies on each server goes to every worker in each step, and gradients come back; nothing where unknown."""
     known = [item.details.get("server_bytes") for item in ranks]
     sizes = next((sizes for sizes in known if isinstance(sizes, list) and len(sizes) == len(servers)), None)
     if sizes is None or not all(isinstance(size, int | float) and size >= 0 for size in sizes):

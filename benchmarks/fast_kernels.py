@@ -66,6 +66,9 @@ def engine_on(num_cores: int, onednn: str = "auto") -> str:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-num_cores:])
 
+    from hpcdl.supervision.runtime import import_tensorflow
+
+    import_tensorflow()  # with what a rank sets
     import tensorflow as tf
 
     from hpcdl.step.keras_internals import onednn_in_use

@@ -30,8 +30,8 @@ from hpcdl.node.plan import verify_binding
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"
 SET_UP_ANEW = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
-"""By itself (1) TensorFlow has oneDNN set up the gradient of each convolution's kernel anew in each step, from a time when
-one that is kept held large buffers. That took a tenth of a small network's step; hpcdl's steps keep their shapes."""
+"""By itself (1) TensorFlow has oneDNN set up the gradient of each convolution's kernel anew in each step, from a time
+when one that is kept held large buffers. That took a tenth of a small network's step; hpcdl's keep their shapes."""
 
 
 def bind(local_rank: int) -> None:

@@ -18,6 +18,8 @@ _MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certi
 """Commands whose work is done whether or not somebody reads what they print of it."""
 _OTHERS_WORDS = {"run", "submit"}
 """Commands behind whose own words stand those of a script or of another command."""
+_PLACES = ("--out", "--to", "--html", "--run-dir")
+"""Options that say where to write."""
 _HOLD_ALL = {"report", "runs"}
 """Commands that keep what they read to their end: each search of thousands of runs for cycles would be for nothing."""
 _PRINT_ALONE = {"--json", "--help", "-h"}
@@ -77,14 +79,18 @@ def run(arguments: list[str]) -> int:
 def check_words(arguments: list[str]) -> None:
     """UsageError where a path or name is empty, as of a variable that is not set: it would mean this folder.
 
-    What stands behind an option may be empty, and the words of a script or a job are not hpcdl's.
+    What stands behind most options may be empty, and the words of a script or a job are not hpcdl's.
     """
     command = command_in(arguments)
     if command in _OTHERS_WORDS:
         return
     for place, word in enumerate(arguments):
-        if not word and not arguments[place - 1].startswith("-"):
+        before = arguments[place - 1]
+        if not word and not before.startswith("-"):
             raise UsageError(f"{command}: word {place + 1} is empty (a variable that is not set?); name it, or `.`")
+        if (not word and before in _PLACES) or word in [f"{option}=" for option in _PLACES]:
+            option = word.removesuffix("=") or before
+            raise UsageError(f"{option} is empty (a variable that is not set?); name a place, or leave {option} out")
 
 
 def complain(error: BaseException) -> None:

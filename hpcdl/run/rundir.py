@@ -149,6 +149,8 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
         made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
     except PlaceError:
         raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{run_dir} cannot be made, a file is in its way; choose another --run-dir") from error
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
     with writing(run_dir):

@@ -47,6 +47,23 @@ if what == "usage":
     sys.exit("no such data")
 """
 
+HELPERS = """
+import hpcdl
+hpcdl.init()
+import multiprocessing
+def work(_):
+    places = hpcdl.rank(), hpcdl.size(), hpcdl.local_rank(), hpcdl.local_size()
+    try:
+        hpcdl.barrier()
+    except Exception as error:
+        return f"{places} {error}"
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(f"{method}: {pool.map(work, [0])[0]}", flush=True)
+    hpcdl.barrier()
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -167,6 +184,17 @@ def test_every_end_has_its_code_and_one_line(
     assert "Abort(" not in finished.err, "a launcher's or a library's chatter goes into the log"
     assert ("Traceback" in finished.err) == (what in ("raise", "interrupt"))
     assert ("supervised" in finished.err) is False, "a traceback begins in the script"
+
+
+@pytest.mark.mpi
+def test_processes_that_a_script_starts_import_it_and_are_no_ranks(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """They would begin MPI anew, which fails, and a pool would start them again for ever."""
+    (tmp_path / "script.py").write_text(HELPERS)
+    finished = session_hpcdl(["run", "--ranks", "2", tmp_path / "script.py"], cwd=tmp_path)
+    assert finished.code == 0, finished.err
+    for method in ("spawn", "forkserver"):
+        for rank in range(2):
+            assert f"{method}: ({rank}, 2, {rank}, 2) this process is no rank" in finished.out
 
 
 @pytest.mark.parametrize(("name", "content"), [("missing.py", None), ("text.py", "dear sir"), ("bytes.py", "\0")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import multiprocessing
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from hpcdl.scripts.process.exit import Ending
 from hpcdl.scripts.process.undistributed import watch_training
 
 if TYPE_CHECKING:
+    from hpcdl.cluster.environment import Placement
     from hpcdl.comm.observed import Observed
     from hpcdl.scripts.process.group import ScriptGroup
     from hpcdl.scripts.process.measure import ScriptRun
@@ -46,6 +48,8 @@ class Session:
 _sessions: list[Session] = []
 _launched: list[Session] = []
 """What `hpcdl run` has made before the script began."""
+_helpers: list[Placement] = []
+"""Where the rank stands that has started this process by multiprocessing: `init` has found that this is none itself."""
 
 
 def init(stall_timeout_s: float = 300.0) -> None:
@@ -53,12 +57,19 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
     From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
     ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
+
+    A process that a rank starts by multiprocessing may import the script anew, with this call at its top. It is no
+    rank: rank, size, local_rank and local_size are its parent's, and everything else is refused.
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.rank.start import ALONE, join
     from hpcdl.scripts.process.group import ScriptGroup
 
-    if _sessions:
+    if is_initialized():
+        return
+    # While a new process imports the script, its name alone says that it is not the first one.
+    if multiprocessing.current_process().name != "MainProcess" and (parent := placement()) is not None:
+        _helpers.append(parent)
         return
     check_backend()
     if _launched:
@@ -110,7 +121,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether `init` has been called, and no `shutdown` since."""
-    return bool(_sessions)
+    return bool(_sessions or _helpers)
 
 
 def _watched(joined: Observed, stall_timeout_s: float) -> Watchdog:
@@ -131,7 +142,12 @@ def _watched(joined: Observed, stall_timeout_s: float) -> Watchdog:
 
 
 def session() -> Session:
-    """What `init` has made; UsageError before it."""
+    """What `init` has made; UsageError before it, and in a process that is no rank."""
+    if _helpers:
+        raise UsageError(
+            "this process is no rank, but one that multiprocessing has started: ranks alone may exchange; move what "
+            "they do behind `if __name__ == '__main__':`"
+        )
     if not _sessions:
         raise UsageError("hpcdl.init() has not been called; call it at the top of the script")
     return _sessions[0]
@@ -158,22 +174,26 @@ def communicator() -> Observed:
 
 def rank() -> int:
     """This process's number, 0 to size() - 1."""
-    return communicator().rank
+    return _helpers[0].rank if _helpers else communicator().rank
 
 
 def size() -> int:
     """Number of processes."""
-    return communicator().size
+    return _helpers[0].size if _helpers else communicator().size
 
 
 def local_rank() -> int:
     """This process's number among those on its node, in the order of their ranks: 0 to local_size() - 1."""
+    if _helpers:
+        return _helpers[0].local_rank
     here = session()
     return here.hosts[: here.communicator.rank].count(here.communicator.host)
 
 
 def local_size() -> int:
     """Number of processes on this node."""
+    if _helpers:
+        return _helpers[0].local_size
     here = session()
     return here.hosts.count(here.communicator.host)
 

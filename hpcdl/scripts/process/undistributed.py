@@ -80,7 +80,9 @@ class TrainingWatch:
 
     def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
         """Weights that get a gradient which no exchange had, and that the script has not chosen to be a rank's own."""
-        moved = list(optimizer._trainable_variables if variables is None else variables)
+        from hpcdl.step.keras_internals import trained_by  # Keras is there by now
+
+        moved = list(trained_by(optimizer) if variables is None else variables)
         there = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
         return [
             one

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import history_point
+from hpcdl.scripts.collectives.tensors import check_no_strategy
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted
@@ -295,6 +296,7 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
         group = group_of_fit(self)
         given = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
+            check_no_strategy(self.distribute_strategy)
             bound.arguments["callbacks"] = _with_own(given, self, group, bound.arguments.get("x"))
         with apart_from_fit(self):
             return plain(*bound.args, **bound.kwargs)

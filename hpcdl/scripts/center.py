@@ -16,7 +16,7 @@ from hpcdl.comm.arithmetic import all_finite
 from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError, UsageError
-from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,
     compares_after,
@@ -75,7 +75,7 @@ class CenterExchange(OwnWeights):
 
     def update(self, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
         """Equations (1) and (2) on all variables; traced into the graph. Those without a gradient have one of zeros."""
-        refuse_xla()
+        check_traceable()
         known = {
             key_of(one): with_shape_of(one, tf.convert_to_tensor(gradient))
             for one, gradient in zip(variables, gradients, strict=True)

@@ -24,7 +24,7 @@ from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import parse_bytes
-from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.process.exit import after_updates
@@ -305,7 +305,7 @@ class GradientExchange:
                 "average_over='samples' needs to know this rank's number of samples, which fit counts; in a loop of "
                 "your own call optimizer.count_samples(n) before apply, or give tape.gradient(..., num_samples=n)"
             )
-        refuse_xla()
+        check_traceable()
         note_exchange(variables)
         names = [name_of(variable) for variable in variables]
         given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]

@@ -21,7 +21,7 @@ from hpcdl.scripts.callbacks import follow_fits
 from hpcdl.scripts.center import CenterExchange
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
-from hpcdl.scripts.collectives.tensors import turn_begins, turn_ends
+from hpcdl.scripts.collectives.tensors import check_no_strategy, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,
     GradientExchange,
@@ -72,6 +72,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     `sync-easgd`, `local-sgd`, `slowmo` and `diloco` each rank moves weights of its own, which are exchanged instead.
     UsageError for settings that do not go together.
     """
+    check_no_strategy(tf.distribute.get_strategy())
     chosen = _optimizer_of(optimizer)
     if getattr(chosen, "exchanges", False):
         raise UsageError("this optimizer is distributed already: make it so once, and use it for one model")

@@ -18,7 +18,7 @@ from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import unconverted
-from hpcdl.scripts.collectives.tensors import refuse_xla, turn_begins, turn_ends
+from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,
     compares_after,
@@ -97,7 +97,7 @@ class PeriodicExchange(OwnWeights):
             variables = self._variables if trainable_variables is None else list(trainable_variables)
             if self._optimizer.gradient_accumulation_steps:
                 raise UsageError(_accumulates(self._info, self._optimizer.gradient_accumulation_steps))
-            refuse_xla()
+            check_traceable()
             note_exchange(variables)
             moved = [held(one) for one in self._variables]
             self._check_types(moved)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import keras
 import numpy
+import tensorflow as tf
 
 rank = hpcdl.rank()
 keras.utils.set_random_seed(rank)
@@ -83,4 +84,13 @@ try:
 except Exception as error:  # noqa: BLE001  Keras puts its own words around it
     word = str(error)
 assert "leave jit_compile=True out" in word, word
+try:
+    with tf.distribute.MirroredStrategy().scope():
+        mirrored = keras.models.clone_model(model)
+        mirrored.compile(hpcdl.DistributedOptimizer("sgd"), "binary_crossentropy")
+    mirrored.fit(x, y, verbose=0)
+    word = "a strategy of TensorFlow's was not refused"
+except Exception as error:  # noqa: BLE001
+    word = str(error)
+assert "leave `with strategy.scope()` out" in word, word
 print("as it should be", sorted(path.name for path in Path().iterdir() if path.name.startswith(".")), flush=True)

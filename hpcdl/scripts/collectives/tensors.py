@@ -54,8 +54,20 @@ def turn_ends(outputs: Sequence[Any]) -> list[Any]:
     return list(outputs)
 
 
-def refuse_xla() -> None:
-    """UsageError where a function is traced for XLA, which cannot compile what leaves TensorFlow."""
+def check_no_strategy(strategy: Any) -> None:
+    """UsageError for one of tf.distribute's that deals work out itself."""
+    default = type(strategy).__name__.startswith("_Default")  # TensorFlow's word for none
+    if not default and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        raise UsageError(
+            f"{type(strategy).__name__} and hpcdl would both deal the work out: leave `with strategy.scope()` out; "
+            "under hpcdl each rank has one device"
+        )
+
+
+def check_traceable() -> None:
+    """UsageError within tf.distribute's strategies, and where XLA is to compile what leaves TensorFlow."""
+    if tf.distribute.has_strategy():
+        check_no_strategy(tf.distribute.get_strategy())
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()
@@ -76,7 +88,7 @@ def _in_turn(function: Callable[..., Any], inputs: Sequence[Any], types: Sequenc
     if tf.executing_eagerly():
         results = function(*[tensor.numpy() for tensor in inputs])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, types, strict=True)]
-    refuse_xla()
+    check_traceable()
     with tf.control_dependencies(turn_begins()):
         return turn_ends(call_python(function, list(inputs), list(types)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,10 +82,11 @@ def predict(
     )  # fmt: skip
     gathered = _gather(runs or [], imported)
     found = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
+    whole = dataclasses.replace(found, warnings=(*gathered.unreadable, *gathered.remarks, *found.warnings))
     if out is not None:
-        _write(found, out)
+        _write(whole, out)
     if json:
-        print_json(found.as_json())
+        print_json(whole.as_json())
         return
     _print(found)
     _tell_next(found)

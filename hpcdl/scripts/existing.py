@@ -56,14 +56,17 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
             group.keep("said that weights differ in number", lambda: _say_different(group))
             return
         digests = group.messages.allgather_json([digest_of(one) for one in found])
-        odd = [one for one, *row in zip(found, *digests, strict=True) if len(set(row)) > 1]
+        values = dict(zip(map(unique, found), zip(*digests, strict=True), strict=True))
+        odd = [one for one in found if len(set(values[unique(one)])) > 1]
         if not odd:
             return
         if trained is None:
             broadcast_variables(group.messages, odd)
             return
         held = _held_by_models() | set(trained)
-        stays = group.messages.allgather_json([unique(one) not in held for one in odd])[0]
+        copied = {values[name] for name in held & set(values)}  # a running mean of weights begins as a copy of them
+        mine = [unique(one) not in held and values[unique(one)] not in copied for one in odd]
+        stays = group.messages.allgather_json(mine)[0]
         own = [one for one, stay in zip(odd, stays, strict=True) if stay]
         common = [one for one, stay in zip(odd, stays, strict=True) if not stay]
         unexpected = [one for one in common if unique(one) not in trained]

@@ -167,6 +167,18 @@ def sums_of_gradients():
     return model.get_weights()[0].tolist()
 
 
+def a_mean_of_weights():
+    """Made of weights that no update has made alike yet; no layer holds it either."""
+    optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    keras.utils.set_random_seed(RANK)
+    model = network("sgd")
+    means = [tf.Variable(one.value) for one in model.weights]
+    optimizer.apply([tf.ones_like(one) for one in model.weights], model.weights)
+    for mean, one in zip(means, model.weights):
+        mean.assign(0.9 * mean + 0.1 * one)
+    return means[0].numpy().tolist()
+
+
 def a_part_chosen_to_be_its_own():
     weights, own = network("sgd").weights, tf.Variable(1.0)
     hpcdl.combine(own, "own")
@@ -194,6 +206,7 @@ ALIKE = {
     "a tape": a_tape,
     "its own": a_part_chosen_to_be_its_own,
     "sums": sums_of_gradients,
+    "mean of weights": a_mean_of_weights,
     "best": what_a_checkpoint_finds_best,
     "a loss scale around": a_loss_scale_around,
     "by hand": gradients_summed_by_hand,

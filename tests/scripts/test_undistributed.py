@@ -39,6 +39,8 @@ ALIKE = (
     "copied callbacks",
     "a tape",
     "its own",
+    "sums",
+    "mean of weights",
     "best",
     "a loss scale around",
     "by hand",

@@ -120,10 +120,10 @@ def plan_buckets(
     buckets: list[tuple[int, ...]] = []
     current: list[int] = []
     filled = 0
-    first_bytes = bucket_bytes / FIRST_SHARE if small_first and sum(sizes_bytes) > bucket_bytes else bucket_bytes
+    early, first_bytes = small_first and sum(sizes_bytes) > bucket_bytes, bucket_bytes / FIRST_SHARE
     for index in reversed(range(len(sizes_bytes))):
         size = sizes_bytes[index]
-        if current and (filled + size > bucket_bytes or (not buckets and filled >= first_bytes)):
+        if current and (filled + size > bucket_bytes or (early and not buckets and filled >= first_bytes)):
             buckets.append(tuple(current))
             current, filled = [], 0
         current.append(index)

@@ -46,6 +46,11 @@ def test_the_first_bucket_may_leave_early(sizes: list[int], bucket_bytes: int) -
     assert plan[1:] == plan_buckets(sizes[:rest], bucket_bytes)
 
 
+@pytest.mark.parametrize("small_first", [False, True])
+def test_an_empty_gradient_goes_with_a_bucket_that_is_full(small_first: bool) -> None:
+    assert plan_buckets([0, 1], 1, small_first=small_first) == ((1, 0),)
+
+
 def test_a_bucket_must_hold_something() -> None:
     assert plan_buckets([], 1) == ()
     with pytest.raises(ValueError, match="holds nothing"):

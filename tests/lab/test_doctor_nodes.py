@@ -56,7 +56,9 @@ def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> 
         job = lab_slurm.wait_for_job(number, timeout_s=240)
     text = desk.log(number)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", text
-    assert text.index("node3") < min(text.index(node) for node in ("node1", "node2", "node4")), text
+    rates = [float(rate) for rate in re.findall(r"^node\d +([\d.]+) ", text, re.MULTILINE)]
+    # Not "node3 is first": beside other work the others' share of a core may be less than the tenth that it has.
+    assert len(rates) == 4 and rates == sorted(rates), f"the slowest stands first\n{text}"
     for line in (
         # On a busy machine the other hosts have not much more: then one of the two is left that shows it.
         r"warning  (gflops|copy-gib-s) +node3: [\d.]+ G\S+/s \([a-z ]+\), \d+% of the median node's",

@@ -140,6 +140,15 @@ def test_every_type_and_shape_comes_back_bit_by_bit(
     assert all(same(written, streamed(dataset, workers)) for workers in (1, 2))
 
 
+def test_whole_numbers_below_zero_in_one_shard_and_large_ones_in_another(tmp_path: Path) -> None:
+    """Kept in the narrowest type by shard, int64 and uint64, of which numpy makes floats."""
+    values = np.array([-1] + [2**62 + 1] * (COUNT - 1))
+    np.savez(tmp_path / "a.npz", a=np.zeros(COUNT, bool), c=values)
+    options = {"input": "a=a", "target": "c=c", "target_kind": "regression", "shards": 2}
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", **options)
+    assert same(stored(tmp_path / "out", manifest), streamed(open_dataset(str(tmp_path / "out")), 1))
+
+
 VARYING = h5py.vlen_dtype(np.dtype("<f4"))
 
 

@@ -107,7 +107,8 @@ class OpenShard:
         values = np.empty(place.shape, place.dtype)
         if values.size:
             read_exactly(self.file, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
-        if place.dtype != np.int64 or not values.size or values.min() < 0:
+        # Of uint64 beside another shard's int64 numpy would make floats, and it is no smaller.
+        if place.dtype != np.int64 or not values.size or values.min() < 0 or values.max() >= 1 << 32:
             return values
         return values.astype(np.min_scalar_type(values.max()))  # the numbers of classes: there are many samples
 

@@ -527,7 +527,8 @@ def rounded_away(chunks: Iterable[Array]) -> str:
         if not len(low):
             low, high, error = own
         low, high, error = np.fmin(low, own[0]), np.fmax(high, own[1]), np.fmax(error, own[2])
-    coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
     if not len(coarse):
         return ""
     at = int(coarse[0])

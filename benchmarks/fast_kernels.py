@@ -1,20 +1,23 @@
 """Steps and layers under hpcdl's fast kernels beside Keras's own operations.
 
     python -m benchmarks.fast_kernels [--networks resnet50,googlenet] [--batch-size 8] [--cores 1] [--tries 5]
-        [--onednn on|off] [--layers]
+        [--onednn on|off] [--layers | --losses]
 
 Whole steps (forward, backward, update with momentum) of one worker without an exchange: the same network and samples
 with and without, in turn in one process. `--layers` times the operations of the table alone, forward and backward. The
-processor's time stands beside the clock: with one core it says more on a machine that others use too.
+processor's time stands beside the clock: with one core it says more on a machine that others use too. `--losses`: how
+far apart the losses of 20 steps are, with and without; and by rounding alone, Keras's own with inputs that differ in a
+bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 NETWORKS = {
@@ -31,6 +34,9 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "gelu of few": (8, 16, 64),
     "attention": (8, 64, 256), "attention over many": (4, 512, 256), "lstm": (8, 64, 128),
 }  # fmt: skip
+LOSSES = ((False, 0.0), (True, 0.0), (False, 2.0**-23))
+"""With fast kernels or without, and by how much of themselves inputs differ."""
+NUM_STEPS = 20
 CALLS = 10
 """Of a layer in a row, for one time."""
 CLASSES = 10
@@ -45,8 +51,14 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--onednn", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--losses", action="store_true")
     options = parser.parse_args()
     engine = engine_on(options.cores, options.onednn)
+    if options.losses:
+        for name in options.networks.split(","):
+            plain, fast, rounded = (losses(name, options.batch_size, fast=on, last=bit) for on, bit in LOSSES)
+            print(f"{name:16s} fast kernels {apart(plain, fast):.1e}, a bit of the inputs {apart(plain, rounded):.1e}")
+        return
     print(f"{engine}, {options.cores} core(s), batch {options.batch_size}, medians of {options.tries} tries")
     print(f"{'':32s}{'Keras ms':>10s}{'fast ms':>10s}{'ratio':>8s}{'processor':>11s}  in force")
     if options.layers:
@@ -68,7 +80,7 @@ def engine_on(num_cores: int, onednn: str = "auto") -> str:
 
     from hpcdl.supervision.runtime import import_tensorflow
 
-    import_tensorflow()  # with what a rank sets
+    import_tensorflow(fixed_shapes=True)  # as a rank that trains
     import tensorflow as tf
 
     from hpcdl.step.keras_internals import onednn_in_use
@@ -95,9 +107,18 @@ def show(name: str, pair: list[Callable[[], Any]], names: tuple[str, ...], tries
 
 def network_steps(name: str, batch_size: int) -> tuple[list[Callable[[], Any]], tuple[str, ...]]:
     """A step without and one with fast kernels, of equal networks."""
+    batch = next(batches(name, batch_size))
+    steps, names = [], ()
+    for on in (False, True):
+        step, names = step_of_network(name, fast=on)
+        step(*batch)  # traced while these kernels are in force
+        steps.append(lambda step=step: float(step(*batch)[0]))
+    return steps, names
+
+
+def step_of_network(name: str, *, fast: bool, learning_rate: float = 0.01) -> tuple[Any, tuple[str, ...]]:
+    """One worker's training step by momentum, which its first call traces, and the kernels in force by then."""
     import keras
-    import numpy
-    import tensorflow as tf
 
     from hpcdl.config.schema import OptimizerConfig
     from hpcdl.step.kernels.table import use_fast_kernels
@@ -106,22 +127,35 @@ def network_steps(name: str, batch_size: int) -> tuple[list[Callable[[], Any]], 
     from hpcdl.step.step import build_step
     from hpcdl.strategies.single import SingleWorker
 
-    shape = NETWORKS[name]
+    keras.utils.set_random_seed(1)
+    model = built(name, NETWORKS[name])
+    names = use_fast_kernels(model, on=fast).names
+    config = OptimizerConfig(optimizer="momentum", learning_rate=learning_rate)
+    optimizer = build_optimizer(config, model.trainable_variables)
+    return build_step(model, optimizer, SingleWorker(), Classification()), names
+
+
+def batches(name: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
+    """Made-up samples with their classes, the same in each call."""
+    import numpy
+    import tensorflow as tf
+
     generator = numpy.random.default_rng(0)
-    batch = (
-        tf.constant(generator.random((batch_size, *shape), numpy.float32)),
-        tf.constant(generator.integers(0, CLASSES, batch_size)),
-    )
-    steps, names = [], ()
-    for on in (False, True):
-        keras.utils.set_random_seed(1)
-        model = built(name, shape)
-        names = use_fast_kernels(model, on=on).names
-        optimizer = build_optimizer(OptimizerConfig(optimizer="momentum"), model.trainable_variables)
-        step = build_step(model, optimizer, SingleWorker(), Classification())
-        step(*batch)  # traced while these kernels are in force
-        steps.append(lambda step=step: float(step(*batch)[0]))
-    return steps, names
+    while True:
+        samples = tf.constant(generator.random((batch_size, *NETWORKS[name]), numpy.float32))
+        yield samples, tf.constant(generator.integers(0, CLASSES, batch_size))
+
+
+def losses(name: str, batch_size: int, *, fast: bool, last: float) -> list[float]:
+    """The loss of each of NUM_STEPS steps, each with other samples, which are multiplied by 1 + `last`."""
+    step, _ = step_of_network(name, fast=fast, learning_rate=1e-3)
+    given = itertools.islice(batches(name, batch_size), NUM_STEPS)
+    return [float(step(samples * (1 + last), labels)[0]) for samples, labels in given]
+
+
+def apart(losses: list[float], others: list[float]) -> float:
+    """The largest relative difference."""
+    return max(abs(one - other) / abs(one) for one, other in zip(losses, others, strict=True))
 
 
 def built(name: str, shape: tuple[int, ...]) -> Any:

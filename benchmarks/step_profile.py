@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fast_kernels import CLASSES, built, engine_on
-from benchmarks.fast_kernels import NETWORKS as SHAPES
+from benchmarks.fast_kernels import batches, engine_on, step_of_network
 
 NETWORKS = ("resnet50", "googlenet", "alexnet", "vgg19", "hepcnn", "lenet", "lstm", "transformer", "unet")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -148,26 +147,8 @@ def timed(step: Callable[[], Any]) -> float:
 
 def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
     """A step of the network, traced and run once, on a batch that stays the same."""
-    import keras
-    import numpy
-    import tensorflow as tf
-
-    from hpcdl.config.schema import OptimizerConfig
-    from hpcdl.step.kernels.table import use_fast_kernels
-    from hpcdl.step.objective import Classification
-    from hpcdl.step.optimizers import build_optimizer
-    from hpcdl.step.step import build_step
-    from hpcdl.strategies.single import SingleWorker
-
-    keras.utils.set_random_seed(1)
-    shape = SHAPES[network]
-    model = built(network, shape)
-    use_fast_kernels(model, on=fast)
-    optimizer = build_optimizer(OptimizerConfig(optimizer="momentum"), model.trainable_variables)
-    compiled = build_step(model, optimizer, SingleWorker(), Classification())
-    generator = numpy.random.default_rng(0)
-    samples = tf.constant(generator.random((batch_size, *shape), numpy.float32))
-    labels = tf.constant(generator.integers(0, CLASSES, batch_size))
+    compiled, _ = step_of_network(network, fast=fast)
+    samples, labels = next(batches(network, batch_size))
 
     def step() -> float:
         return float(compiled(samples, labels)[0])

@@ -145,7 +145,7 @@ def _work(
 
     seen = world.monitor
     seen.doing("importing TensorFlow")
-    runtime.import_tensorflow()
+    runtime.import_tensorflow(fixed_shapes=True)
     from hpcdl.rank.results import peak_memory_bytes, refuse_shared_devices
     from hpcdl.step import measure
     from hpcdl.step.kernels.table import use_chosen_kernels

@@ -87,7 +87,7 @@ def check_words(arguments: list[str]) -> None:
     for place, word in enumerate(arguments):
         before = arguments[place - 1]
         if not word and not before.startswith("-"):
-            raise UsageError(f"{command}: word {place + 1} is empty (a variable that is not set?); name it, or `.`")
+            raise UsageError(f"word {place + 1} of the line is empty (a variable that is not set?); name it, or `.`")
         if (not word and before in _PLACES) or word in [f"{option}=" for option in _PLACES]:
             option = word.removesuffix("=") or before
             raise UsageError(f"{option} is empty (a variable that is not set?); name a place, or leave {option} out")

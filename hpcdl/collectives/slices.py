@@ -11,6 +11,7 @@ stage j of all that are under way, and one that waits in a later slice has poste
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -120,10 +121,10 @@ def plan_buckets(
     buckets: list[tuple[int, ...]] = []
     current: list[int] = []
     filled = 0
-    early, first_bytes = small_first and sum(sizes_bytes) > bucket_bytes, bucket_bytes / FIRST_SHARE
+    early_bytes = bucket_bytes / FIRST_SHARE if small_first and sum(sizes_bytes) > bucket_bytes else math.inf
     for index in reversed(range(len(sizes_bytes))):
         size = sizes_bytes[index]
-        if current and (filled + size > bucket_bytes or (early and not buckets and filled >= first_bytes)):
+        if current and (filled + size > bucket_bytes or (not buckets and filled >= early_bytes)):
             buckets.append(tuple(current))
             current, filled = [], 0
         current.append(index)

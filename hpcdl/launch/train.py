@@ -33,11 +33,8 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.processes.lifeline import identity
 from hpcdl.core.processes.signals import StopRequest, caught
 from hpcdl.core.protocols import Communicator, LaunchPlan
-from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import RunRecord, read_record
-from hpcdl.core.records.run_state import FINISHED
 from hpcdl.core.storage.lock import check_free
-from hpcdl.core.units import counted
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
 from hpcdl.models.spec import model_name
@@ -97,7 +94,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     check_shrunk(resolved, find_launcher())
     check_node(ranks_on_node(resolved), mpi=run_plan.info.features.mpi)
     run_dir = choose_run_dir(run_plan)
-    if (record := _finished(run_dir, run_plan.config, on_event)) is not None:
+    if (record := _finished(run_dir, run_plan, on_event)) is not None:
         return run_dir, record
     plan, remarks = _plan(run_plan)
     facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
@@ -130,9 +127,10 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     return run_dir, read_record(run_dir)
 
 
-def _finished(run_dir: Path, config: TrainConfig, on_event: EventHandler) -> RunRecord | None:
+def _finished(run_dir: Path, run_plan: RunPlan, on_event: EventHandler) -> RunRecord | None:
     """The record of a run that is to be resumed and has finished, which is told; else None."""
-    record = rundir.finished(run_dir, config)
+    num_steps = run_plan.num_steps if run_plan.info.features.synchronous else None
+    record = rundir.finished(run_dir, run_plan.config, num_steps)
     if record is not None:
         text = f"{run_dir} has finished, nothing is left to resume; --from-scratch trains it again from step 0"
         on_event({"kind": "message", "text": text})
@@ -217,23 +215,7 @@ def choose_run_dir(run_plan: RunPlan) -> Path:
     if config.checkpoint.resume:
         kept = keeps_bytes(run_plan.dataset)
         rundir.check_resumed(run_dir, config, run_plan.dataset.checksum, keeps_bytes=kept)
-        check_not_past(run_dir, run_plan)
     return run_dir
-
-
-def check_not_past(run_dir: Path, run_plan: RunPlan) -> None:
-    """UsageError where the run is finished, beyond what is asked for: an older checkpoint would replace its model."""
-    limits = run_plan.config.checkpoint
-    if limits.from_step is not None or limits.from_scratch or not run_plan.info.features.synchronous:
-        return
-    if not (run_dir / RECORD_FILE).is_file():
-        return
-    record = read_record(run_dir)
-    if record.status == FINISHED and record.steps > run_plan.num_steps:
-        raise UsageError(
-            f"{run_dir} is finished after step {record.steps}, beyond the {counted(run_plan.num_steps, 'step')} that "
-            "are asked for; give more --epochs or --steps, go back with --from-step, or choose another --run-dir"
-        )
 
 
 def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:
@@ -375,7 +357,7 @@ def _agreed_run_dir(
         check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
         run_dir = choose_run_dir(run_plan)
         run_plans.append(run_plan)
-        if _finished(run_dir, run_plan.config, on_event) is not None:
+        if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
         places.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
         rundir.create(run_dir, resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})

@@ -29,6 +29,7 @@ from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.records.run_state import FINISHED
 from hpcdl.core.storage.disk import (
     Made,
     PlaceError,
@@ -45,6 +46,7 @@ from hpcdl.core.storage.disk import (
 from hpcdl.core.storage.files import read_bytes, read_toml, toml_text, write_bytes, write_text
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import writing
+from hpcdl.core.units import counted
 
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
@@ -213,10 +215,11 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or continue with --resume")
 
 
-def finished(run_dir: Path, config: TrainConfig) -> RunRecord | None:
+def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRecord | None:
     """The record of a run that has come to the end that `config` asks for: nothing is left to resume; else None.
 
-    UsageError where it has come to another end, and left no checkpoint: it would begin anew, and replace its results.
+    UsageError where it has come to another end, and going on would replace its results by earlier ones: it is beyond
+    `num_steps`, where a strategy counts them in common, or has left no checkpoint and would begin anew.
     """
     asked = config.checkpoint
     if not asked.resume or asked.from_scratch or asked.from_step is not None or not (run_dir / CONFIG_FILE).exists():
@@ -225,8 +228,13 @@ def finished(run_dir: Path, config: TrainConfig) -> RunRecord | None:
         record = read_record(run_dir)
     except CorruptError:  # killed before its first record, or damaged: the checkpoints are what counts
         return None
-    if record.status != "finished":
+    if record.status != FINISHED:
         return None
+    if num_steps is not None and record.steps > num_steps:
+        raise UsageError(
+            f"{run_dir} is finished after step {record.steps}, beyond the {counted(num_steps, 'step')} that are asked "
+            "for; give more --epochs or --steps, go back with --from-step, or choose another --run-dir"
+        )
     before, now = flatten(read(run_dir)[0].config), flatten(config)
     further = next((key for key in _HOW_FAR if before[key] != now[key]), "")
     if not further:

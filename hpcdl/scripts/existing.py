@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from hpcdl.core.units import listed
 from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
@@ -141,25 +142,26 @@ def _say_different(group: ScriptGroup) -> bool:
 
 
 def _say_what_stays(own: list[Any]) -> bool:
-    more = f" and {len(own) - 1} more" if len(own) > 1 else ""
     sys.stderr.write(
-        f"hpcdl: {own[0].name.removesuffix(':0')}{more} differ between the ranks and stay each rank's own, since no "
+        f"hpcdl: {_named(own)} differ between the ranks and stay each rank's own, since no "
         "layer and no tf.Module holds them; where they are weights call hpcdl.broadcast_variables(variables)\n"
     )
     return True
 
 
+def _named(variables: list[Any]) -> str:
+    return listed([one.name.removesuffix(":0") for one in variables], 1)
+
+
 def _say_different_values(odd: list[Any], *, too_late: bool) -> None:
-    more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-    first = odd[0].name.removesuffix(":0")
     if too_late:
         text = (
-            f"warning: the first forward pass used each rank's own {first}{more}, and its gradient is not one of "
+            f"warning: the first forward pass used each rank's own {_named(odd)}, and its gradient is not one of "
             "any model; call hpcdl.broadcast_variables(model.variables) before the loop"
         )
     else:
         text = (
-            f"{first}{more} differed between the ranks and begin as rank 0's; hpcdl.combine(variable, 'own') "
+            f"{_named(odd)} differed between the ranks and begin as rank 0's; hpcdl.combine(variable, 'own') "
             "before the first update keeps each rank's own"
         )
     sys.stderr.write(f"hpcdl: {text}\n")

@@ -58,6 +58,7 @@ SMALLEST = {
     "easgd_lenet": ("--hosts 2 --epochs 1 --data SHARDS", (HOSTS, pytest.mark.soak)),
     "exchange_memory": ("--models lenet --steps 1", LONG),
     "fast_kernels": ("--layers --tries 1", (pytest.mark.soak,)),
+    "engine_settings": ("remapping --networks lenet --pairs 1 --seconds 0.1", LONG),
     "fit_steps": ("--rounds 1 --steps 2 --batch-size 2 --samples 64", LONG),
     "useful_time": ("--minutes 0.3 --every 9 --model emulated:lenet:0.01", LONG),
     "recovery_in_place": ("--data SHARDS --runs 1", LONG),

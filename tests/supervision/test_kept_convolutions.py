@@ -1,4 +1,4 @@
-"""A rank's convolutions are set up once, by oneDNN's own log, and anew in each step where the environment says so."""
+"""By oneDNN's own log: convolutions of fixed shapes are set up once, others, or where a user says so, in each step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 
 import pytest
 
+from hpcdl.supervision.runtime import SET_UP_ANEW
+
 STEPS = 5
 PROGRAM = f"""
+import sys
 from hpcdl.supervision.runtime import import_tensorflow
-import_tensorflow()
+import_tensorflow(fixed_shapes=sys.argv[1] == "fixed")
 import tensorflow as tf
 
 @tf.function
@@ -27,11 +30,14 @@ for _ in range({STEPS}):
 """
 
 
-@pytest.mark.parametrize(("set_by_user", "times"), [({}, 1), ({"TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE": "1"}, STEPS)])
-def test_the_gradient_of_a_kernel_is_set_up(set_by_user: dict[str, str], times: int) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "set_by_user", "times"), [("fixed", {}, 1), ("fixed", {SET_UP_ANEW: "1"}, STEPS), ("varying", {}, STEPS)]
+)
+def test_the_gradient_of_a_kernel_is_set_up(shapes: str, set_by_user: dict[str, str], times: int) -> None:
     asked = {"TF_ENABLE_ONEDNN_OPTS": "1", "ONEDNN_VERBOSE": "2", "CUDA_VISIBLE_DEVICES": ""}
+    before = {name: value for name, value in os.environ.items() if name != SET_UP_ANEW}  # another test may have set it
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **asked, **set_by_user},
+        [sys.executable, "-c", PROGRAM, shapes], env={**before, **asked, **set_by_user},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     created = [line for line in done.stdout.splitlines() if "create:cache" in line and "backward_weights" in line]

@@ -14,6 +14,7 @@ import keras
 import numpy
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import listed
 from hpcdl.scripts.fit.model import center_of, leaves_of, optimizers_of, set_own
 from hpcdl.scripts.process.undistributed import CHOSEN
 from hpcdl.step.keras_internals import accumulators_of, declared_fixed
@@ -162,9 +163,8 @@ class CombinedVariables:
 
 def say_what_is_own(paths: list[str]) -> bool:
     """The line about variables that ranks keep for themselves."""
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     sys.stderr.write(
-        f"hpcdl: {', '.join(paths[:3])}{more}: no gradient moves them, and each rank keeps its own values; "
+        f"hpcdl: {listed(paths)}: no gradient moves them, and each rank keeps its own values; "
         "hpcdl.combine(variable, 'mean' | 'sum' | 'rank 0' | 'own' | 'same') chooses\n"
     )
     return True

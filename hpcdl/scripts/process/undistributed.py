@@ -18,6 +18,7 @@ from typing import Any
 
 from hpcdl.core.backend import BACKEND_VARIABLE, TENSORFLOW
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import listed
 
 ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
 """Set in the ranks of `hpcdl run --allow-undistributed`."""
@@ -62,12 +63,11 @@ class TrainingWatch:
         text = f"{self._loop} with {name} on {self._num_ranks} ranks"
         remedy = _REMEDY.format(name=name)
         if self._exchanges > self._before:
-            alone = self._moved_alone(optimizer, grads, variables)
+            alone = listed(self._moved_alone(optimizer, grads, variables), 1)
             if not alone:
                 return
-            first, more = _name_of(alone[0]), f" and {len(alone) - 1} more" if len(alone) > 1 else ""
             text = (
-                f"{text} moves {first}{more}, whose gradients are not exchanged: each rank trains them alone; "
+                f"{text} moves {alone}, whose gradients are not exchanged: each rank trains them alone; "
                 f"{remedy}, or hpcdl.combine(variables, 'own') where that is meant"
             )
         else:
@@ -78,14 +78,14 @@ class TrainingWatch:
             self._warned[text] = text
             self._warn(text)
 
-    def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[Any]:
-        """Weights that get a gradient which no exchange had, and that the script has not chosen to be a rank's own."""
+    def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[str]:
+        """Weights by name that get a gradient which no exchange had, and that are not chosen to be a rank's own."""
         from hpcdl.step.keras_internals import trained_by  # Keras is there by now
 
         moved = list(trained_by(optimizer) if variables is None else variables)
         there = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
         return [
-            one
+            _name_of(one)
             for one, grad in zip(moved, there, strict=True)
             if grad is not None and _key_of(one) not in self._exchanged and getattr(one, CHOSEN, None) != "own"
         ]

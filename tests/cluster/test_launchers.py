@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.launchers import LAUNCHERS, find_launcher, hostfile, load_launcher
+from hpcdl.cluster.launchers import JOB_VARIABLES, LAUNCHERS, find_launcher, hostfile, load_launcher
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Casualty, ranks_per_node, seconds_left
 from hpcdl.cluster.launchers.hostfile import read_hosts
 from hpcdl.cluster.launchers.mpiexec import Mpiexec, mpi_flavour
@@ -78,6 +78,17 @@ def test_it_is_found_by_its_name_and_starts_the_command_as_it_is(name: str, in_e
     assert line[-2:] == ["python", "a b;$(x)"]
     assert "4" in line or "--ntasks=4" in line
     assert all(isinstance(value, str) for value in needed.values())
+
+
+@pytest.mark.parametrize(("name", "variable"), JOB_VARIABLES.items())
+def test_none_is_present_without_the_variable_that_it_is_looked_for_by(
+    name: str, variable: str, in_every_job: dict[str, str]
+) -> None:
+    alone = {key: text for key, text in in_every_job.items() if key not in JOB_VARIABLES.values() or key == variable}
+    alone |= {"SLURM_JOB_ID": "7"} if name == "ibrun" else {}
+    assert find_launcher(alone).name == name
+    del in_every_job[variable]
+    assert not load_launcher(name).present(in_every_job)
 
 
 @pytest.mark.parametrize("name", [name for name in LAUNCHERS if HOSTS[name] and load_launcher(name).leaves_nodes_out])

@@ -33,6 +33,15 @@ LAUNCHERS = Registry(
 )
 """In the order in which they are tried, but for `local`, which fits everywhere: it comes behind other packages'."""
 _LAST = "local"
+JOB_VARIABLES = {
+    "ibrun": "TACC_SYSTEM",
+    "slurm": "SLURM_JOB_ID",
+    "flux": "FLUX_URI",
+    "pbs": "PBS_JOBID",
+    "lsf": "LSB_JOBID",
+    "hostfile": "HPCDL_HOSTFILE",
+}
+"""What is set wherever a launcher of hpcdl's own is present: without it, its file is not even read."""
 
 
 def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
@@ -43,7 +52,8 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     named = environment.get(LAUNCHER_VARIABLE)
     if named:
         return load_launcher(named)
-    names = [*(name for name in LAUNCHERS if name != _LAST), _LAST]
+    possible = (name for name in LAUNCHERS if name not in JOB_VARIABLES or JOB_VARIABLES[name] in environment)
+    names = [*(name for name in possible if name != _LAST), _LAST]
     return next(launcher for name in names if (launcher := load_launcher(name)).present(environment))
 
 

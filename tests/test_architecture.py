@@ -405,6 +405,26 @@ def test_files_are_named_for_what_they_hold() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+NAMED_FILE = re.compile(r"(?<![\w/.-])(?:[a-z_0-9]+/)*[a-z_0-9]+\.py\b")
+EXAMPLE_FILES = {"path/to/file.py", "mnist.py", "script.py", "json.py", "random.py"}
+"""A user's files in messages and reasons."""
+
+
+def test_files_that_lines_name_are_there() -> None:
+    """Who reads "(shrink.py)" finds it, in this folder or another, whatever has moved since."""
+    folders = (PACKAGE, *(ROOT / name for name in ("tests", "benchmarks", "scripts", "share")))
+    there = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")}
+    ends = {"/".join(parts[at:]) for parts in (name.split("/") for name in there) for at in range(len(parts))}
+    gone = [
+        f"{relative(path)}:{number} names {name}"
+        for path in MODULES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for name in NAMED_FILE.findall(line)
+        if name not in ends | EXAMPLE_FILES
+    ]
+    assert not gone, "\n".join(gone)
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_functions_stay_readable(path: Path) -> None:
     for node in ast.walk(tree(path)):

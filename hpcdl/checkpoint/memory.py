@@ -3,7 +3,7 @@
 As the first level of SCR (Moody et al., SC 2010) and FTI: each rank copies what is its own every few steps, rank 0 also
 what all have in common; new ranks on the same nodes go on from the newest step of which every copy is whole. What a
 lost node held is gone with it, and the newest checkpoint counts, unless `--local-checkpoint-redundancy` makes it good
-(redundancy.py, recovery.py).
+(parity.py, recovery.py).
 
 `FOLDER/step-S.rank-R.npz` holds the arrays, `step-S.rank-R.json` is written behind it with their digest. The folder's
 name belongs to the process that starts the ranks: no other run, and no later one, takes these copies for its own.

@@ -1,6 +1,6 @@
 """Going on in place: where a rank is lost, those that are left make a smaller group and repeat the step under way.
 
-How they come to a smaller group says session/regroup.py, what servers do meanwhile session/serve.py. All else is a
+How they come to a smaller group says supervision/regroup.py, what servers do meanwhile rank/serve.py. All else is a
 resumed run on fewer workers (run/shrink.py), but for the state, which is in memory: a step's weights move on
 a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
 not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind

@@ -1,4 +1,4 @@
-"""What each MPI rank of test_redundancy.py runs: `python parity_ranks.py FOLDER`; rank 0 writes FOLDER/result.json.
+"""What each MPI rank of test_parity.py runs: `python parity_ranks.py FOLDER`; rank 0 writes FOLDER/result.json.
 
 Each rank stands for a node. In each way of --background it copies its state while steps go on, the node of one rank is
 lost, and new ranks make it again.

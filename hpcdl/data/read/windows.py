@@ -1,6 +1,6 @@
 """A worker's batches as numpy arrays, by the way that costs least: samples alone, picked from windows, or scattered.
 
-A window is some blocks in a row of the epoch's sequence (read/order.py). The window in use and the next are held;
+A window is some blocks in a row of the epoch's sequence (format/order.py). The window in use and the next are held;
 a thread of its own reads ahead.
 """
 

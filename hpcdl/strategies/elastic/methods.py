@@ -29,7 +29,7 @@ class Method:
     source: str
     equations: str
     rule: str
-    """What a request does to the center: a name of center/rules.py's RULES."""
+    """What a request does to the center: a name of server.py's RULES."""
     elastic: bool
     """Workers keep weights of their own and are pulled to the center; otherwise they send gradients and pull it."""
     momentum: bool = False

@@ -2,8 +2,8 @@
 
 Work is not divided in advance: workers go on until the center has counted steps x workers updates, so a slow rank does
 not hold the others up. There is no collective between the first step and the last. Worker 0 alone evaluates the
-center, over the whole held-out split, and saves it; where those that are left go on in place (shrink.py) and it is lost,
-the next one does.
+center, over the whole held-out split, and saves it; where those that are left go on in place (shrink.py) and it is
+lost, the next one does.
 """
 
 from __future__ import annotations

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.study import Study
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.from_json import read_as
+from hpcdl.core.records.run_record import read_record
 from hpcdl.core.storage.files import write_json
-from hpcdl.study.plan import StudyPoint, StudyRuns
+from hpcdl.study.choice import TRIES
+from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
+RUNS = "runs"
+RECORD_LOST = "it had finished, but its record is missing or damaged"
+"""The message of a run that waits again although it was done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +110,23 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
             f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
             "choose another --out DIR, or give the study as it was"
         )
+    for run in plan.runs:
+        if state.run(run.name).status == "finished" and not _is_kept(run_folder(folder, run)):
+            state = state.changed(run.name, status="waiting", seconds=None, message=RECORD_LOST)
     return state
+
+
+def run_folder(folder: Path, run: PlannedRun) -> Path:
+    """Where a run of the study in `folder` lies."""
+    return folder / (TRIES if run.point.tried_for else RUNS) / run.name
+
+
+def _is_kept(run_dir: Path) -> bool:
+    """Whether a record of a finished run can still be read there: without it nothing was measured."""
+    try:
+        return read_record(run_dir).status == "finished"
+    except CorruptError:
+        return False
 
 
 def digest_of(study: Study, plan: StudyRuns) -> str:

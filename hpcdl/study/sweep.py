@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from hpcdl.study.choice import TRIES, choose
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, why_failed
-from hpcdl.study.state import StudyState, write_state
+from hpcdl.study.state import RECORD_LOST, RUNS, StudyState, run_folder, write_state
 
-RUNS, FAILED = "runs", "failed"
+FAILED = "failed"
 CHOSEN = "chosen.json"
 """By point's number: what it runs with, on which accuracies (config/study.py, TriedSettings)."""
 POLL_S = 0.1
 WARNED_EARLY_S = 90.0
 """Slurm may warn ranks up to a minute before the time that was asked for."""
 _SETTINGS = settings_by_key(TrainConfig)
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
+"""How records write a time (run/journal.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +116,12 @@ class Sweep:
         wait_until_still(begun, self._allocation.settle_s)
         for run in self._plan.runs:
             status = self.state.run(run.name).status
+            if self.state.run(run.name).message == RECORD_LOST:
+                self._show(f"{run.name} is run again: {RECORD_LOST}")
+                self.state = self.state.changed(run.name, message="")
             record = finished_record(self._run_dir(run)) if status != "finished" else None
             if status in ("running", "waiting") and record is not None:
-                self._keep(run, record.seconds_total)
+                self._keep(run, _wall_seconds(record))
             elif status == "failed":
                 if self._run_dir(run).exists():
                     move(self._run_dir(run), self._runner.set_aside(self._run_dir(run)))
@@ -193,7 +199,16 @@ class Sweep:
         self._notify(News(state=self.state, running=[item.planned.name for item in self._runner.active], line=line))
 
     def _run_dir(self, run: PlannedRun) -> Path:
-        return self._folder / (TRIES if run.point.tried_for else RUNS) / run.name
+        return run_folder(self._folder, run)
+
+
+def _wall_seconds(record: RunRecord) -> float | None:
+    """Time from a run's start to its end, to the second; None where its record does not say both."""
+    try:
+        began, ended = (datetime.strptime(text, _TIME) for text in (record.started_at, record.finished_at))
+    except ValueError:
+        return None
+    return (ended - began).total_seconds() or None
 
 
 def raise_for(state: StudyState, folder: Path) -> None:

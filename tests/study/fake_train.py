@@ -60,6 +60,7 @@ if behaviour == "fail":
     print("noise of a launcher\nhpcdl: rank 1 on c401: out of memory\nmore noise", file=sys.stderr)
     sys.exit(1)
 time.sleep(60 if behaviour == "hang" else float(plans.get("seconds", 0)))
-values = {**vars(record), "status": "finished", "images_per_second": 100.0 * record.workers, "seconds_total": 1.0}
+times = {"started_at": "2026-03-14T10:00:00+0100", "finished_at": "2026-03-14T09:00:20+0000", "seconds_total": 1.0}
+values = {**vars(record), **times, "status": "finished", "images_per_second": 100.0 * record.workers}
 write_record(run_dir, RunRecord(**values))
 tell(what="end")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.records.run_record import read_record
-from hpcdl.study.state import read_state
+from hpcdl.study.state import open_study, read_state
 from hpcdl.study.sweep import raise_for
 from tests.conftest import ROOT, patience
 from tests.study.studies import behave, small_study, sweep, told
@@ -152,6 +153,26 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     assert state.count("finished") == 6 == len(told(tmp_path))
     record = read_record(tmp_path / "study" / "runs" / plan.runs[0].name)
     assert record.study == study.name
+    assert state.run(plan.runs[0].name).seconds == 20.0, "estimates count the start of a run too, not its training alone"
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_a_finished_run_without_its_record_is_run_again_and_said(tmp_path: Path, damage: str) -> None:
+    study, plan = small_study()
+    allocation, folder = behave(tmp_path / "fake"), tmp_path / "study"
+    sweep(folder, allocation, study, plan)
+    lost = plan.runs[1].name
+    if damage == "gone":
+        shutil.rmtree(folder / "runs" / lost)
+    else:
+        (folder / "runs" / lost / "record.json").write_text('{"schema": ')
+    assert open_study(folder, study, plan, resume=True).run(lost).status == "waiting", "a dry run says so too"
+    lines: list[str] = []
+    state = sweep(folder, allocation, study, plan, resume=True, notify=lambda news: lines.append(news.line))
+    assert state.count("finished") == 4 and state.run(lost).message == ""
+    assert [item["run"] for item in told(tmp_path / "fake")] == [*(run.name for run in plan.runs), lost]
+    assert read_record(folder / "runs" / lost).status == "finished"
+    assert f"{lost} is run again: it had finished, but its record is missing or damaged" in lines
 
 
 def test_what_killed_ranks_have_recorded_does_not_stay_on_the_node(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hpcdl.core.errors import NOT_FINITE, HpcdlError, StoppedEarly
 from hpcdl.core.records.run_record import RunRecord, read_record, write_record
 from hpcdl.core.storage.disk import make_folder, move
 from hpcdl.core.storage.files import read_json, write_json
+from hpcdl.report.runs.sources import PROFILES
 from hpcdl.run.rundir import drop_heavy_results
 from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.choice import TRIES, choose
@@ -138,7 +139,7 @@ class Sweep:
         words: list[str] = []
         for key, value in values.items():
             words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in varied else [f"--{key}", str(value)]
-        profile = profile_of_point(run.point, self._folder / "profiles")
+        profile = profile_of_point(run.point, self._folder / PROFILES)
         return words if profile is None else [*words, "--profile", str(profile)]
 
     def _seed(self, run: PlannedRun) -> int:

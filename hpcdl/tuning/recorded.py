@@ -15,7 +15,7 @@ from hpcdl.core.records.run_record import FILE_NAME as RECORD
 from hpcdl.core.storage.files import open_regular
 from hpcdl.node.profile import SCHEMA, Profile, TrialSummary, read_profile
 from hpcdl.node.settings import Settings, chosen, settings_from, show, spelt
-from hpcdl.report.runs.sources import Walk
+from hpcdl.report.runs.sources import PROFILES, STUDY_FILE, Walk
 from hpcdl.report.runs.tunings import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.tuning.factors import number_of
 from hpcdl.tuning.findings import Found, as_profile, summaries, unit_of, warnings_of
@@ -31,13 +31,18 @@ _MOST_BEFORE_SCHEMA = 256
 
 
 def find_tunings(path: Path, walked: Walk) -> list[Path]:
-    """The profiles and trial logs at or below `path`; a log beside its profile is the same search, and left out."""
+    """The profiles and trial logs at or below `path`; a log beside its profile is the same search, and left out.
+
+    Profiles that a study has made for its runs are settings, and no search: they are not looked for in a folder.
+    """
     if path.is_file():
         return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
     found = []
     for folder, files in walked:
         if RECORD in files:
             continue  # thousands of runs hold a TOML file, and none a search
+        if Path(folder).name == PROFILES and (Path(folder).parent / STUDY_FILE).exists():
+            continue
         paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
         profiles = [path for path in paths if _is_profile(path)]
         known = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}

@@ -12,7 +12,9 @@ import pytest
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.profile import Profile, TrialSummary, write_profile
 from hpcdl.node.settings import Settings, chosen
+from hpcdl.report.document.document import Column
 from hpcdl.report.runs.sources import walk
+from hpcdl.report.sections.tuning import winner_line
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.recorded import find_tunings, read_tuning
 from hpcdl.tuning.trials import TrialOutcome
@@ -134,6 +136,20 @@ def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[run]\nranks = 2\n")
     assert find_tunings(tmp_path, walk(tmp_path)) == [tmp_path / "a" / "p.toml", tmp_path / "b" / "q.trials.jsonl"]
     assert find_tunings(tmp_path / "run.toml", []) == []
+
+
+def test_the_profiles_that_a_study_makes_for_its_runs_are_no_searches(tmp_path: Path) -> None:
+    """A weak study on one node has one for each number of ranks, and nothing was tried for them."""
+    make_profile(tmp_path / "study" / "profiles" / "2-ranks-1-threads.toml", trials=[])
+    make_profile(tmp_path / "tuned" / "profiles" / "p.toml")
+    (tmp_path / "study" / "study.json").write_text("{}")
+    assert find_tunings(tmp_path, walk(tmp_path)) == [tmp_path / "tuned" / "profiles" / "p.toml"]
+
+
+def test_a_profile_that_was_written_without_a_trial_says_so(tmp_path: Path) -> None:
+    tuned = read_tuning(make_profile(tmp_path / "p.toml", trials=[], images_per_second=None, verdict=""))
+    line = winner_line(tuned, Column.rate("images"))
+    assert line.endswith(", written without a trial") and "no candidate" not in line
 
 
 def test_the_report_shows_the_search(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

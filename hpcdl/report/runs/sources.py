@@ -57,8 +57,8 @@ Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
 
-STUDY_FILE, TRIES = "study.json", "tries"
-"""A study's own file, and the folder beside it of what it has tried (study/choice.py)."""
+STUDY_FILE, TRIES, PROFILES = "study.json", "tries", "profiles"
+"""A study's own file, and the folders beside it of what it has tried (study/choice.py) and of its runs' settings."""
 
 
 def walk(path: Path) -> Walk:

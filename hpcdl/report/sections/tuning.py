@@ -34,6 +34,8 @@ def build(analysis: Analysis) -> Section | None:
 
 def winner_line(tuning: TunedNode, rate: Column) -> str:
     """The winner, how fast it is in what `rate` counts, and how sure that is; or that there is none."""
+    if tuning.images_per_second is None and not tuning.attempts:
+        return f"{tuning.model}: {words(tuning.settings)}, written without a trial"
     if tuning.images_per_second is None:
         return f"no candidate of {tuning.model} ran: {tuning.verdict}"
     speed = number(tuning.images_per_second)

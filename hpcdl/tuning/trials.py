@@ -39,7 +39,8 @@ SHED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
 """Variables by which a process takes itself for one rank of the job step; a trial starts ranks of its own."""
 SOFT_STOP_S = 3.0
 MAX_OUTPUT_BYTES = 1 << 20
-MAX_MESSAGE = 300
+MAX_MESSAGE = 1000
+"""Characters of a message that are kept: its remedy stands at its end."""
 TAIL_BYTES = 8192
 
 
@@ -202,7 +203,10 @@ def last_words(log: Path, code: int) -> str:
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         how += ", perhaps out of memory"
-    return f"{how}: {(own or lines)[-1][:MAX_MESSAGE]}" if lines else how
+    if not lines:
+        return how
+    text = (own or lines)[-1]
+    return f"{how}: {text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + ' ...'}"
 
 
 def _as_profile(settings: Settings, topology: Topology, workload: Workload) -> Profile:

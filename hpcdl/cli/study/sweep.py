@@ -297,7 +297,7 @@ def _tell_cost(
         [_cost_cells(item) for item in cost.points if item.runs],
     )
     _tell_total(cost)
-    say("next: the same command without --predict")
+    say(f"next: the same command {'with --resume in place of' if begun else 'without'} --predict")
 
 
 def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
+from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests
 from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows, with_base_of
 from hpcdl.report.analysis.settings import MATTERING, told_apart, trifling_differences
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import NOISE, make_run
 
 
@@ -164,6 +166,26 @@ def test_runs_that_differ_in_a_setting_that_matters_are_never_averaged(key: str)
     assert [len(point.runs) for point in points] == [1] * 4
     (contest,) = build_contests([run for run in runs if run.workers == 2])
     assert len(contest.contenders) == 2
+
+
+def test_data_that_changed_under_one_name_are_never_averaged() -> None:
+    """A folder that was sharded anew between two runs: its name is the same, its content is not."""
+    sums = {"before": "0123456789abcdef", "after": "fedcba9876543210"}
+    runs = [
+        make_run(n, rate * n, data="shards", data_checksum=sums[when], name=f"{when}-{n}")
+        for n in (1, 2) for when, rate in (("before", 100.0), ("after", 200.0))
+    ]  # fmt: skip
+    found = analyse(Gathered(runs=tuple(runs)))
+    rates = {point.throughput.mean for curve in found.curves for point in curve.points}
+    assert len(found.curves) == 2 and rates == {100.0, 200.0, 400.0}
+    assert {curve.first.data for curve in found.curves} == {"shards (01234567)", "shards (fedcba98)"}
+    assert any("several contents" in line and "shards (01234567, fedcba98)" in line for line in found.warnings)
+
+
+def test_synthetic_data_of_other_seeds_are_repeats() -> None:
+    runs = [make_run(1, 100.0, data="synthetic:mnist", data_checksum=f"synthetic:mnist#{seed}") for seed in range(3)]
+    found = analyse(Gathered(runs=tuple(runs)))
+    assert [(curve.first.data, len(curve.points[0].runs)) for curve in found.curves] == [("synthetic:mnist", 3)]
 
 
 def test_a_learning_rate_that_grows_with_the_workers_is_one_curve() -> None:

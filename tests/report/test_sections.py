@@ -102,6 +102,11 @@ def test_summary_has_six_lines_with_numbers() -> None:
     )
 
 
+def test_an_efficiency_of_single_runs_does_not_look_sure() -> None:
+    line = document([make_run(1, 100.0), make_run(2, 130.0)]).summary[0]
+    assert line.startswith("Scaling: ring keeps about 65.0 % (measured once, no interval) efficiency at 2 workers")
+
+
 @pytest.mark.parametrize(
     "repeats, largest, said",
     [

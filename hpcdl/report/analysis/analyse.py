@@ -21,7 +21,7 @@ from hpcdl.report.analysis.comparisons import (
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
 from hpcdl.report.analysis.parts import Breakdown, breakdowns
 from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
-from hpcdl.report.analysis.settings import settings_of_runs, told_apart, varying_keys
+from hpcdl.report.analysis.settings import settings_of_runs, told_apart, told_by_content, varying_keys
 from hpcdl.report.runs.findings import Outlook, TracedRun
 from hpcdl.report.runs.inferences import Inferred
 from hpcdl.report.runs.references import Published
@@ -129,9 +129,11 @@ def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Ga
     if gathered.kept_apart:
         return gathered, baseline
     # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
-    everything = told_apart([*gathered.runs, *(baseline.runs if baseline is not None else ())])
+    everything, caveat = told_by_content([*gathered.runs, *(baseline.runs if baseline is not None else ())])
+    everything = told_apart(everything)
     runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
-    known = dataclasses.replace(gathered, runs=tuple(runs), kept_apart=True)
+    remarks = (*gathered.remarks, caveat) if caveat else gathered.remarks
+    known = dataclasses.replace(gathered, runs=tuple(runs), remarks=remarks, kept_apart=True)
     return known, None if baseline is None else dataclasses.replace(baseline, runs=tuple(before), kept_apart=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hpcdl.config.load import groups_of, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import RESULT, Matters, Setting, settings_of
+from hpcdl.core.units import listed
 from hpcdl.report.runs.run import Run, with_settings
 
 _RECORDED: Mapping[str, Callable[[Run], Any]] = {
@@ -55,6 +57,33 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
         with_settings(run, {key: value_of(run, key) for key in keys}) if (keys := varying[run.model, run.data]) else run
         for run in runs
     ]
+
+
+_SYNTHETIC = "synthetic:"
+_SHOWN = 8
+"""Characters of a checksum that tell two apart."""
+
+
+def told_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """The runs, `data` with a checksum where one name has stood for several contents, and a caveat that says so.
+
+    Synthetic data are their name and a seed, in which repeats differ.
+    """
+    sums: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.data and run.data_checksum and not run.data.startswith(_SYNTHETIC):
+            sums.setdefault(run.data, {})[run.data_checksum] = None
+    several = {data for data, found in sums.items() if len(found) > 1}
+    if not several:
+        return list(runs), ""
+    told = [
+        dataclasses.replace(run, data=f"{run.data} ({run.data_checksum[:_SHOWN] or 'unknown content'})")
+        if run.data in several
+        else run
+        for run in runs
+    ]
+    names = [f"{data} ({', '.join(key[:_SHOWN] for key in sums[data])})" for data in sorted(several)]
+    return told, f"one name of data for several contents (by checksum), never averaged with each other: {listed(names)}"
 
 
 _SETTING = attrgetter(

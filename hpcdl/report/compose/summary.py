@@ -17,6 +17,7 @@ from hpcdl.report.sections.scaling import base_words
 from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
 
+ONCE = "measured once, no interval"
 TOO_FEW = "too few runs for an interval"
 TOO_FAR = "its runs are too far apart for an interval"
 _FEW = 3
@@ -107,6 +108,8 @@ def _ends(curves: Sequence[Curve]) -> str:
 
 def _efficiency(curve: Curve) -> str:
     ratio = curve.points[-1].efficiency
+    if ratio.low is None:
+        return f"about {percent(ratio.value)} ({ONCE})"
     if ratio.is_wide:
         return f"about {percent(ratio.value)} ({TOO_FEW if min(ratio.n, ratio.n_base) <= _FEW else TOO_FAR})"
     return cell_text(_PERCENT, Bounds(value=ratio.value, low=ratio.low, high=ratio.high))

@@ -51,6 +51,7 @@ class Run:
     strategy: str
     model: str
     data: str = ""
+    data_checksum: str = ""
     nodes: int
     ranks: int
     workers: int

@@ -49,6 +49,17 @@ def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
     )
 
 
+def test_runs_of_two_studies_that_have_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Traces, model files and wall times are looked up by a run's name: with one name for two, by chance the other's."""
+    for study in ("monday", "friday"):
+        write_run(tmp_path / study / "runs" / "001-r1", make_record(1, 90.0, started_at=study))
+    write_run(tmp_path / "friday" / "runs" / "002-r1", make_record(2, 180.0))
+    found = gather([tmp_path / "monday", tmp_path / "friday"])
+    twins = [str(tmp_path / study / "runs" / "001-r1") for study in ("monday", "friday")]
+    assert sorted(run.name for run in found.runs) == sorted([*twins, "runs/002-r1"])
+    assert dict(found.run_dirs)[twins[0]] == tmp_path / "monday" / "runs" / "001-r1"
+
+
 def test_a_damaged_record_that_was_named_is_an_error(folder: Path) -> None:
     with pytest.raises(CorruptError, match=r"r02/record\.json is damaged: ranks is 'many'"):
         gather(sorted(folder.iterdir()))

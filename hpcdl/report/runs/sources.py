@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ def gather(
             once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
         named = list(once.values())
     with uncollected():
-        found = _read_all(named, bar or NullProgress())
+        found = _read_all(_named(named), bar or NullProgress())
     copies = _copies(item for item in found if isinstance(item, Run))
     kept = [pair for pair in zip(named, found, strict=True) if id(pair[1]) not in copies]
     found = [item for _, item in kept]
@@ -140,20 +141,30 @@ def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:
     return f"{counted(len(pairs), 'run')} left out as a copy of another, with its start and its times: {names}"
 
 
-def _read_all(named: Sequence[tuple[Path, Path]], bar: Progress) -> list[Run | Inferred | str]:
+def _named(found: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
+    """With what the report calls each run: two studies have runs of the same names, and are told apart by their own."""
+    names = [run_name(path, run_dir) for path, run_dir in found]
+    times = Counter(names)
+    return [
+        (path, run_dir, name if times[name] == 1 else str(run_dir))
+        for (path, run_dir), name in zip(found, names, strict=True)
+    ]
+
+
+def _read_all(named: Sequence[tuple[Path, Path, str]], bar: Progress) -> list[Run | Inferred | str]:
     """Each run, or what is wrong with its record; CorruptError for one that was named itself."""
     found: list[Run | Inferred | str] = []
     with bar:
-        for number, (path, run_dir) in enumerate(named):
+        for number, (path, run_dir, name) in enumerate(named):
             if number % _BETWEEN_LOOKS == 0:
                 bar.update(number / len(named))
-            found.append(_read(path, run_dir))
+            found.append(_read(path, run_dir, name))
     return found
 
 
-def _read(path: Path, run_dir: Path) -> Run | Inferred | str:
+def _read(path: Path, run_dir: Path, name: str) -> Run | Inferred | str:
     try:
-        record, name = read_record(run_dir), run_name(path, run_dir)
+        record = read_record(run_dir)
         run = from_record(record, name) if record.inference is None else inferred_of(record, name)
     except CorruptError as error:
         if run_dir == path:

@@ -163,6 +163,24 @@ def test_the_same_study_is_no_regression(ask_hpcdl: CommandLine, study: Path, tm
     assert "0 became faster and 0 slower" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"model": "alexnet"}, "no setting has usable runs on both sides"),
+        ({"status": "failed"}, "no setting has usable runs on both sides"),
+        ({}, "measured once on one of them; repeat the runs"),
+    ],
+)
+def test_a_baseline_that_judges_nothing_is_no_check_that_was_passed(
+    ask_hpcdl: CommandLine, study: Path, tmp_path: Path, changes: dict[str, str], why: str
+) -> None:
+    write_run(tmp_path / "now" / "r1", make_record(1, 10.0, **changes))
+    arguments = ["report", tmp_path / "now", "--baseline", study, "--out", tmp_path / "out", "--format", "md"]
+    finished = ask_hpcdl([*arguments, "--fail-on-regression", "5"])
+    assert finished.code == 2 and "--fail-on-regression judged nothing: " in finished.err and why in finished.err
+    assert (tmp_path / "out" / "report.md").is_file() and ask_hpcdl(arguments).code == 0
+
+
 COUNTED = """
 import cProfile, json, pathlib, pstats, re, sys
 from hpcdl.cli.main import run

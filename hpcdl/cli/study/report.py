@@ -275,10 +275,17 @@ def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: boo
 
 
 def _fail_on(analysis: Analysis, percent: float | None) -> None:
-    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`, if that is asked for."""
-    from hpcdl.report.analysis.comparisons import regressions
+    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`, if that is asked for.
 
-    slower = [] if percent is None else regressions(analysis.comparisons, percent)
+    UsageError where nothing could be judged: a check that cannot fail must not look like one that was passed.
+    """
+    from hpcdl.report.analysis.comparisons import regressions, why_unjudged
+
+    if percent is None:
+        return
+    if why := why_unjudged(analysis.comparisons):
+        raise UsageError(f"--fail-on-regression judged nothing: {why}")
+    slower = regressions(analysis.comparisons, percent)
     if slower:
         first = slower[0]
         raise HpcdlError(

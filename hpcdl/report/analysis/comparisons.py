@@ -349,6 +349,18 @@ def regressions(comparisons: Iterable[Comparison], percent: float) -> list[Compa
     ]
 
 
+def why_unjudged(comparisons: Iterable[Comparison]) -> str:
+    """Why the baseline decides nothing at all, to be acted on; empty where it judges a setting."""
+    against = [item for item in comparisons if item.kind == KIND]
+    if any(item.p_holm is not None for item in against):
+        return ""
+    if not against:
+        return (
+            "no setting has usable runs on both sides; compare runs of the same network, data, size, batch and threads"
+        )
+    return "every setting that both sides have was measured once on one of them; repeat the runs"
+
+
 def _groups(runs: Iterable[Run]) -> dict[_Setting, dict[tuple[_Setting, str], list[Run]]]:
     groups: dict[_Setting, dict[tuple[_Setting, str], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:

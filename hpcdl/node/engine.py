@@ -59,7 +59,7 @@ class Engine:
 
 def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
     """The TensorFlow that this Python would import; package `none` where there is none."""
-    package, version = _installed()
+    package, version = installed()
     flags = _flags(cpuinfo)
     return Engine(
         package=package,
@@ -105,7 +105,8 @@ def preload_path(allocator: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _installed() -> tuple[str, str]:
+def installed() -> tuple[str, str]:
+    """Package and version of the TensorFlow that this Python would import; `none` and nothing where there is none."""
     for name in PACKAGES:
         try:
             return name, importlib.metadata.version(name)

@@ -18,6 +18,7 @@ from hpcdl.core.storage.disk import make_folder
 from hpcdl.core.storage.files import read_toml, toml_text, write_output
 from hpcdl.core.units import IMAGES
 from hpcdl.node.accelerators import told
+from hpcdl.node.engine import installed
 from hpcdl.node.settings import Settings, chosen, describe, settings_from
 from hpcdl.node.topology import Topology
 
@@ -173,7 +174,7 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
         best = min(here, key=place)
         fits = best.model == model
         why = f"tuned on this node type{_with_devices(best, topology)} for {best.model}"
-        why += "" if fits else f"; there is none for {model}"
+        why += "" if fits or not model else f"; there is none for {model}"
         return dataclasses.replace(best, sentence=_sentence(best, why))
     alike = [p for p in stored if p.processor == topology.processor and p.num_cores == len(topology.cores)]
     if alike:
@@ -222,7 +223,20 @@ def _with_devices(profile: Profile, topology: Topology) -> str:
 
 
 def _sentence(profile: Profile, why: str) -> str:
-    return f"profile {profile.path}: {why}; {describe(profile.settings)}"
+    return f"profile {profile.path}: {why}{_doubts(profile)}; {describe(profile.settings)}"
+
+
+UNSETTLED = "stopped before it settled"
+"""How the verdict of a search begins whose time was over too early."""
+
+
+def _doubts(profile: Profile) -> str:
+    """What makes its settings less than sure to be the fastest here, for `sentence`."""
+    package, version = installed()
+    found = [f"its search {profile.verdict}"] if profile.verdict.startswith(UNSETTLED) else []
+    if profile.engine.startswith(f"{package} ") and not profile.engine.startswith(f"{package} {version} "):
+        found.append(f"tuned under {profile.engine.partition(' (')[0]}, here is {version}: tune again")
+    return "".join(f"; {doubt}" for doubt in found)
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.statistics import estimate
 from hpcdl.core.units import common_unit
-from hpcdl.node.profile import Profile, TrialSummary
+from hpcdl.node.profile import UNSETTLED, Profile, TrialSummary
 from hpcdl.node.settings import Settings, chosen
 from hpcdl.tuning.trials import TrialOutcome
 
@@ -133,7 +133,7 @@ def as_profile(found: Found, base: Profile) -> Profile:
 
 def verdict(choice: Choice, *, settled: bool) -> str:
     """How sure the winner is, in one sentence."""
-    ended = "settled" if settled else "stopped before it settled"
+    ended = "settled" if settled else UNSETTLED
     return (
         f"{ended}; best with probability {choice.probability_best:.2f}, "
         f"expected loss against the true best {100 * choice.expected_loss:.1f} %"

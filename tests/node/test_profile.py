@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.node.engine import installed
 from hpcdl.node.profile import Profile, TrialSummary, file_name, find_profile, read_profile, write_profile
 from hpcdl.node.settings import Settings
 from hpcdl.node.topology import Topology
@@ -59,6 +60,30 @@ def test_auto_prefers_this_node_and_model_then_the_newest(machine: Machine, tmp_
     assert other is not None
     assert other.model == "lenet"
     assert "there is none for hepcnn" in other.sentence
+
+
+def test_what_makes_a_profile_less_than_sure_is_said(machine: Machine, tmp_path: Path) -> None:
+    """Its search was stopped long before it knew, or TensorFlow is another one by now."""
+    topology = machine("generic")
+    package, version = installed()
+    settled = dataclasses.replace(profile_for(topology), verdict="settled; ...", engine=f"{package} {version} (own)")
+    changes = {
+        "a": {"verdict": "stopped before it settled; best with probability 0.02"},
+        "b": {"engine": f"{package} 2.1.0 (own)"},
+        "c": {},
+    }
+    for name, own in changes.items():
+        write_profile(dataclasses.replace(settled, **own), tmp_path / f"{name}.toml")  # type: ignore[arg-type]
+    told = [find_profile(str(tmp_path / f"{name}.toml"), "resnet50", topology).sentence for name in "abc"]  # type: ignore[union-attr]
+    assert "; its search stopped before it settled; best with probability 0.02; " in told[0]
+    assert f"; tuned under {package} 2.1.0, here is {version}: tune again; " in told[1]
+    assert "tuned" not in told[2] and "search" not in told[2]
+
+
+def test_no_network_is_none_that_a_profile_could_lack(machine: Machine, tmp_path: Path) -> None:
+    write_profile(profile_for(machine("generic")), tmp_path / "p.toml")
+    found = find_profile("auto", "", machine("generic"), [tmp_path])
+    assert found is not None and "there is none" not in found.sentence
 
 
 def test_auto_takes_the_nearest_and_says_so_but_no_other_machine(machine: Machine, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.from_json import from_json
-from hpcdl.core.statistics import estimate, mean_of_known
+from hpcdl.core.statistics import mean_of_known
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.launch.train import with_ranks
@@ -266,10 +266,13 @@ def _summary(
     assert step_s is not None
     samples = config.run.batch_size * config.exchange.accumulate
     steps = [*zip(*(rank["with_exchange"] for rank in workers), strict=True)]
+    # All samples over all time: a mean of rates would count a fast step more than the time that it took.
     if info.features.synchronous:
         rates = [samples * num_workers / max(step) for step in steps]
+        rate = samples * num_workers / statistics.fmean(map(max, steps))
     else:
         rates = [sum(samples / seconds for seconds in step) for step in steps]
+        rate = sum(samples / statistics.fmean(rank["with_exchange"]) for rank in workers)
     return StepResult(
         model=config.model.model,
         strategy=config.exchange.strategy,
@@ -282,7 +285,7 @@ def _summary(
         exposed_communication_seconds=None if compute_s is None else max(step_s - compute_s, 0.0),
         efficiency=None if compute_s is None else compute_s / step_s,
         steps=len(rates),
-        images_per_second=estimate(rates).mean,
+        images_per_second=rate,
         counted=workers[0]["counted"],
         samples=rates,
         loss=workers[0]["first_loss"],

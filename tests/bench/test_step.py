@@ -6,10 +6,11 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from hpcdl.bench.step import _summary
+from hpcdl.bench.step import StepResult, _summary
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import StepBenchConfig
 from hpcdl.strategies.table import STRATEGIES
@@ -95,11 +96,8 @@ def test_a_site_may_forbid_it(ask_hpcdl: CommandLine) -> None:
     assert finished.code == 2 and "this site forbids it" in finished.err, finished.err
 
 
-@pytest.mark.parametrize(
-    "strategy, step_s, rate",
-    [("ring", 2.0, 2 * 4 / 2.0), ("async-easgd", 1.5, 4 / 1.0 + 4 / 2.0)],
-)
-def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_s: float, rate: float) -> None:
+def summary_of(strategy: str, seconds: Sequence[Sequence[float]]) -> StepResult:
+    """The result of workers with batch 4 whose steps took `seconds`, by rank, and half of it without an exchange."""
     values = {"model": "lenet", "batch-size": 4, "ranks": 2, "strategy": strategy}
     config = load(StepBenchConfig, [Layer(origin="test", values=values)]).config
     own = {
@@ -112,10 +110,24 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
         "warnings": [],
         "bucket_bytes": None,
     }
-    ranks = [
-        own | {"with_exchange": [seconds] * 3, "without_exchange": [seconds / 2] * 3} for seconds in (1.0, 2.0)
-    ]  # fmt: skip
-    found = _summary(config, 2, 1, ranks)
+    ranks = [own | {"with_exchange": steps, "without_exchange": [step / 2 for step in steps]} for steps in seconds]
+    return _summary(config, len(ranks), 1, ranks)
+
+
+@pytest.mark.parametrize(
+    "strategy, rate", [("ring", 2 * 4 * 2 / (1.0 + 4.0)), ("async-easgd", 2 * 4 / (1.0 + 4.0) + 4 / 0.5)]
+)
+def test_throughput_is_all_samples_over_all_time(strategy: str, rate: float) -> None:
+    """The mean of the rates of a step of 1 s and one of 4 s would be of two steps that took 3.2 s, not 5 s."""
+    assert summary_of(strategy, [[1.0, 4.0], [0.5, 0.5]]).images_per_second == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    "strategy, step_s, rate",
+    [("ring", 2.0, 2 * 4 / 2.0), ("async-easgd", 1.5, 4 / 1.0 + 4 / 2.0)],
+)
+def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_s: float, rate: float) -> None:
+    found = summary_of(strategy, [[1.0] * 3, [2.0] * 3])
     assert (found.step_seconds, found.images_per_second) == (step_s, rate)
     assert found.compute_seconds == step_s / 2 and found.efficiency == 0.5
     printed = json.loads(json.dumps(dataclasses.asdict(found)))  # as on the command line, and to tune-threads

@@ -40,6 +40,13 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine, transport: str) -> None:
 
 
 @pytest.mark.mpi
+def test_what_it_names_next_is_accepted_here(run_hpcdl: CommandLine) -> None:
+    finished = run_hpcdl([*PINGPONG, "7"])
+    words = finished.err.partition("next: hpcdl ")[2].split()
+    assert words == ["bench", "pingpong", "--transport", "grpc", "--allow-grpc"], "no batch system gave it this node"
+
+
+@pytest.mark.mpi
 def test_two_of_a_launchers_ranks_play_and_the_third_waits(run_hpcdl: CommandLine) -> None:
     from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 

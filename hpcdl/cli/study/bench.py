@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,6 +129,7 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
 def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time messages between two ranks, by MPI or by TensorFlow's gRPC, to see what each costs on the same link."""
     from hpcdl.bench.pingpong import run
+    from hpcdl.cluster.batch.systems import has_own_nodes
 
     result = run(resolved(PingpongBenchConfig, "bench-pingpong", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks
@@ -157,7 +159,8 @@ def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = N
         put(f"\ntime = alpha + beta n: alpha {format_seconds(result.link.latency_s)}, 1/beta {rate}")
     if result.call_seconds is not None:
         put(f"beside its messages a call of TensorFlow's session takes {format_seconds(result.call_seconds)}")
-    say(f"next: hpcdl bench pingpong --transport {'mpi' if result.transport == 'grpc' else 'grpc'}")
+    allowed = "" if has_own_nodes(os.environ) else " --allow-grpc"
+    say(f"next: hpcdl bench pingpong --transport {'mpi' if result.transport == 'grpc' else f'grpc{allowed}'}")
 
 
 def _rate(bytes_per_second: float) -> str:

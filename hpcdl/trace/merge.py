@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.records.run_record import FILE_NAME as RECORD
 from hpcdl.trace.file import RankTrace, read_trace
 from hpcdl.trace.recorder import FOLDER, collect
 
@@ -116,6 +117,8 @@ def read_run(run_dir: Path) -> list[RankTrace]:
     paths = sorted(path for path in (run_dir / FOLDER).glob("*") if _FILE.fullmatch(path.name))
     if left:
         raise UsageError(f"{run_dir} lacks {len(left)} of its traces: {left[0]}; copy it into {run_dir / FOLDER}")
+    if not paths and not (run_dir / RECORD).exists():
+        raise UsageError(f"{run_dir} is not a run directory, which has a {RECORD}; name one, such as {run_dir}/RUN")
     if not paths:
         raise UsageError(f"{run_dir} holds no trace: it was trained with --trace off, or ended before its first step")
     return [read_trace(path) for path in paths]

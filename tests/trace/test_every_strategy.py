@@ -138,7 +138,7 @@ def test_the_command_tells_of_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: P
         ((runs / "ring", "--to", "otf2", tmp_path), "name what is not there yet"),
         ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),
         ((runs / "ring", runs / "async-easgd", "--html", tmp_path / "x"), "take one run"),
-        ((tmp_path,), "holds no trace: it was trained with --trace off"),
+        ((runs,), "is not a run directory, which has a record.json; name one"),
         ((tmp_path / "nowhere",), "is not a run directory"),
     ):
         refused = ask_hpcdl(["trace", *arguments])

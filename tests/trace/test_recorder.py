@@ -117,6 +117,7 @@ def traced(text: str, run_dir: Path, body: Any = steps_taken, role: str = "worke
         assert isinstance(group.monitor.recorder, NoRecorder)
 
     run_dir.mkdir(exist_ok=True)
+    (run_dir / "record.json").touch()  # as every run has
     run(2, on_rank)
     return read_run(run_dir)
 

@@ -14,9 +14,10 @@ from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests
 from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows, with_base_of
 from hpcdl.report.analysis.settings import MATTERING, told_apart, trifling_differences
+from hpcdl.report.runs.anonymous import anonymised
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
-from tests.report.synthetic import NOISE, make_run
+from tests.report.synthetic import NOISE, as_run, make_record, make_run
 
 
 def of_mode(runs: list[Run], mode: str) -> list[Curve]:
@@ -172,20 +173,28 @@ def test_data_that_changed_under_one_name_are_never_averaged() -> None:
     """A folder that was sharded anew between two runs: its name is the same, its content is not."""
     sums = {"before": "0123456789abcdef", "after": "fedcba9876543210"}
     runs = [
-        make_run(n, rate * n, data="shards", data_checksum=sums[when], name=f"{when}-{n}")
+        as_run(make_record(n, rate * n, data="digits", data_checksum=sums[when]), f"{when}-{n}")
         for n in (1, 2) for when, rate in (("before", 100.0), ("after", 200.0))
     ]  # fmt: skip
     found = analyse(Gathered(runs=tuple(runs)))
     rates = {point.throughput.mean for curve in found.curves for point in curve.points}
     assert len(found.curves) == 2 and rates == {100.0, 200.0, 400.0}
-    assert {curve.first.data for curve in found.curves} == {"shards (01234567)", "shards (fedcba98)"}
-    assert any("several contents" in line and "shards (01234567, fedcba98)" in line for line in found.warnings)
+    assert {curve.first.data for curve in found.curves} == {"digits (01234567)", "digits (fedcba98)"}
+    assert any("several contents" in line and "digits (01234567, fedcba98)" in line for line in found.warnings)
+    hidden = analyse(anonymised(Gathered(runs=tuple(runs))))
+    assert {curve.first.data for curve in hidden.curves} == {"digits (1)", "digits (2)"}
 
 
-def test_synthetic_data_of_other_seeds_are_repeats() -> None:
-    runs = [make_run(1, 100.0, data="synthetic:mnist", data_checksum=f"synthetic:mnist#{seed}") for seed in range(3)]
-    found = analyse(Gathered(runs=tuple(runs)))
-    assert [(curve.first.data, len(curve.points[0].runs)) for curve in found.curves] == [("synthetic:mnist", 3)]
+def test_synthetic_data_of_other_seeds_are_repeats_but_shards_of_them_are_others() -> None:
+    name = "synthetic:mnist"
+    sums = [*(f"{name}#{seed}" for seed in range(3)), "0123456789abcdef"]
+    runs = [
+        as_run(make_record(1, 100.0, data=name, data_checksum=checksum), checksum) for checksum in sums
+    ]  # fmt: skip
+    for count, names in ((3, {name: 3}), (4, {f"{name} (made up)": 3, f"{name} (01234567)": 1})):
+        for gathered in (Gathered(runs=tuple(runs[:count])), anonymised(Gathered(runs=tuple(runs[:count])))):
+            found = [(curve.first.data, len(curve.points[0].runs)) for curve in analyse(gathered).curves]
+            assert dict(found) == names or dict(found) == {f"{name} (1)": 3, f"{name} (2)": 1}
 
 
 def test_a_learning_rate_that_grows_with_the_workers_is_one_curve() -> None:

@@ -59,30 +59,26 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-_SYNTHETIC = "synthetic:"
 _SHOWN = 8
 """Characters of a checksum that tell two apart."""
 
 
 def told_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """The runs, `data` with a checksum where one name has stood for several contents, and a caveat that says so.
-
-    Synthetic data are their name and a seed, in which repeats differ.
-    """
-    sums: dict[str, dict[str, None]] = {}
+    """The runs, `data` with a checksum where one name has stood for several contents, and a caveat that says so."""
+    contents: dict[str, dict[str, None]] = {}
     for run in runs:
-        if run.data and run.data_checksum and not run.data.startswith(_SYNTHETIC):
-            sums.setdefault(run.data, {})[run.data_checksum] = None
-    several = {data for data, found in sums.items() if len(found) > 1}
+        if run.data and run.data_content:
+            contents.setdefault(run.data, {})[run.data_content] = None
+    several = {data for data, found in contents.items() if len(found) > 1}
     if not several:
         return list(runs), ""
     told = [
-        dataclasses.replace(run, data=f"{run.data} ({run.data_checksum[:_SHOWN] or 'unknown content'})")
+        dataclasses.replace(run, data=f"{run.data} ({run.data_content[:_SHOWN] or 'unknown content'})")
         if run.data in several
         else run
         for run in runs
     ]
-    names = [f"{data} ({', '.join(key[:_SHOWN] for key in sums[data])})" for data in sorted(several)]
+    names = [f"{data} ({', '.join(key[:_SHOWN] for key in contents[data])})" for data in sorted(several)]
     return told, f"one name of data for several contents (by checksum), never averaged with each other: {listed(names)}"
 
 

@@ -29,7 +29,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
     """
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
     data = _numbered("data", gathered.runs, lambda run: run.data if hide_data or _is_place(run.data) else "")
-    content = _numbered("", gathered.runs, lambda run: run.data_checksum)
+    content = _numbered("", gathered.runs, lambda run: run.data_content)
     profile = _numbered("profile", gathered.runs, lambda run: run.profile)
     withheld = {value for run in gathered.runs for name, value in run.config.items() if not _is_harmless(name, value)}
     values = {value: f"{WITHHELD} {number}" for number, value in enumerate(sorted(withheld), start=1)}
@@ -46,7 +46,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
                 profile=profile.get(run.profile, run.profile),
                 machine=machine.get(run.machine, run.machine),
                 data=data.get(run.data, run.data),
-                data_checksum=content.get(run.data_checksum, "").strip(),
+                data_content=content.get(run.data_content, "").strip(),
                 model=model.get(run.model, run.model),
                 software={name: value for name, value in run.software.items() if _VERSION.fullmatch(value)},
                 warnings=(WITHHELD,) if run.warnings else (),

@@ -37,6 +37,7 @@ class Run:
     """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
 
     `counted` is what `images_per_second` counts, `usable` says whether that is a measurement.
+    `data_content` is what tells data of one name apart: their checksum, without the seed that repeats differ in.
     `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
     data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`;
     `profile` names the file of the node profile.
@@ -51,7 +52,7 @@ class Run:
     strategy: str
     model: str
     data: str = ""
-    data_checksum: str = ""
+    data_content: str = ""
     nodes: int
     ranks: int
     workers: int
@@ -153,6 +154,7 @@ def from_record(record: RunRecord, name: str) -> Run:
         **known,
         **_of_ranks(record),
         name=name,
+        data_content=_data_content(record.data_checksum),
         mode=record.mode if record.mode in MODES else "",
         threads=record.intra_op_threads,
         batch_per_rank=record.batch_per_rank or 0,
@@ -167,6 +169,14 @@ def from_record(record: RunRecord, name: str) -> Run:
         gpu_utilisation=mean_of_known([rank.gpu_utilisation for rank in record.rank_records if rank.role == "worker"]),
         config={key: str(value) for key, value in record.config.items()},
     )
+
+
+_SYNTHETIC = "synthetic:"
+
+
+def _data_content(checksum: str) -> str:
+    """Data that are made as they are read have their name and a seed in a checksum's place."""
+    return "made up" if checksum.startswith(_SYNTHETIC) else checksum
 
 
 _NAMES = tuple(item.name for item in fields(Run) if item.init)

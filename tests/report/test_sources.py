@@ -50,7 +50,7 @@ def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
 
 
 def test_runs_of_two_studies_that_have_one_name_are_told_apart(tmp_path: Path) -> None:
-    """Traces, model files and wall times are looked up by a run's name: one name for two finds by chance the other's."""
+    """Traces, models and wall times are looked up by a name of a run: one for two would find the other by chance."""
     for study in ("monday", "friday"):
         write_run(tmp_path / study / "runs" / "001-r1", make_record(1, 90.0, started_at=study))
     write_run(tmp_path / "friday" / "runs" / "002-r1", make_record(2, 180.0))

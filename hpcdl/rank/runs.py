@@ -46,7 +46,7 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     warnings: list[str] = []
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
-        raise CorruptError(f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume")
+        raise rundir.without_model(run_dir)
     dataset = preprocessed(_data_of(run_dir, resolved.config, given), resolved.config.data)
     model = build_model(resolved.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)

@@ -23,7 +23,7 @@ from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
-from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read
+from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read, without_model
 from hpcdl.run.trained_data import read_as_trained
 
 STRATEGY = "infer"
@@ -68,9 +68,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
     if is_run(model):
         trained = read(model)[0].config
         if not (model / MODEL_FILE).is_file() and not list_checkpoints(model / CHECKPOINTS):
-            raise CorruptError(
-                f"{model} holds neither {MODEL_FILE} nor a checkpoint; let the run continue with --resume"
-            )
+            raise without_model(model)
         if config.data.scale != AUTO:
             raise UsageError(f"--scale is for a .keras file; {model} was trained with --scale {trained.data.scale}")
         dataset, _, remarks = read_as_trained(model, trained, config.data.data, verified=config.data.verify_data)

@@ -27,6 +27,7 @@ from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, flatten, lo
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.records.run_state import FINISHED
@@ -240,11 +241,28 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
     if not further:
         return record
     if not list_checkpoints(run_dir / CHECKPOINTS):
+        model = run_dir / MODEL_FILE
+        begin = f"train another --run-dir with --init-weights {model}, or this one" if model.exists() else "train it"
         raise UsageError(
-            f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to go on from; train"
-            f" another --run-dir with --init-weights {run_dir / MODEL_FILE}, or this one anew with --from-scratch"
+            f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to go on from; {begin}"
+            " anew with --from-scratch"
         )
     return None
+
+
+def without_model(run_dir: Path) -> HpcdlError:
+    """Why a run has no model that could be used, and what to type: it is not so far, or it was not kept."""
+    what = f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint"
+    try:
+        record = read_record(run_dir)
+    except CorruptError:
+        record = None
+    if record is None or record.status != FINISHED:
+        return CorruptError(f"{what}; let the run continue with --resume")
+    again = typed("train", "--resume", "--run-dir", run_dir, "--from-scratch")
+    if record.study:
+        return UsageError(f"{what}: its study kept none; give hpcdl sweep --keep-models, or train it again: {again}")
+    return UsageError(f"{what}, though it has finished: they were removed; train it again: {again}")
 
 
 def discard(run_dir: Path, aside: Path) -> None:

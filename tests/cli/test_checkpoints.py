@@ -9,7 +9,10 @@ import pytest
 
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm.threads.communicator import alone
+from hpcdl.core.records.run_record import write_record
+from hpcdl.run.rundir import without_model
 from tests.conftest import CommandLine
+from tests.report.synthetic import make_record
 
 FACTS = {"train": {"ranks": 1, "steps_per_epoch": 8}, "script": {"ranks": 1, "values": {"epoch": 3}}}
 
@@ -59,7 +62,27 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
     (tmp_path / "begun" / "run.toml").touch()
     begun = ask_hpcdl(["checkpoints", tmp_path / "begun"])
     assert begun.code == 0 and "no checkpoint yet" in begun.out
+    write_record(tmp_path / "begun", make_record(status="finished", study="sizes"))
+    ended = ask_hpcdl(["checkpoints", tmp_path / "begun"])
+    assert ended.code == 0 and "has finished and kept none" in ended.out and "yet" not in ended.out
     for missing in (tmp_path, tmp_path / "nowhere"):
         refused = ask_hpcdl(["checkpoints", missing, "--json"])
         assert refused.code == 2 and refused.out == "" and len(refused.err.splitlines()) == 1
         assert str(missing) in refused.err and "is not a run" in refused.err
+
+
+@pytest.mark.parametrize(
+    "changes, code, said",
+    [
+        ({"status": "stopped"}, 3, "let the run continue with --resume"),
+        ({"status": "finished"}, 2, "they were removed; train it again: hpcdl train --resume --run-dir"),
+        ({"status": "finished", "study": "sizes"}, 2, "its study kept none; give hpcdl sweep --keep-models"),
+    ],
+)
+def test_a_run_without_a_model_says_why_it_has_none(
+    tmp_path: Path, changes: dict[str, str], code: int, said: str
+) -> None:
+    """`--resume` of a run that has finished would do nothing."""
+    write_record(tmp_path, make_record(**changes))
+    error = without_model(tmp_path)
+    assert error.exit_code == code and said in str(error)

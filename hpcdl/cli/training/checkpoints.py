@@ -23,6 +23,7 @@ def checkpoints(
     json: JsonFlag = False,
 ) -> None:
     """List a run's checkpoints, and hold every file against its digest."""
+    from hpcdl.core.records.run_state import FINISHED, state_of
     from hpcdl.run.listing import listed, require_whole
 
     found = listed(run)
@@ -30,7 +31,7 @@ def checkpoints(
         rows = [{**vars(item), "path": str(item.path), "whole": item.whole} for item in found]
         print_json({"run": str(run), "checkpoints": rows})
     elif not found:
-        put(f"{run} has no checkpoint yet")
+        put(f"{run} has finished and kept none" if state_of(run) == FINISHED else f"{run} has no checkpoint yet")
     else:
         print_table(
             ("step", "epoch", "age", "size", "level", "state"),

@@ -123,6 +123,7 @@ class StudyRuns:
 
 def make_plan(study: Study) -> StudyRuns:
     """The runs of `study`. UnknownNameError for a strategy; UsageError where no combination of the matrix can be."""
+    _check_seeds(study)
     points: list[StudyPoint] = []
     seen: set[StudyPoint] = set()
     left_out: Counter[str] = Counter()
@@ -144,6 +145,22 @@ def make_plan(study: Study) -> StudyRuns:
         )
     runs = [*_in_order(tries, 1, study.plan.order_seed), *_in_order(points, study.plan.repeats, study.plan.order_seed)]
     return StudyRuns(points=[*tries, *points], runs=runs, left_out=remarks)
+
+
+def _check_seeds(study: Study) -> None:
+    """UsageError where a run would be made twice: reports would count one draw of the dice as two measurements."""
+    repeats = study.plan.repeats
+    for matrix in study.matrices:
+        if any("seed" in group for group in matrix.zipped):
+            continue  # each seed has another value beside it
+        seeds = sorted({int(seed) for seed in matrix.axes.get("seed", ())})
+        for seed, following in itertools.pairwise(seeds):
+            if following - seed < repeats:
+                raise UsageError(
+                    f"{study.origin}: seed: {counted(repeats, 'repeat')} of seed {seed} have seeds {seed} to "
+                    f"{seed + repeats - 1}, so that {following} would run twice; list seeds {repeats} apart, or leave "
+                    "seed out of [matrix] and give more repeats"
+                )
 
 
 def _tries(points: Sequence[StudyPoint], choice: TriedSettings) -> list[StudyPoint]:

@@ -171,6 +171,8 @@ def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
     """Of the file and of the command line; what a run is given is what was written."""
     item = next(item for item in all_settings(TrainConfig) if item.key == key)
     words = (*item.choices, "1", "2", "0", "0.5", "0.25", "off", "full", "none", "int8")
+    if key == "seed":
+        words = ("1", "4")  # three repeats have the seeds between them
     able = [choice for choice in words if _parses(item, choice)]
     assert able
     choices = list({item.parse(choice): choice for choice in able}.values())[:2]
@@ -200,6 +202,19 @@ def _parses(item: Setting, value: str) -> bool:
 def load_tables(study: Study, tmp_path: Path) -> list[tuple[tuple[str, Any], ...]]:
     write_toml(tmp_path / "again.toml", study_tables(study))
     return [point.settings for point in make_plan(load_study(tmp_path / "again.toml", {})).points]
+
+
+def test_a_seed_that_a_repeat_has_already_is_refused(tmp_path: Path) -> None:
+    """Two runs of one seed would count as two measurements of what is one draw."""
+    text = 'workers = [1]\nstrategy = ["ring"]\nseed = [1, 3]\n'
+    with pytest.raises(
+        UsageError, match="3 repeats of seed 1 have seeds 1 to 3, so that 3 would run twice; list seeds 3"
+    ):
+        plan_of(text, tmp_path)
+    assert len(plan_of(text.replace("3]", "4]"), tmp_path)[1].runs) == 6
+    assert plan_of(f'{text}period = [1, 2]\nzip = ["seed", "period"]\n', tmp_path)[1].runs
+    flags = {"model": "lenet", "data": "synthetic:mnist", "workers": "1", "repeats": "1"}
+    assert len(make_plan(load_study(None, flags, axes=["seed=1,2"])).runs) == 2
 
 
 def test_zipped_axes_advance_together(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     assert state.count("finished") == 6 == len(told(tmp_path))
     record = read_record(tmp_path / "study" / "runs" / plan.runs[0].name)
     assert record.study == study.name
-    assert state.run(plan.runs[0].name).seconds == 20.0, "estimates count the start of a run too, not its training alone"
+    assert state.run(plan.runs[0].name).seconds == 20.0, "with its start, not its training alone"
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])

@@ -78,7 +78,7 @@ def check_comparable(key: str, runs: Sequence[Run]) -> None:
     else:
         raise UnknownNameError("--compare", key, [*(name for name in _FREE if name != STRATEGIES), *MATTERING])
     if len(values) < 2:
-        raise UsageError(f"--compare {key}: all runs have the same; name runs that differ in it")
+        raise UsageError(f"--compare {key}: all runs that were measured have the same; name runs that differ in it")
 
 
 def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:

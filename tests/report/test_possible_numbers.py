@@ -137,5 +137,10 @@ def test_a_parameter_at_its_bound_is_not_certain() -> None:
     fit = fit_scaling(LAWS["usl"], n, rates)
     assert fit is not None and fit.parameters["kappa"].value == 0
     assert fit.parameters["kappa"].high is not None and fit.parameters["kappa"].high > 0
+    falling = fit_scaling(LAWS["amdahl"], [1.0, 1.0, 2.0, 2.0], [64.0, 70.0, 45.0, 58.0])
+    assert falling is not None
+    serial = falling.parameters["serial_fraction"]
+    assert serial.low is not None and serial.high is not None and 1 < serial.value < serial.high
+    assert serial.high - serial.value == pytest.approx(serial.value - serial.low), "not cut off at the value itself"
     few = fit_scaling(LAWS["gustafson"], [1.0, 1.0, 2.0, 2.0], [50.0, 51.0, 90.0, 120.0])
     assert few is not None and few.parameters["serial_fraction"].high == 1

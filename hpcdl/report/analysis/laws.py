@@ -31,8 +31,8 @@ MOST_WORKERS = 2**24
 """How far a crossing is looked for: beyond any machine."""
 _LARGEST_LOG = 700.0
 _ITERATIONS = 50
-_SHARE = "serial_fraction"
-"""A parameter that is 1 at most."""
+SERIAL = "serial_fraction"
+"""A parameter that is 1 at most, unless throughput falls as n grows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Law:
 LAWS: Mapping[str, Law] = {
     law.name: law
     for law in (
-        Law(name="amdahl", own=(_SHARE,), sign=-1, columns=lambda n: (n - 1,)),
-        Law(name="gustafson", own=(_SHARE,), sign=1, columns=lambda n: ((1 - n) / n,)),
+        Law(name="amdahl", own=(SERIAL,), sign=-1, columns=lambda n: (n - 1,)),
+        Law(name="gustafson", own=(SERIAL,), sign=1, columns=lambda n: ((1 - n) / n,)),
         Law(name="usl", own=("sigma", "kappa"), sign=-1, columns=lambda n: (n - 1, n * (n - 1))),
     )
 }
@@ -168,7 +168,7 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
     for place, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
         value, half = (0.0, free_reach[place]) if bound else (own[place - 1], reach[place])
-        parameters[name] = _not_negative(value, half, most=1.0 if name == _SHARE else math.inf)
+        parameters[name] = _not_negative(value, half, most=1.0 if name == SERIAL else math.inf)
     return ScalingFit(
         law=law,
         parameters=parameters,
@@ -388,11 +388,13 @@ def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array)
 def _not_negative(value: float, half: float, most: float = math.inf) -> Parameter:
     """The interval of a parameter at its bound reaches as far up as that of one that was found there.
 
-    The best fit without bounds lies below 0; counted from it an interval could end at 0, as if that were certain.
+    The best fit without bounds lies below 0; counted from it an interval could end at 0, as if that were certain. One
+    above `most` is of a curve that the law cannot describe: its interval does not end at the value, either.
     """
     if math.isnan(half):
         return Parameter(value=value)
-    return Parameter(value=value, low=max(0.0, value - half), high=max(value, min(value + half, most)))
+    bound = most if value <= most else math.inf
+    return Parameter(value=value, low=max(0.0, value - half), high=min(value + half, bound))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.fits import CommunicationFit, CurveFit
-from hpcdl.report.analysis.laws import Crossing, Parameter
+from hpcdl.report.analysis.laws import SERIAL, Crossing, Parameter
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table, number
@@ -41,6 +41,10 @@ def build(analysis: Analysis) -> Section | None:
     if any(item.fit.parameters[name].value == 0 for item in analysis.fits for name in item.fit.law.own):
         lines.append(
             "A parameter of 0 is at its bound: the curve is flatter than the law, or rises. No law goes below 0."
+        )
+    if any(name == SERIAL and value.value > 1 for item in analysis.fits for name, value in item.fit.parameters.items()):
+        lines.append(
+            "A serial fraction above 1 is none: throughput falls as n grows, which these laws do not describe."
         )
     lines += [f"α and β of {item.strategy}: {item.left_out}." for item in analysis.communication if item.left_out]
     return Section(name="fits", title="Laws of scaling", lines=lines, items=(*figures, *tables))

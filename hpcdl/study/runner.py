@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,6 +32,8 @@ from hpcdl.tuning.trials import MARK, last_words
 LOGS, SETTINGS = "logs", "train.toml"
 SOFT_STOP_S = 20.0
 """How long a run may take to leave when it is asked to."""
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
+"""How records write a time (run/journal.py)."""
 Planned = TypeVar("Planned")
 
 
@@ -216,6 +219,15 @@ def finished_record(run_dir: Path) -> RunRecord | None:
     """The record of a run that came to its end; None where it did not."""
     record = record_of(run_dir)
     return record if record is not None and record.status == "finished" else None
+
+
+def wall_seconds(record: RunRecord) -> float | None:
+    """Time from a run's start to its end, to the second; None where its record does not say both."""
+    try:
+        began, ended = (datetime.strptime(text, _TIME) for text in (record.started_at, record.finished_at))
+    except ValueError:
+        return None
+    return (ended - began).total_seconds() or None
 
 
 def why_failed(attempt: Attempt[Any]) -> str:

@@ -12,8 +12,9 @@ import json
 import math
 import shlex
 import time
+import tomllib
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,28 @@ from typing import Any
 from hpcdl.config.load import Layer, load, settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.errors import ConfigError, StoppedEarly, UsageError
+from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
 from hpcdl.core.records.run_record import RunRecord, write_record
-from hpcdl.core.storage.files import write_json
+from hpcdl.core.storage.files import read_toml, toml_text, write_json
+from hpcdl.core.units import listed
 from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
 from hpcdl.run.rundir import drop_heavy_results
 from hpcdl.study.allocation import Allocation
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
-from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, why_failed
+from hpcdl.study.runner import (
+    LOGS,
+    SETTINGS,
+    Attempt,
+    Runner,
+    Slot,
+    Task,
+    finished_record,
+    record_of,
+    wall_seconds,
+    why_failed,
+)
 
 TRIALS, ASIDE = "trials", "aside"
 POLL_S = 0.2
@@ -106,10 +119,36 @@ def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRec
         before = read_search(folder / FILE_NAME)
         if (before.name, list(before.objectives)) != (search.name, list(plan.objective)):
             raise UsageError(f"{folder} holds a search of another name or objective; choose another --out DIR")
+        _check_same_job(folder, search, before)
         return dataclasses.replace(before, planned=plan.trials, sampler=plan.sampler)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and holds no search; choose another --out DIR")
     return fresh
+
+
+def _check_same_job(folder: Path, search: SearchStudy, before: SearchRecord) -> None:
+    """UsageError where the trials of `before` trained something else: they would compete, and the winner's command lie.
+
+    The space may change: each trial knows what it tried.
+    """
+    if not before.trials:
+        return
+    then = read_toml(folder / SETTINGS, CorruptError) if (folder / SETTINGS).exists() else {}
+    known = [record for trial in before.trials if (record := record_of(folder / TRIALS / f"{trial.number:04d}"))]
+    then |= {"ranks": known[0].ranks if known else search.plan.ranks}
+    now = {**_as_written(search.train), "ranks": search.plan.ranks}
+    differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    if differing:
+        words = [f"{key} {then.get(key, 'unset')}, now {now.get(key, 'unset')}" for key in differing]
+        raise UsageError(
+            f"{folder} holds trials of other settings ({listed(words)}); give them as they were, or choose another "
+            "--out DIR"
+        )
+
+
+def _as_written(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As a file of them reads."""
+    return tomllib.loads(toml_text(dict(settings)))
 
 
 class HyperparameterSearch:
@@ -195,7 +234,7 @@ class HyperparameterSearch:
                 continue
             record = finished_record(self._run_dir(item.number))
             if record is not None:
-                self._note(item, record, record.seconds_total or 0.0)
+                self._note(item, record, wall_seconds(record) or record.seconds_total or 0.0)
                 drop_heavy_results(self._run_dir(item.number))
             else:
                 again.append(item)

@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.choice import TRIES, choose
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
-from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, why_failed
+from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, wall_seconds, why_failed
 from hpcdl.study.state import RECORD_LOST, RUNS, StudyState, run_folder, write_state
 
 FAILED = "failed"
@@ -34,8 +33,6 @@ POLL_S = 0.1
 WARNED_EARLY_S = 90.0
 """Slurm may warn ranks up to a minute before the time that was asked for."""
 _SETTINGS = settings_by_key(TrainConfig)
-_TIME = "%Y-%m-%dT%H:%M:%S%z"
-"""How records write a time (run/journal.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +119,7 @@ class Sweep:
                 self.state = self.state.changed(run.name, message="")
             record = finished_record(self._run_dir(run)) if status != "finished" else None
             if status in ("running", "waiting") and record is not None:
-                self._keep(run, _wall_seconds(record))
+                self._keep(run, wall_seconds(record))
             elif status == "failed":
                 if self._run_dir(run).exists():
                     move(self._run_dir(run), self._runner.set_aside(self._run_dir(run)))
@@ -201,15 +198,6 @@ class Sweep:
 
     def _run_dir(self, run: PlannedRun) -> Path:
         return run_folder(self._folder, run)
-
-
-def _wall_seconds(record: RunRecord) -> float | None:
-    """Time from a run's start to its end, to the second; None where its record does not say both."""
-    try:
-        began, ended = (datetime.strptime(text, _TIME) for text in (record.started_at, record.finished_at))
-    except ValueError:
-        return None
-    return (ended - began).total_seconds() or None
 
 
 def raise_for(state: StudyState, folder: Path) -> None:

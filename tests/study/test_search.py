@@ -28,7 +28,7 @@ from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.study.proposals import FINISHED, Proposals
 from tests.conftest import ROOT
-from tests.study.searches import SPACE, make_search, run
+from tests.study.searches import SPACE, TRAIN, make_search, run
 
 NUM = 18
 """Trials of the search that most tests look at."""
@@ -160,6 +160,24 @@ def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, Sear
     other = make_search(folder, objective="loss", trials=NUM)
     with pytest.raises(UsageError, match="another name or objective"):
         run(folder, other, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("train", "flags", "told"),
+    [
+        ('[train]\nmodel = "lenet"\ndata = "letters"\n', {}, "data digits, now letters"),
+        ('[train]\nmodel = "lenet"\ndata = "digits"\nepochs = 3\n', {}, "epochs unset, now 3"),
+        (TRAIN, {"ranks": 2}, "ranks 1, now 2"),
+    ],
+)
+def test_trials_of_another_job_do_not_compete(
+    found: tuple[Path, SearchStudy, SearchRecord], train: str, flags: dict[str, int], told: str
+) -> None:
+    """The winner's command would have settings with which nothing has reached its value."""
+    folder, _, _ = found
+    with pytest.raises(UsageError, match=told):
+        run(folder, make_search(folder, train=train, trials=NUM + 1, **flags), resume=True)
+    assert len(starts(folder)) == NUM
 
 
 def test_killed_three_times_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:

@@ -14,14 +14,15 @@ sys.path.insert(
 
 from build import install, uninstall, wheelhouse
 from plan import InstallError, Plan
-from processes import STOPS
+from processes import STOPS, Stopped, ignore_stops
 
 COMMANDS: dict[str, Callable[[Plan], None]] = {"install": install, "uninstall": uninstall, "wheelhouse": wheelhouse}
 
 
 def stopped(number: int, _frame: object) -> None:
-    """Leave through the clean-up that an exception brings about."""
-    raise InstallError(f"stopped by {signal.Signals(number).name}; nothing was left behind", exit_code=130)
+    """Leave through the clean-up that an exception brings about, which a second signal does not cut short."""
+    ignore_stops()
+    raise Stopped(signal.Signals(number).name)
 
 
 def main() -> int:
@@ -34,6 +35,9 @@ def main() -> int:
     except InstallError as error:
         print(f"hpcdl: {error}", file=sys.stderr)
         return error.exit_code
+    except Stopped as stop:
+        print(f"hpcdl: stopped by {stop}; nothing was left behind", file=sys.stderr)
+        return 130
     except OSError as error:
         print(
             f"hpcdl: {error.filename}: {error.strerror}; what this leaves, the next `make install` clears",

@@ -15,6 +15,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals by which a person or a scheduler stops a command."""
 
 
+class Stopped(BaseException):
+    """One of STOPS came. No step that may fail while the others go on takes it for its own failure."""
+
+
 def ignore_stops() -> None:
     """From here to the end no signal interrupts: what is left to do takes seconds, and half of it would be a mess."""
     for number in STOPS:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Finished
-from tests.site.checkouts import Checkout, clean_environment, files_below
+from tests.site.checkouts import Checkout, clean_environment, copy_checkout, files_below
 
 
 class Place:
@@ -197,6 +197,33 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
         assert "clearing what an unfinished install left" in finished.out
         assert_refused(finished, "already", "FORCE=1")
     assert set(files_below(place.folder)) == before
+
+
+def test_an_install_stopped_while_it_looks_for_sphinx(open_folder: Path, place: Place, bad_wheels: Path) -> None:
+    """Without Sphinx the pages are text, with one warning; a stop is no such reason, and nothing comes after it."""
+    checkout = copy_checkout(open_folder / "with pages", "1.0")
+    (checkout.folder / "docs").mkdir()
+    (checkout.folder / "docs" / "conf.py").touch()
+    line = ["make", "--no-print-directory", "install", *place.settings, f"WHEELHOUSE={bad_wheels}"]
+    with subprocess.Popen(
+        line,
+        cwd=checkout.folder,
+        env=clean_environment(place.folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    ) as process:
+        assert process.stdout
+        said = ""
+        while "fetching Sphinx" not in said:
+            said += process.stdout.readline()
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGTERM)  # as timeout(1) does
+        said += process.stdout.read()
+    assert "pip install" not in said
+    assert "stopped by SIGTERM; nothing was left behind" in said
+    assert not files_below(place.folder)
 
 
 WHOLE = {"apps/hpcdl/1.0/install.json", "apps/hpcdl/1.0/installed.json", "apps/modulefiles/hpcdl/1.0.lua"}

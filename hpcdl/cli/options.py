@@ -193,14 +193,17 @@ def take_machine(commentary: Commentary) -> None:
         commentary.say(line)
 
 
-def begin(run: StartConfig, *, quiet: bool) -> Placement | None:
+def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
     """Load the modules of --module, by starting over with them, and take the machine's variables.
 
-    Returns which rank of somebody else's launcher this process is, None for none.
+    Returns which rank of somebody else's launcher this process is, None for none. A job of several nodes that one rank
+    is to use, because nobody said how many, is told of.
     """
     from hpcdl.cluster.environment import placement
+    from hpcdl.cluster.launchers import find_launcher
     from hpcdl.cluster.modules import go_on_with
 
+    run: StartConfig = settings.config.run
     if run.module is not None:
         go_on_with(run.module, sys.argv[1:])
     place = placement()
@@ -209,7 +212,12 @@ def begin(run: StartConfig, *, quiet: bool) -> Placement | None:
             f"warning: --stage-env does nothing here, because {place.launcher} has started Python already; leave it "
             "out, or have hpcdl start the ranks (--ranks N)"
         )
-    take_machine(Commentary(quiet=quiet or (place is not None and place.rank != 0)))
+    commentary = Commentary(quiet=quiet or (place is not None and place.rank != 0))
+    take_machine(commentary)
+    if place is None and settings.origins["ranks"] == "default":
+        nodes = len(find_launcher().hosts(os.environ))
+        if nodes > 1:
+            commentary.say(f"warning: one rank on one of this job's {nodes} nodes; --ranks {nodes} starts one on each")
     return place
 
 

@@ -170,11 +170,19 @@ def heard(word: bytes) -> RankStatus | None:
     return None
 
 
-def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casualty | None, log: Path) -> None:
+def raise_for(
+    statuses: Sequence[RankStatus],
+    num_ranks: int,
+    *,
+    casualty: Casualty | None,
+    log: Path,
+    hosts: Sequence[str] = (),
+) -> None:
     """Return when every rank is done; else raise RankError or StoppedEarly with the cause.
 
     A rank's own failure counts before a saved stop, that before a node that went away, that before a death without
-    a word, and that before those who lost another rank. `casualty` says which of several deaths was the first.
+    a word, and that before those who lost another rank. `casualty` says which of several deaths was the first, `hosts`
+    where ranks were to start.
     """
     lost = casualty.lost_host if casualty else ""
     by_state = {state: [status for status in statuses if status.state == state] for state in STATES}
@@ -206,7 +214,9 @@ def raise_for(statuses: Sequence[RankStatus], num_ranks: int, *, casualty: Casua
         message = f"rank {status.rank} on {status.host}: {status.message}"
         raise RankError(message, rank=status.rank, host=status.host, lost=True, kind=status.kind)
     if len(statuses) < num_ranks:
-        raise RankError(f"{num_ranks - len(statuses)} of {num_ranks} ranks never started; see {log}")
+        raise RankError(
+            f"{num_ranks - len(statuses)} of {num_ranks} ranks never started; see {log}{_unseen(hosts, log)}"
+        )
 
 
 def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankError:
@@ -221,7 +231,14 @@ def _unknown(casualty: Casualty, log: Path) -> RankError:
     """The error for a rank that ended on another node before the ranks had found each other."""
     who = "a rank" if casualty.rank is None else f"rank {casualty.rank}"
     message = f"{who} on {casualty.host} ended without a word before all ranks had started; see {log}"
+    message += _unseen([casualty.host], log)
     return RankError(message, rank=casualty.rank, host=casualty.host, lost=True)
+
+
+def _unseen(hosts: Sequence[str], log: Path) -> str:
+    """What to ask about ranks on other nodes that left no word: they write theirs into the run directory."""
+    others = [host for host in hosts if not same_host(host, socket.gethostname())]
+    return f", and whether {others[0]} sees {log.parent.parent.absolute()}, as every node must" if others else ""
 
 
 def _is(status: RankStatus, casualty: Casualty | None) -> bool:

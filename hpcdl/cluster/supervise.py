@@ -96,7 +96,7 @@ def start(
     if casualty is None and not statuses:
         casualty = _killed_unheard(processes, chatter.text())
     try:
-        raise_for(statuses, plan.num_ranks, casualty=casualty, log=log)
+        raise_for(statuses, plan.num_ranks, casualty=casualty, log=log, hosts=launcher.hosts(os.environ))
     except RankError as error:
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise

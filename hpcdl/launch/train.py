@@ -210,12 +210,18 @@ def choose_run_dir(run_plan: RunPlan) -> Path:
     """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
     config = run_plan.config
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
+    check_run_dir(run_plan, run_dir)
+    return run_dir
+
+
+def check_run_dir(run_plan: RunPlan, run_dir: Path) -> None:
+    """UsageError, ConfigError where this run can neither begin in `run_dir` nor be resumed there."""
+    config = run_plan.config
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
     if config.checkpoint.resume:
         kept = keeps_bytes(run_plan.dataset)
         rundir.check_resumed(run_dir, config, run_plan.dataset.checksum, keeps_bytes=kept)
-    return run_dir
 
 
 def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:

@@ -239,6 +239,20 @@ def test_what_would_end_at_once_is_not_queued(
     assert shown.code == 0 and said in shown.err and "warning: the job would be refused" in shown.err
 
 
+@pytest.mark.parametrize("command", [TRAIN, ["run", "script.py"]])
+def test_a_job_for_a_run_directory_that_is_taken_is_not_queued(
+    ask_hpcdl: CommandLine, tmp_path: Path, command: list[str]
+) -> None:
+    program(tmp_path / "bin", "sbatch", f"touch {tmp_path}/queued; echo 4711")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    (ask_hpcdl.home / "script.py").touch()
+    (ask_hpcdl.home / "taken").mkdir()
+    (ask_hpcdl.home / "taken" / "record.json").write_text("{}")
+    refused = ask_hpcdl(["submit", "--", command[0], "--run-dir", "taken", *command[1:]], env=env)
+    assert refused.code == 2 and "run directory taken exists" in refused.err, refused.err
+    assert not (tmp_path / "queued").exists()
+
+
 def test_each_reason_against_a_job_has_its_line(ask_hpcdl: CommandLine) -> None:
     refused = ask_hpcdl(["submit", "--", *TRAIN[:4], "shards", "--strategy", "rong"])
     lines = refused.err.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def status(rank: int, state: str = "running", message: str = "", at: float = 0.0
         ("pbs", OPEN_MPI, Casualty(rank=1, host="node2")),
         ("hostfile", SHUT_DOWN, Casualty(lost_host="node2")),
         ("hostfile", "ssh: connect to host node2 port 22: No route to host\n", Casualty(lost_host="node2")),
+        ("hostfile", "ssh: Could not resolve hostname node2: Name or service not known\n", Casualty(lost_host="node2")),
         ("ibrun", HYDRA, Casualty(pid=128, host="node2")),
         ("slurm", SRUN_NODE, Casualty(lost_host="node2")),
         ("ibrun", SRUN_NODE, Casualty(lost_host="node2")),
@@ -76,6 +78,19 @@ def test_a_lost_node_is_named_with_its_ranks() -> None:
         raise_for([], 3, casualty=Casualty(lost_host="node3"), log=LOG)
     with pytest.raises(StoppedEarly, match=r"saved \(node node2 went down\)"):
         raise_for([status(0, "stopped", "saved"), status(1)], 2, casualty=Casualty(lost_host="node2"), log=LOG)
+
+
+def test_a_node_that_may_not_see_the_run_directory_is_asked_about(tmp_path: Path) -> None:
+    """A rank there has nowhere to say what it has failed of."""
+    log = tmp_path / "run" / "ranks" / "launcher.log"
+    with pytest.raises(RankError, match=f"whether node1 sees {tmp_path / 'run'}, as every node must"):
+        raise_for([], 2, casualty=Casualty(rank=0, host="node1"), log=log)
+    with pytest.raises(RankError, match=f"2 of 2 ranks never started.* whether node2 sees {tmp_path / 'run'}"):
+        raise_for([], 2, casualty=None, log=log, hosts=[socket.gethostname(), "node2"])
+    with pytest.raises(RankError, match=r"see \S+launcher\.log$"):
+        raise_for([], 2, casualty=None, log=log)
+    with pytest.raises(RankError, match=r"see \S+launcher\.log$"):
+        raise_for([], 2, casualty=Casualty(rank=0, host=socket.gethostname()), log=log)
 
 
 def test_an_own_failure_counts_before_all_else() -> None:

@@ -135,3 +135,15 @@ def test_what_only_the_ranks_can_tell_leaves_nothing_behind(
     told, refused = finished.err.splitlines()
     assert told.startswith("the model is fed images ") and "leave the softmax out" in refused
     assert not (tmp_path / "run").exists()
+
+
+def test_one_rank_for_a_job_of_several_nodes_is_told_of_where_nobody_asked_for_it(
+    ask_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("node1\nnode2\n")
+    env = {"HPCDL_HOSTFILE": str(tmp_path / "hosts")}
+    told = "one rank on one of this job's 2 nodes; --ranks 2 starts one on each"
+    line = ["train", "--model", "lenet", "--data", "nowhere"]
+    assert told in ask_hpcdl(line, env=env).err
+    assert told not in ask_hpcdl([*line, "--ranks", "1"], env=env).err
+    assert told not in ask_hpcdl(line).err

@@ -70,7 +70,7 @@ def submit(
         _show_script(wanted, settings, json=json)
         return
     _check_words(command)
-    _check(submission.trial_of(wanted))
+    _check_job(wanted)
     job = submission.submit_job(wanted)
     if json:
         print_json(dataclasses.asdict(job))
@@ -87,7 +87,7 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
     script = submission.script_of(wanted)
     try:
         _check_words(list(wanted.command))
-        _check(submission.trial_of(wanted))
+        _check_job(wanted)
     except HpcdlError as error:
         say(f"warning: the job would be refused: {error}")
     say_settings_of_files(SubmitConfig, settings)
@@ -119,6 +119,18 @@ def _check_words(command: list[str]) -> None:
         if message is None:
             raise
         raise UsageError(f"{message().rstrip('.')}; see `hpcdl {command[0]} --help`") from None
+
+
+def _check_job(wanted: submission.Wanted) -> None:
+    """Raise what the job would end with at its start."""
+    from hpcdl.cluster.batch import submission
+    from hpcdl.config.schema import InterruptionConfig
+    from hpcdl.run.rundir import check_place
+
+    _check(submission.trial_of(wanted))
+    request, run_dir = submission.plan_job(wanted)
+    if request.command[0] == "run" and run_dir and "--resume" not in request.command:
+        check_place(run_dir, InterruptionConfig())
 
 
 def _check(trial: list[str]) -> None:

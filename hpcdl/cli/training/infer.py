@@ -47,7 +47,7 @@ def infer(
 
     settings = resolved(InferConfig, "infer", flags, config, set_)
     check_trusted(model, trust)
-    place = begin(settings.config.run, quiet=quiet)
+    place = begin(settings, quiet=quiet)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):

@@ -54,7 +54,7 @@ def run(
     from hpcdl.launch import script as launch
 
     settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
-    place = begin(settings.config.run, quiet=quiet)
+    place = begin(settings, quiet=quiet)
     words = launch.Script(path=script, arguments=arguments or [])
     if place is not None:
         if prefix:

@@ -72,10 +72,12 @@ def train(
     )
     if dry_run:
         run_plan = launch.check(settings)
+        if run_plan.config.run.run_dir:
+            launch.check_run_dir(run_plan, run_plan.config.run.run_dir)
         steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
         print_json(steps) if json else put(rule_in_force(run_plan))
         return
-    place = begin(settings.config.run, quiet=quiet)
+    place = begin(settings, quiet=quiet)
     if place is None:
         with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)

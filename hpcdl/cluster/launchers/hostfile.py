@@ -30,6 +30,7 @@ _LOST_NODES = (
     re.compile(r"^Connection to (?P<host>\S+) closed by remote host", re.MULTILINE),  # ssh
     re.compile(r"^Timeout, server (?P<host>\S+) not responding", re.MULTILINE),
     re.compile(r"^ssh: connect to host (?P<host>\S+) port", re.MULTILINE),
+    re.compile(r"^ssh: Could not resolve hostname (?P<host>[^\s:]+)", re.MULTILINE),
 )
 _CASUALTIES = (
     re.compile(r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"),  # Open MPI

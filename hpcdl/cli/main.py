@@ -8,7 +8,7 @@ import signal
 import sys
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
-from hpcdl.core.errors import HpcdlError, Interrupted, UsageError
+from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, without_place
 from hpcdl.core.processes.signals import ignore, keep_interrupts
 from hpcdl.core.processes.streams import Printed, outlive, use_utf8
 
@@ -125,6 +125,9 @@ def _unexpected(error: Exception) -> int:
         return int(getattr(error, "exit_code", 1))
     if os.environ.get(VERBOSE):
         raise error
+    if line := without_place(error):
+        say(f"hpcdl: {line}")
+        return 1
     detail = str(error).strip().splitlines()
     say(f"hpcdl: {type(error).__name__}: {detail[0] if detail else 'no details'} (run again with -v for the traceback)")
     return 1

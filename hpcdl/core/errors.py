@@ -20,8 +20,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import difflib
+import errno
 import functools
 import json
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -267,6 +269,22 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(isinstance(item, str | int | float) for item in value)
     return isinstance(value, str | int | float | None)
+
+
+NO_PLACE = {
+    errno.ENOSPC: "make room (`df -h`, `df -i`), or choose another place",
+    errno.EDQUOT: "your quota is used up: remove some, or choose another place",
+    errno.EROFS: "choose another place",
+}
+"""Why nothing can be written to a place, with the remedy."""
+
+
+def without_place(error: BaseException) -> str:
+    """The line for an error that says that a place takes no more; empty for all others."""
+    if not isinstance(error, OSError) or error.errno not in NO_PLACE:
+        return ""
+    where = f"cannot write {printable(os.fsdecode(error.filename))}: " if error.filename else ""
+    return f"{where}{os.strerror(error.errno)}; {NO_PLACE[error.errno]}"  # HDF5 puts more than that into its own
 
 
 def failure(error: BaseException, file: str = "") -> str:

@@ -101,11 +101,16 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
         raise UsageError(f"{target} exists; choose another folder")
     model, model_warnings = load_run(run_dir)
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
-    return writers[form](model, target), model_warnings
+    made = make_output_folder(target, "")
+    try:
+        return writers[form](model, target), model_warnings
+    except BaseException:  # half a model would be in the way of the next try
+        for folder in made:
+            folder.remove(if_empty=folder.path != target)
+        raise
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:
-    make_output_folder(target, "")
     save_model(model, target / MODEL_FILE)
     return target / MODEL_FILE
 

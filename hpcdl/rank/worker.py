@@ -270,14 +270,16 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
         return []
     except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
         first = error
-    for step in checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)[1:]:
+    kept = checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)
+    for step in kept[1:]:
         checkpoints.remove(run_dir / checkpoints.FOLDER, step)
     try:
         save_model(model, run_dir / MODEL_FILE)
     except (OSError, RuntimeError) as error:
+        stays = "the newest checkpoint stays" if kept else "there is no checkpoint, its steps are lost"
         raise HpcdlError(
-            f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; the newest checkpoint "
-            "stays: make room and continue with --resume"
+            f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; {stays}: make room and "
+            "continue with --resume"
         ) from error
     return [f"{MODEL_FILE} found no room ({getattr(first, 'strerror', None) or first}); older checkpoints were removed"]
 

@@ -28,6 +28,7 @@ from hpcdl.core.errors import (
     kind_of,
     original,
     printable,
+    without_place,
 )
 from hpcdl.core.processes.signals import caught
 from hpcdl.core.records.run_record import FILE_NAME, RunRecord, read_record, write_record
@@ -63,6 +64,8 @@ def one_line(error: BaseException) -> str:
     error = original(error)
     if isinstance(error, ConfigError):
         return printable("; also: ".join(error.problems))
+    if line := without_place(error):
+        return line
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = lines[0]
     if text.startswith("Graph execution error"):
@@ -156,6 +159,8 @@ def message_of(error: BaseException) -> str:
     """One line about what has ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
+    if line := without_place(error):
+        return line
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, HpcdlError):
         return printable("; ".join(lines))

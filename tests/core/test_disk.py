@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.storage import disk
 from hpcdl.core.storage.files import write_output, write_text
 from hpcdl.core.storage.lock import FILE_NAME, check_free, writing
+from hpcdl.run.ended import one_line
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes files of another user's: needs root")
 NOBODY = 65534
@@ -71,6 +73,30 @@ def test_an_error_leaves_the_old_file(folder: Path) -> None:
             fail(way)
     assert (folder / "x").read_text() == "old"
     assert names(folder) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("call", "named", "change"),
+    [
+        ("fsync", (), lambda path: write_text(path, "x")),
+        ("fdopen", (), lambda path: disk.create(path, b"x")),
+        ("mkdir", ("file",), disk.make_folder),
+    ],
+)
+def test_what_finds_no_room_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, named: tuple[str, ...], change: Callable[[Path], object]
+) -> None:
+    """The kernel's error names nothing, or what is a name in some folder only."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *named)
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        change(folder / "file")
+    said = f"cannot write {folder / 'file'}: No space left on device; make room"
+    assert one_line(caught.value).startswith(said)
+    assert not names(folder)
 
 
 def test_a_setgid_folder_gives_its_group_and_the_umask_the_mode(folder: Path) -> None:

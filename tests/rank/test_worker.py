@@ -23,7 +23,7 @@ def test_old_checkpoints_make_room_for_the_model(
 
     def save_model(model: Any, path: Path) -> None:
         calls.append(list_checkpoints(tmp_path / "checkpoints"))
-        if len(calls) <= failures:
+        if len(calls) <= failures or path.parent.name == "new":
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(worker, "save_model", save_model)
@@ -34,6 +34,9 @@ def test_old_checkpoints_make_room_for_the_model(
     else:
         with pytest.raises(HpcdlError, match="No space left on device; the newest checkpoint stays: make room"):
             worker._save_finished(None, tmp_path)  # type: ignore[arg-type]
+        with pytest.raises(HpcdlError, match="there is no checkpoint, its steps are lost: make room"):
+            worker._save_finished(None, tmp_path / "new")  # type: ignore[arg-type]
+        calls[2:] = []
     assert calls == [[3, 2, 1], [3]][: min(failures, 1) + 1]
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcdl.core.errors import UsageError, printable
+from hpcdl.core.errors import NO_PLACE, UsageError, printable
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -120,9 +120,17 @@ def _is_the_systems(link: Path, owner: int) -> bool:
 
 @contextlib.contextmanager
 def _folder_of(path: Path) -> Iterator[int]:
+    """A descriptor of the folder of `path`; an error for which nothing can be written there names `path`.
+
+    The kernel's own names none, or one that is good in that folder only.
+    """
     descriptor = open_folder(path.parent)
     try:
         yield descriptor
+    except OSError as error:
+        if error.errno in NO_PLACE and "/" not in os.fsdecode(error.filename or ""):
+            error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)
 
@@ -269,9 +277,15 @@ def open_new(path: Path, mode: int = 0o666) -> int:
 
 
 def create(path: Path, content: bytes = b"", mode: int = 0o666) -> None:
-    """Write a file that must not be there yet; FileExistsError where anything has its name."""
-    with os.fdopen(open_new(path, mode), "wb") as file:
-        file.write(content)
+    """Write a file that must not be there yet; FileExistsError where anything has its name. It is whole or absent."""
+    with _folder_of(path) as folder:
+        descriptor = os.open(path.name, os.O_RDWR | _NEW, mode, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        except BaseException:
+            os.unlink(path.name, dir_fd=folder)
+            raise
 
 
 def make_link(path: Path, to: str) -> None:
@@ -573,10 +587,10 @@ def move_over(path: Path, target: Path) -> None:
 # What the user asked for, where the user said
 
 
-def make_output_folder(path: Path, flag: str = "--out ") -> None:
-    """Make the folder that the user has named with `flag`, and those above it; UsageError where that cannot be."""
+def make_output_folder(path: Path, flag: str = "--out ") -> list[Made]:
+    """`make_folder` for what the user has named with `flag`; UsageError where that cannot be."""
     try:
-        make_folder(path)
+        return make_folder(path)
     except OSError as error:
         raise UsageError(f"cannot write to {flag}{path}: {error.strerror}; choose another folder") from error
 

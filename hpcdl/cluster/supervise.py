@@ -25,7 +25,7 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, Interrupted, RankError, StoppedEarly
 from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.processes.signals import caught
 from hpcdl.core.protocols import LaunchPlan
@@ -65,6 +65,7 @@ def start(
     tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
+    Interrupted where a second signal has killed them.
 
     `folder` takes the ranks' words and the launcher's log. `tick` is called about ten times a second.
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
@@ -98,6 +99,8 @@ def start(
     try:
         raise_for(statuses, plan.num_ranks, casualty=casualty, log=log, hosts=launcher.hosts(os.environ))
     except RankError as error:
+        if watcher.stop_requests > 1 and (error.lost or not statuses):
+            raise Interrupted(f"stopped at once by a second signal: what was not saved is lost; see {log}") from error
         error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise
     except StoppedEarly as error:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -238,7 +239,10 @@ def _unknown(casualty: Casualty, log: Path) -> RankError:
 def _unseen(hosts: Sequence[str], log: Path) -> str:
     """What to ask about ranks on other nodes that left no word: they write theirs into the run directory."""
     others = [host for host in hosts if not same_host(host, socket.gethostname())]
-    return f", and whether {others[0]} sees {log.parent.parent.absolute()}, as every node must" if others else ""
+    if not others:
+        return ""
+    who = f"{others[0]} sees" if len(others) == 1 else "all nodes see"
+    return f", and whether {who} {log.parent.parent.absolute()} and {sys.prefix}"
 
 
 def _is(status: RankStatus, casualty: Casualty | None) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,10 +85,13 @@ def test_a_lost_node_is_named_with_its_ranks() -> None:
 def test_a_node_that_may_not_see_the_run_directory_is_asked_about(tmp_path: Path) -> None:
     """A rank there has nowhere to say what it has failed of."""
     log = tmp_path / "run" / "ranks" / "launcher.log"
-    with pytest.raises(RankError, match=f"whether node1 sees {tmp_path / 'run'}, as every node must"):
+    seen = re.escape(f"{tmp_path / 'run'} and {sys.prefix}")
+    with pytest.raises(RankError, match=f"whether node1 sees {seen}"):
         raise_for([], 2, casualty=Casualty(rank=0, host="node1"), log=log)
-    with pytest.raises(RankError, match=f"2 of 2 ranks never started.* whether node2 sees {tmp_path / 'run'}"):
+    with pytest.raises(RankError, match=f"2 of 2 ranks never started.* whether node2 sees {seen}"):
         raise_for([], 2, casualty=None, log=log, hosts=[socket.gethostname(), "node2"])
+    with pytest.raises(RankError, match=f"2 of 2 ranks never started.* whether all nodes see {seen}"):
+        raise_for([], 2, casualty=None, log=log, hosts=["node1", "node2"])
     with pytest.raises(RankError, match=r"see \S+launcher\.log$"):
         raise_for([], 2, casualty=None, log=log)
     with pytest.raises(RankError, match=r"see \S+launcher\.log$"):

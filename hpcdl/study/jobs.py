@@ -144,5 +144,5 @@ def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: Job
         folder=folder / "jobs" / own.name,
         until_done=system == "slurm",
     )
-    job = submit_job(wanted)
+    job, _ = submit_job(wanted)
     return PartJob(nodes=nodes, number=job.number, system=job.system, folder=job.folder)

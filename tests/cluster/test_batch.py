@@ -307,6 +307,16 @@ def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
         plan_job(wanted)
 
 
+def test_a_job_that_cannot_be_remembered_is_queued_all_the_same(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Who is told of a failure alone submits it again."""
+    program(tmp_path / "bin", "sbatch", "echo 4711")
+    (tmp_path / "cache").touch()
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    finished = ask_hpcdl(["submit", "--", *TRAIN], env=env)
+    assert (finished.code, finished.out) == (0, "4711\n"), finished.err
+    assert "warning: job 4711 is queued, but cannot write to" in finished.err and "next:" not in finished.err
+
+
 def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     program(tools, "sbatch", f'cp "${{@: -1}}" {tmp_path}/taken.sh; echo "4711;cluster"')

@@ -71,14 +71,15 @@ def submit(
         return
     _check_words(command)
     _check_job(wanted)
-    job = submission.submit_job(wanted)
+    job, known = submission.submit_job(wanted)
     if json:
         print_json(dataclasses.asdict(job))
         return
     put(str(job.number))
     say_settings_of_files(SubmitConfig, settings)
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
-    say(f"next: hpcdl jobs {job.number}")
+    if known:
+        say(f"next: hpcdl jobs {job.number}")
 
 
 def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfig], *, json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,19 @@ def folder() -> Path:
     return user_cache_folder() / "jobs"
 
 
-def remember(job: Job) -> None:
-    """Keep `job` for `hpcdl jobs` and `hpcdl cancel`."""
-    folder().mkdir(parents=True, exist_ok=True)
-    write_json(folder() / f"{job.system}-{job.number}.json", asdict(job))
+def remember(job: Job) -> bool:
+    """Keep `job` for `hpcdl jobs` and `hpcdl cancel`; where that cannot be, say so: it is queued all the same."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        write_json(folder() / f"{job.system}-{job.number}.json", asdict(job))
+    except OSError as error:
+        why = f"cannot write to {folder()}: {error.strerror}"
+        sys.stderr.write(
+            f"hpcdl: warning: job {job.number} is queued, but {why}; `hpcdl jobs` and `hpcdl cancel` will not know it, "
+            f"ask {job.system}\n"
+        )
+        return False
+    return True
 
 
 def known_jobs() -> list[Job]:

@@ -128,8 +128,8 @@ def _with_cpus(request: JobRequest) -> JobRequest:
     return dataclasses.replace(request, nodes_wanted=dataclasses.replace(nodes, cpus_per_task=own))
 
 
-def submit_job(wanted: Wanted) -> jobs.Job:
-    """Hand the job over and remember it."""
+def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
+    """Hand the job over and remember it; whether the latter could be."""
     request, run_dir = plan_job(wanted)
     system, number, _ = submit(_with_cpus(request))
     job = jobs.Job(
@@ -143,8 +143,7 @@ def submit_job(wanted: Wanted) -> jobs.Job:
         run_dir=str(run_dir.absolute()) if run_dir else "",
         submitted_at=time.time(),
     )
-    jobs.remember(job)
-    return job
+    return job, jobs.remember(job)
 
 
 def trial_of(wanted: Wanted) -> list[str]:

@@ -330,6 +330,11 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     finished = ask_hpcdl(line, env=env)
     assert (finished.code, finished.out) == (0, "4711\n"), finished.err
     assert (tmp_path / "taken.sh").read_text() == dry.out == (ask_hpcdl.home / "my run.job" / "job.sh").read_text()
+    assert ask_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]["log_tail"] == ""
+    (tmp_path / "state").write_text("FAILED NonZeroExitCode\n")
+    tail = ask_hpcdl(["jobs", "--json"], env=env).json()["jobs"][0]["log_tail"]
+    assert tail == f"no log: do its nodes see {ask_hpcdl.home / 'my run.job'}?"
+    (tmp_path / "state").write_text("RUNNING None\n")
     run = ask_hpcdl.home / "my run"
     run.mkdir()
     events = '{"kind":"start","steps":9}\n{"kind":"step","step":3,"images_per_second":12.5,"loss":1.25}\n{"kin'

@@ -103,6 +103,7 @@ def look(job: Job) -> JobView:
     events = _last_events(run_dir, job) if run_dir else {}
     # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
     newest, start = events.get("newest", {}), events.get("start", {})
+    unseen = f"no log: do its nodes see {job.folder}?" if queued.state == "failed" else ""
     return JobView(
         job=job,
         state=queued.state,
@@ -112,7 +113,7 @@ def look(job: Job) -> JobView:
         images_per_second=events.get("step", {}).get("images_per_second"),
         counted=start.get("counted", IMAGES),
         loss=newest.get("loss"),
-        log_tail=_log_tail(job),
+        log_tail=_log_tail(job) or unseen,
         run_state=state_of(run_dir) if run_dir and _has_record(run_dir, job) else "",
     )
 

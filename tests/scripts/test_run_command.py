@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdl.cluster.batch.submission import Wanted, plan_job
+from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from tests.conftest import CommandLine, Finished
 from tests.scripts.scripts import run_script
 from tests.training_runs import record_of, written_by_ranks
@@ -62,6 +65,49 @@ if __name__ == "__main__":
         with multiprocessing.get_context(method).Pool(1) as pool:
             print(f"{method}: {pool.map(work, [0])[0]}", flush=True)
     hpcdl.barrier()
+"""
+
+
+FORKS = """
+import multiprocessing, os, sys, time
+import hpcdl
+hpcdl.init()
+if "state" in sys.argv:
+    from hpcdl.core.processes.signals import StopRequest
+    StopRequest().install()  # as hpcdl.State does
+def ended(end):
+    child = os.fork()
+    if not child:
+        end()
+    else:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def fails():
+    raise ValueError("of a fork")
+def exchanges(queue):
+    try:
+        hpcdl.barrier()
+    except Exception as error:
+        queue.put(f"{hpcdl.rank()} {error}")
+forked = multiprocessing.get_context("fork")
+loader = forked.Process(target=time.sleep, args=(60,))
+loader.start()
+time.sleep(0.3)
+loader.terminate()
+loader.join(10)
+queue = forked.Queue()
+other = forked.Process(target=exchanges, args=(queue,))
+other.start()
+print(f"loader {loader.exitcode}, {queue.get(timeout=20).split(',')[0]}", flush=True)
+if loader.exitcode is None:
+    loader.kill()
+other.join()
+print(f"codes {ended(sys.exit)} {ended(lambda: sys.exit(3))} {ended(fails)}", flush=True)
+hpcdl.barrier()
+if hpcdl.rank() == 0 and not os.fork():
+    print("a fork at its end", flush=True)
+else:
+    hpcdl.barrier()
+    print(f"rank {hpcdl.rank()} at its end", flush=True)
 """
 
 
@@ -197,6 +243,27 @@ def test_processes_that_a_script_starts_import_it_and_are_no_ranks(session_hpcdl
             assert f"{method}: ({rank}, 2, {rank}, 2) this process is no rank" in finished.out
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "words", [["-m", "hpcdl", "run", "script.py", "plain"], ["script.py", "plain"], ["script.py", "state"]]
+)
+def test_what_a_rank_forks_ends_as_python_ends_it_and_leaves_the_ranks_alone(
+    session_hpcdl: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(FORKS)
+    finished = under_mpiexec(session_hpcdl, tmp_path, words)
+    assert finished.returncode == 0, finished.stderr
+    said = sorted(finished.stdout.splitlines())
+    assert [line for line in said if not line.startswith("runs/")] == [
+        "a fork at its end",
+        *["codes 0 3 1"] * 2,
+        *[f"loader -15, {rank} this process is no rank" for rank in range(2)],
+        *[f"rank {rank} at its end" for rank in range(2)],
+    ]
+    assert "Abort" not in finished.stderr and "Interrupted" not in finished.stderr
+    assert finished.stderr.count("ValueError: of a fork") == 2
+
+
 @pytest.mark.parametrize(("name", "content"), [("missing.py", None), ("text.py", "dear sir"), ("bytes.py", "\0")])
 def test_what_is_no_script_is_refused_before_anything_starts(
     session_hpcdl: CommandLine, tmp_path: Path, name: str, content: str | None
@@ -209,18 +276,19 @@ def test_what_is_no_script_is_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def under_mpiexec(hpcdl: CommandLine, folder: Path, words: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Two ranks of Python with `words`, started by mpiexec alone."""
+    mpiexec = find_mpiexec()
+    return subprocess.run(
+        [mpiexec.path, "-n", "2", sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,
+        env=hpcdl.environment | dict(environment_for(mpiexec.flavour)),
+    )  # fmt: skip
+
+
 @pytest.mark.mpi
 def test_a_launcher_of_its_own_starts_it_too(session_hpcdl: CommandLine, folder: Path, tmp_path: Path) -> None:
-    from sys import executable
-
-    from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-
-    mpiexec = find_mpiexec()
     words = ["-m", "hpcdl", "run", "--run-dir", tmp_path / "run", folder / "script.py", "plain"]
-    finished = subprocess.run(
-        [mpiexec.path, "-n", "2", executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env=session_hpcdl.environment | dict(environment_for(mpiexec.flavour)),
-    )  # fmt: skip
+    finished = under_mpiexec(session_hpcdl, tmp_path, words)
     assert finished.returncode == 0, finished.stderr
     assert record_of(tmp_path / "run")["status"] == "finished"
 

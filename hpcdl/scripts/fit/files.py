@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from hpcdl.core.storage.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
-from hpcdl.scripts.process.session import is_initialized, session
+from hpcdl.scripts.process.session import is_rank, session
 from hpcdl.step.keras_internals import saving_functions
 from hpcdl.supervision.safety import digest_of
 
@@ -105,7 +105,7 @@ def save_once() -> None:
 def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        folder = session().folder if is_initialized() else None
+        folder = session().folder if is_rank() else None
         if getattr(_inside, "saving", False):  # a method of a model that has come to the function below it
             return plain(model, filepath, *args, **kwargs)
         with center_in_place(*optimizers_of(model)):
@@ -169,7 +169,7 @@ def _writes_now(path: Path) -> bool:
 
     What it would hold is not looked at: the first write of each rank to a path is the same one, and so on.
     """
-    folder = session().folder if is_initialized() else None
+    folder = session().folder if is_rank() else None
     if folder is None or "://" in str(path):
         return True
     number = _num_writes.get(path, 0) + 1

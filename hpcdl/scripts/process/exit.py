@@ -177,6 +177,8 @@ class Ending:
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
+        if os.getpid() != self._process:
+            leave_as_fork(error)
         from hpcdl.run.ended import one_line, verdict
 
         mine, found = self.communicator, original(users_own(error))
@@ -216,6 +218,8 @@ class Ending:
 
     def _over(self) -> None:
         """The script is over, by its last line or by sys.exit; with another code than 0 no rank need go on."""
+        if os.getpid() != self._process:  # by its own code, which nobody else keeps
+            leave_as_fork(SystemExit(self.exit_called[0] if self.exit_called else 0))
         mine = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
         called = mine.monitor.moved_s() < called_s  # else somebody caught it, and the script went on
@@ -223,6 +227,36 @@ class Ending:
             self._say_and_abort(code, "sys.exit")
         leave_together(self.last, self.watch, called="sys.exit" if called else "")
         self.watch.stop()
+
+
+def leave_as_fork(error: BaseException | None) -> NoReturn:
+    """End a process that a rank has forked as Python ends one; MPI, whose job the rank is in, is left alone."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = exit_code_of(error.code)
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+    elif error is not None:
+        code = 1
+        traceback.print_exception(error)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def forks_apart() -> Iterator[None]:
+    """Inside, a process that the script forks ends where the script does: it must not leave in its rank's name."""
+    process = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != process:
+            leave_as_fork(error)
+        raise
+    if os.getpid() != process:
+        leave_as_fork(None)
 
 
 def called_by_hpcdl(frame: FrameType) -> bool:

@@ -32,6 +32,7 @@ from hpcdl.scripts.process.exit import (
     called_in,
     exit_code_of,
     exited,
+    forks_apart,
     leave_together,
     leaving_in_order,
     show,
@@ -127,7 +128,7 @@ def _execute(script: str, arguments: list[str]) -> str:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        with leaving_in_order():
+        with forks_apart(), leaving_in_order():
             runpy.run_path(script, run_name="__main__")
     except SystemExit as leaving:
         if exit_code_of(leaving.code):

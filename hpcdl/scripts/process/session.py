@@ -8,6 +8,8 @@ from __future__ import annotations
 import atexit
 import functools
 import multiprocessing
+import os
+import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -49,7 +51,9 @@ _sessions: list[Session] = []
 _launched: list[Session] = []
 """What `hpcdl run` has made before the script began."""
 _helpers: list[Placement] = []
-"""Where the rank stands that has started this process by multiprocessing: `init` has found that this is none itself."""
+"""Where the rank stands that has forked this process, or started it by multiprocessing: this is none itself."""
+_forks: list[Placement] = []
+"""The place of this process, once what becomes of its forks has been settled."""
 
 
 def init(stall_timeout_s: float = 300.0) -> None:
@@ -58,8 +62,8 @@ def init(stall_timeout_s: float = 300.0) -> None:
     From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
     ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
 
-    A process that a rank starts by multiprocessing may import the script anew, with this call at its top. It is no
-    rank: rank, size, local_rank and local_size are its parent's, and everything else is refused.
+    A process that a rank forks, or starts by multiprocessing, may import the script anew, with this call at its top.
+    It is no rank: rank, size, local_rank and local_size are its parent's, and everything else is refused.
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.rank.start import ALONE, join
@@ -84,13 +88,18 @@ def init(stall_timeout_s: float = 300.0) -> None:
         ending.install()
     hosts = joined.allgather_json(joined.host)
     group = ScriptGroup(joined)
+    _settle_forks(place)
     watch_training(place.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
     _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, ending=ending))
 
 
 def adopt(session: Session) -> None:
     """Have `init` take this session, which `hpcdl run` has made."""
+    from hpcdl.cluster.environment import placement
+    from hpcdl.rank.start import ALONE
+
     _launched.append(session)
+    _settle_forks(placement() or ALONE)
     mine = session.communicator
 
     def warn(text: str) -> None:
@@ -99,6 +108,27 @@ def adopt(session: Session) -> None:
             session.run.warnings.append(text)
 
     watch_training(mine.size, warn, is_initialized, under_run=True)
+
+
+def _settle_forks(place: Placement) -> None:
+    """From now on a process that this one forks is no rank, and dies of SIGTERM: multiprocessing ends its own by it."""
+    if not _forks:
+        os.register_at_fork(after_in_child=_begin_as_fork)
+    _forks[:] = [place]
+
+
+def _begin_as_fork() -> None:
+    # What a rank does at a signal (save, say that it was stopped) is no business of a process that loads its data.
+    if str(getattr(signal.getsignal(signal.SIGTERM), "__module__", "")).startswith("hpcdl."):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    place = _forks[0]
+    if place.size > 1 and not _helpers:
+        _helpers.append(place)
+
+
+def is_rank() -> bool:
+    """Whether this process may exchange: `init` has been called, and this is no process that a rank has started."""
+    return bool(_sessions) and not _helpers
 
 
 def _warn(rank: int, text: str) -> None:
@@ -145,7 +175,7 @@ def session() -> Session:
     """What `init` has made; UsageError before it, and in a process that is no rank."""
     if _helpers:
         raise UsageError(
-            "this process is no rank, but one that multiprocessing has started: ranks alone may exchange; move what "
+            "this process is no rank, but one that a rank has started: ranks alone may exchange; move what "
             "they do behind `if __name__ == '__main__':`"
         )
     if not _sessions:

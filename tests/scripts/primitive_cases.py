@@ -66,6 +66,34 @@ def case_means_of_whole_numbers_are_refused() -> None:
             raise AssertionError(wrong.dtype)
 
 
+def refused(call: Callable[[], Any], said: str) -> None:
+    try:
+        call()
+    except hpcdl_error() as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(said)
+
+
+def case_factors_leave_whole_numbers_whole() -> None:
+    for given in (mine("int32"), tf.constant(mine("int32"))):
+        same(hpcdl.allreduce(given, hpcdl.Sum, prescale_factor=3, postscale_factor=2.0), 6 * everybody("int32").sum(0))
+        for factor in ({"prescale_factor": 0.5}, {"postscale_factor": 0.5}, {"prescale_factor": 1e12}):
+            refused(lambda given=given, factor=factor: hpcdl.allreduce(given, hpcdl.Sum, **factor), "cast them")
+
+
+def case_means_of_half_precision_do_not_overflow() -> None:
+    for make in (numpy.asarray, tf.constant):
+        got = hpcdl.allreduce(make(numpy.full(2, 40000, "float16")))
+        same(got, numpy.full(2, 40000, "float16"))
+        assert got.dtype == "float16"
+
+
+def case_keys_of_objects_stay_what_they_are() -> None:
+    refused(lambda: hpcdl.allgather_object({"classes": [{0: "cat"}]}), "the key 0")
+    assert hpcdl.broadcast_object({"a": {"b": 1}}) == {"a": {"b": 1}}
+
+
 def hpcdl_error() -> type[Exception]:
     from hpcdl.core.errors import UsageError
 

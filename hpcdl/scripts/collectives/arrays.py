@@ -60,14 +60,18 @@ def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[
 
     for dtype in dict.fromkeys(value.dtype for value in values):
         alike = [index for index, value in enumerate(values) if value.dtype == dtype]
-        flat = numpy.concatenate([results[index].reshape(-1) for index in alike])
+        flat = numpy.concatenate([results[index].reshape(-1) for index in alike]).astype(_wide(dtype), copy=False)
         group.summing(reduce)(flat)
-        if op == "mean":
-            flat = (flat / group.size).astype(dtype)
+        flat = (flat / group.size if op == "mean" else flat).astype(dtype, copy=False)
         parts = numpy.split(flat, numpy.cumsum([results[index].size for index in alike])[:-1])
         for index, part in zip(alike, parts, strict=True):
             results[index] = part.reshape(values[index].shape)
     return results
+
+
+def _wide(dtype: Any) -> Any:
+    """What values are summed in: half precision would round at every rank, and overflow where their mean does not."""
+    return numpy.float32 if dtype.kind in "fV" and dtype.itemsize < 4 else dtype
 
 
 def gather_arrays(group: ScriptGroup, values: Sequence[Array]) -> list[Array]:

@@ -67,17 +67,27 @@ def grouped_allreduce(
     if not all(_is_number(value) for value in values):  # a count of samples, say, makes no training distributed
         note_exchange()
 
-    def scaled(given: Sequence[Any], factor: float) -> list[Any]:
-        return list(given) if factor == 1.0 else [one * numpy.asarray(factor, _dtype_of(one)) for one in given]
-
     if _are_tensors(values):
         tensors = _tensors()
         plain = [tensors.as_tensor(value) for value in values]
-        reduced = tensors.allreduce(group, scaled(plain, prescale_factor), op)
+        reduced = tensors.allreduce(group, _scaled(plain, prescale_factor), op)
     else:
-        reduced = arrays.reduce_arrays(group, scaled([numpy.asarray(value) for value in values], prescale_factor), op)
+        reduced = arrays.reduce_arrays(group, _scaled([numpy.asarray(value) for value in values], prescale_factor), op)
         reduced = [_as_given(array) for array in reduced]
-    return scaled(reduced, postscale_factor)
+    return _scaled(reduced, postscale_factor)
+
+
+def _scaled(given: Sequence[Any], factor: float) -> list[Any]:
+    """Arrays or tensors multiplied with a factor. UsageError for whole numbers that would not be whole any more."""
+    if factor == 1.0:
+        return list(given)
+    kinds = [numpy.dtype(_dtype_of(one)) for one in given]
+    for kind in kinds:
+        if kind.kind in "iu" and not (
+            factor == int(factor) and numpy.iinfo(kind).min <= factor <= numpy.iinfo(kind).max
+        ):
+            raise UsageError(f"a factor of {factor} for {kind} values: cast them to floating point first")
+    return [one * numpy.asarray(factor, kind) for one, kind in zip(given, kinds, strict=True)]
 
 
 @arrays.unconverted
@@ -204,10 +214,25 @@ def _as_given(array: Array) -> Any:
 
 
 def _as_json(value: Any) -> bytes:
+    _check_keys(value)
     try:
         return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise UsageError(f"only what JSON can hold travels as an object ({error}); arrays: hpcdl.broadcast") from error
+
+
+def _check_keys(value: Any) -> None:
+    """UsageError where a dict would come with other keys than it has: JSON makes texts of numbers."""
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise UsageError(
+                f"a dict with the key {odd[0]!r} cannot travel as an object: its keys would come as texts; send "
+                "list(value.items()), and make a dict of what comes"
+            )
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            _check_keys(one)
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

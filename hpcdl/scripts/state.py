@@ -18,6 +18,7 @@ from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.status import FOLDER
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
 from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.records.kept_values import given_back, kept
 from hpcdl.core.storage.disk import make_folder
 from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
@@ -60,6 +61,7 @@ class State:
         self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._names = list({"epoch": 0, **values})
         vars(self).update(values)
+        self._kept_values()
         limits = here.run.config.checkpoint if here.run is not None else None
         self._keep = limits.keep_checkpoints if limits else 3
         self._interval = _interval_of(here.run)
@@ -153,7 +155,7 @@ class State:
             if self._run is not None:
                 self._run.unfinished.append(self._finish_saving)
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
-        values = {name: _plain(getattr(self, name)) for name in self._names}
+        values = self._kept_values()
         facts = {
             "ranks": self._communicator.size,
             "values": values,
@@ -179,6 +181,18 @@ class State:
             self._interval.patience_s,
         )
         self._note_cost(time.monotonic() - began)
+
+    def _kept_values(self) -> dict[str, Any]:
+        """The script's own values as a checkpoint holds them; UsageError for what it cannot hold."""
+        found = {}
+        for name in self._names:
+            try:
+                found[name] = kept(_plain(getattr(self, name)))
+            except TypeError as error:
+                raise UsageError(
+                    f"hpcdl.State cannot keep {name} ({error}): it holds numbers, texts, arrays, and lists and dicts"
+                ) from error
+        return found
 
     def _finish_saving(self) -> None:
         """Return when what was begun is durable, or has left a warning."""
@@ -247,7 +261,8 @@ class State:
             return
         self.step = step
         self._communicator.monitor.script_steps.reached(step)
-        vars(self).update({name: value for name, value in facts["values"].items() if name in self._names})
+        values = given_back(facts["values"])
+        vars(self).update({name: value for name, value in values.items() if name in self._names})
         own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
         self._pending = shared, own, facts
         if self._run is not None:
@@ -313,6 +328,11 @@ def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a script as JSON has it: arrays' and tensors' numbers become Python's."""
+    """A value of a script with Python's numbers in place of arrays' and tensors'."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        found = [_plain(one) for one in value]
+        return tuple(found) if isinstance(value, tuple) else found
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.tolist() if hasattr(value, "tolist") else value

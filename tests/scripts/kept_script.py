@@ -16,7 +16,9 @@ keras.utils.set_random_seed(hpcdl.rank())
 x = numpy.random.default_rng(0).normal(size=(64, 6)).astype("float32")[hpcdl.rank() :: hpcdl.size()]
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
 model.compile(optimizer=hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.001 * hpcdl.size())), loss="mse")
-state = hpcdl.State(model, folder="elsewhere" if "terminate" in sys.argv else None)
+kept = {"best": float("inf"), "names": {0: "cat"}}  # neither is JSON's
+state = hpcdl.State(model, folder="elsewhere" if "terminate" in sys.argv else None, **kept)
+assert {name: getattr(state, name) for name in kept} == kept
 print("begins at epoch", state.epoch, flush=True)
 
 

@@ -15,6 +15,7 @@ import numpy
 
 from hpcdl.collectives.pieces import gather_pieces
 from hpcdl.core.errors import UsageError
+from hpcdl.core.records.kept_values import given_back, kept
 from hpcdl.scripts.collectives import arrays
 from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
 from hpcdl.scripts.process.undistributed import note_exchange
@@ -177,7 +178,7 @@ def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSe
     (length,) = arrays.broadcast_arrays(group, [numpy.array([text.size])], root_rank)
     padded = text.copy() if group.rank == root_rank else numpy.zeros(int(length[0]), numpy.uint8)
     (sent,) = arrays.broadcast_arrays(group, [padded], root_rank)
-    answer: Value = json.loads(sent.tobytes())
+    answer: Value = given_back(json.loads(sent.tobytes()))
     return answer
 
 
@@ -186,7 +187,7 @@ def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> 
     group = group_of(process_set)
     group.agree("hpcdl.allgather_object")
     texts = gather_pieces(group.messages, [numpy.frombuffer(_as_json(value), numpy.uint8)])[0]
-    return [json.loads(text.tobytes()) for text in texts]
+    return [given_back(json.loads(text.tobytes())) for text in texts]
 
 
 @arrays.unconverted
@@ -214,25 +215,10 @@ def _as_given(array: Array) -> Any:
 
 
 def _as_json(value: Any) -> bytes:
-    _check_keys(value)
     try:
-        return json.dumps(value).encode()
+        return json.dumps(kept(value)).encode()
     except (TypeError, ValueError) as error:
         raise UsageError(f"only what JSON can hold travels as an object ({error}); arrays: hpcdl.broadcast") from error
-
-
-def _check_keys(value: Any) -> None:
-    """UsageError where a dict would come with other keys than it has: JSON makes texts of numbers."""
-    if isinstance(value, dict):
-        if odd := [key for key in value if not isinstance(key, str)]:
-            raise UsageError(
-                f"a dict with the key {odd[0]!r} cannot travel as an object: its keys would come as texts; send "
-                "list(value.items()), and make a dict of what comes"
-            )
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for one in value:
-            _check_keys(one)
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

@@ -316,7 +316,7 @@ class GradientExchange:
         first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
         alone = self.group.size == 1  # nobody who could take another order
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
-            total, begun = self._begin(details, names, weight)
+            total, begun = self._begin(details, names, weight, first)
         before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
             dense = {index: one for index, one in enumerate(given) if isinstance(one, tf.Tensor)}
@@ -336,8 +336,11 @@ class GradientExchange:
     def _is_dense(self, gradient: Any) -> bool:
         return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
 
-    def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any) -> tuple[Any, Any]:
-        """All ranks' number of samples, once they have agreed on the step's gradients; and what to wait for."""
+    def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any, first: Any) -> tuple[Any, Any]:
+        """All ranks' number of samples, once they have agreed on the step's gradients; and what to wait for.
+
+        `first`: the gradient that comes first, which is looked at where variables are compared.
+        """
         if self.group.size == 1:
             return weight, weight
 
@@ -355,7 +358,7 @@ class GradientExchange:
             return total, total
         with tf.control_dependencies([total]):
             # Inside a graph only reads keep their place before the writes of this step.
-            return total, tf.cond(due, self._compare, lambda: tf.constant(True))
+            return total, tf.cond(due, lambda: self._compare(first), lambda: tf.constant(True))
 
     def _count(self) -> None:
         self._num_exchanges += 1
@@ -364,18 +367,28 @@ class GradientExchange:
     def _is_due(self) -> bool:
         return compares_after(self._num_exchanges - 1, self.group)
 
-    def _compare(self) -> Any:
+    def _compare(self, first: Any) -> Any:
         variables = [] if self._compared is None else list(self._compared())
         names = [f"{index}: {name_of(variable)}" for index, variable in enumerate(variables)]
 
-        def compare(*values: Array) -> bool:
+        def compare(gradient: Array, *values: Array) -> bool:
             done = self._num_exchanges - 1
+            if done == 1:
+                self._look_for_same_samples(gradient)
             check_same_weights(
                 dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
             )
             return True
 
-        return tf.ensure_shape(call_python(compare, [held(one).read_value() for one in variables], tf.bool), [])
+        return tf.ensure_shape(
+            call_python(compare, [first, *(held(one).read_value() for one in variables)], tf.bool), []
+        )
+
+    def _look_for_same_samples(self, gradient: Array) -> None:
+        """One warning where all ranks have computed the same: each takes every step that one rank alone would."""
+        digests = self.group.messages.allgather_json(digest_of(gradient) if gradient.any() else None)
+        if len(set(digests)) == 1 and digests[0] is not None:
+            self.group.keep("said that ranks have the same samples", note_same_samples)
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
         """What gradients are multiplied with before and after the sum; None for one."""
@@ -432,6 +445,20 @@ class GradientExchange:
 def _in_python(text: str) -> str:
     """A warning that names a setting as scripts do."""
     return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
+
+
+def note_same_samples() -> bool:
+    """The warning, in words and in the run's record."""
+    here = session()
+    text = (
+        "all ranks computed the same gradient, as if each had the same samples: give them different ones, with "
+        "hpcdl.dataset or x[hpcdl.rank() :: hpcdl.size()]"
+    )
+    if here.communicator.rank == 0:
+        sys.stderr.write(f"hpcdl: warning: {text}\n")
+    if here.run is not None:
+        here.run.warnings.append(text)
+    return True
 
 
 def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:

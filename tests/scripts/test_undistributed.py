@@ -93,3 +93,43 @@ def test_what_is_not_distributed_has_its_warning_once(held: Finished, case: str)
 
 def test_weights_that_are_to_be_a_rank_s_own_have_no_warning(held: Finished) -> None:
     assert "with Ftrl" not in held.err and "with Adamax on 2 ranks moves" in held.err
+
+
+SAME = """
+import sys
+import hpcdl
+from hpcdl.supervision import runtime
+hpcdl.init()
+runtime.import_tensorflow()
+import keras
+import numpy
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+x = numpy.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+mine = slice(None) if "same" in sys.argv else slice(hpcdl.rank(), None, hpcdl.size())
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+if "fit" in sys.argv:
+    model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+    model.fit(x[mine], x[mine].sum(1), batch_size=4, epochs=2, verbose=0)
+else:
+    optimizer = keras.optimizers.SGD(0.1)
+    for _ in range(3):
+        with hpcdl.DistributedGradientTape() as tape:
+            loss = tf.reduce_mean(model(x[mine]) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+"""
+
+
+@pytest.mark.parametrize("data", ["same", "own"])
+@pytest.mark.parametrize("kind", ["fit", "loop"])
+def test_ranks_that_train_on_the_same_samples_are_told(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, data: str
+) -> None:
+    (tmp_path / "script.py").write_text(SAME)
+    ended = session_hpcdl(["run", "--ranks", "3", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, data])
+    assert ended.code == 0, ended.err
+    text = "all ranks computed the same gradient"
+    assert ended.err.count(f"hpcdl: warning: {text}") == (data == "same")
+    assert [text in one for one in record_of(tmp_path / "run")["warnings"]].count(True) == (data == "same")

@@ -57,7 +57,9 @@ class Script:
 
 
 def check_script(path: Path) -> None:
-    """UsageError where `path` is not a file with Python in it."""
+    """UsageError where `path` is not a file with Python in it, which every rank can open."""
+    if path.is_relative_to("/dev") or path.is_relative_to("/proc"):
+        raise UsageError(f"{path} is this process's own, which ranks cannot read; put the script into a file")
     if not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; name a file with a Python script")
     try:

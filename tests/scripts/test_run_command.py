@@ -285,6 +285,17 @@ def under_mpiexec(hpcdl: CommandLine, folder: Path, words: Sequence[str | Path])
     )  # fmt: skip
 
 
+def test_a_script_from_stdin_is_refused_since_ranks_have_none(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print(1)")
+    with (tmp_path / "script.py").open() as given:
+        finished = subprocess.run(
+            [sys.executable, "-m", "hpcdl", "run", "--ranks", "2", "/dev/stdin"], cwd=tmp_path, stdin=given,
+            capture_output=True, text=True, timeout=60, env=session_hpcdl.environment,
+        )  # fmt: skip
+    assert finished.returncode == 2 and "put the script into a file" in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
 @pytest.mark.mpi
 def test_a_launcher_of_its_own_starts_it_too(session_hpcdl: CommandLine, folder: Path, tmp_path: Path) -> None:
     words = ["-m", "hpcdl", "run", "--run-dir", tmp_path / "run", folder / "script.py", "plain"]

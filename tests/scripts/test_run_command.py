@@ -70,6 +70,7 @@ if __name__ == "__main__":
 
 FORKS = """
 import multiprocessing, os, sys, time
+say = lambda text: os.write(1, f"{text}\\n".encode())  # one write: lines of two processes stay whole
 import hpcdl
 hpcdl.init()
 if "state" in sys.argv:
@@ -97,17 +98,17 @@ loader.join(10)
 queue = forked.Queue()
 other = forked.Process(target=exchanges, args=(queue,))
 other.start()
-print(f"loader {loader.exitcode}, {queue.get(timeout=20).split(',')[0]}", flush=True)
+say(f"loader {loader.exitcode}, {queue.get(timeout=20).split(',')[0]}")
 if loader.exitcode is None:
     loader.kill()
 other.join()
-print(f"codes {ended(sys.exit)} {ended(lambda: sys.exit(3))} {ended(fails)}", flush=True)
+say(f"codes {ended(sys.exit)} {ended(lambda: sys.exit(3))} {ended(fails)}")
 hpcdl.barrier()
 if hpcdl.rank() == 0 and not os.fork():
-    print("a fork at its end", flush=True)
+    say("a fork at its end")
 else:
     hpcdl.barrier()
-    print(f"rank {hpcdl.rank()} at its end", flush=True)
+    say(f"rank {hpcdl.rank()} at its end")
 """
 
 

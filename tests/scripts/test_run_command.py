@@ -104,9 +104,12 @@ if loader.exitcode is None:
 other.join()
 say(f"codes {ended(sys.exit)} {ended(lambda: sys.exit(3))} {ended(fails)}")
 hpcdl.barrier()
-if hpcdl.rank() == 0 and not os.fork():
+child = os.fork() if hpcdl.rank() == 0 else None
+if child == 0:
     say("a fork at its end")
 else:
+    if child:
+        os.waitpid(child, 0)
     hpcdl.barrier()
     say(f"rank {hpcdl.rank()} at its end")
 """

@@ -505,7 +505,8 @@ class ArrayFile:
                     f"{self._path}: {name} holds lists of any length in the shape {data.shape}; one list a sample is "
                     "needed: save each column as an array of its own"
                 )
-            samples = [np.asarray(value, kind) for value in data[()].reshape(-1)]
+            # h5py leaves the bytes in the file's order, and says that they are in the machine's
+            samples = [np.asarray(value).view(kind) for value in data[()].reshape(-1)]
             return np.concatenate(samples), np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
 
     def decoded(self, name: str, copy: Path) -> tuple[np.dtype[Any], str] | None:
@@ -532,11 +533,27 @@ class ArrayFile:
                 return None
             return packing.dtype, packing.remark(missing)
 
-    def packed(self, name: str) -> bool:
-        """Whether the values of an array differ from what is stored, by netCDF's conventions."""
+    def packed(self, name: str) -> str:
+        """Why the values of an array are not what is stored, by netCDF's conventions; empty where they are.
+
+        They are not, too, where stored numbers stand for no value.
+        """
         with self._reading():
-            packing = _Packing.of(self._array(name))
-        return packing is not None and packing.scales
+            data = self._array(name)
+            packing = _Packing.of(data) if data.dtype.kind in "fiu" else None
+            if packing is None:
+                return ""
+            if packing.scales:
+                return "is packed (scale_factor, add_offset or _Unsigned)"
+            missing = sum(packing.absent_in(chunk) for chunk in self._chunks(data))
+        return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
+
+    def called(self, name: str) -> dict[int, str]:
+        """The names that an enumeration gives to the numbers of an array; empty for plain numbers."""
+        with self._reading():
+            data, part = self._found(name)
+            names = h5py.check_enum_dtype(data.dtype[part] if part else data.dtype)
+        return {int(number): word for word, number in (names or {}).items()}
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
@@ -718,7 +735,7 @@ class _Packing:
         """What an array's attributes say; None where they say nothing."""
         scale, offset = (_number(data.attrs.get(name)) for name in ("scale_factor", "add_offset"))
         unsigned = data.dtype.kind == "i" and str(_text(data.attrs.get("_Unsigned"))).lower() == "true"
-        stored = np.dtype(f"u{data.dtype.itemsize}") if unsigned else data.dtype
+        stored = np.dtype(data.dtype.str.replace("i", "u")) if unsigned else data.dtype
         absent = [
             np.ravel(np.asarray(data.attrs[name])).astype(data.dtype).view(stored)
             for name in ("_FillValue", "missing_value")
@@ -745,15 +762,26 @@ class _Packing:
         """Whether values differ from what is stored even where none is absent."""
         return self.scale is not None or self.offset is not None or self.unsigned
 
-    def decoded(self, stored: Array) -> tuple[Array, int]:
-        """The values, and how many are absent."""
+    def absent_in(self, stored: Array) -> int:
+        """How many of stored numbers stand for no value."""
+        return int(self._nothing(self._raw(stored)).sum())
+
+    def _raw(self, stored: Array) -> Array:
         raw = np.ascontiguousarray(stored)
-        raw = raw.view(f"u{raw.dtype.itemsize}") if self.unsigned else raw
-        nothing = np.isin(raw, self.absent)
+        return raw.view(raw.dtype.str.replace("i", "u")) if self.unsigned else raw  # with the file's order of bytes
+
+    def _nothing(self, raw: Array) -> Array:
+        nothing: Array = np.isin(raw, self.absent)
         if self.least is not None:
             nothing |= raw < self.least
         if self.most is not None:
             nothing |= raw > self.most
+        return nothing
+
+    def decoded(self, stored: Array) -> tuple[Array, int]:
+        """The values, and how many are absent."""
+        raw = self._raw(stored)
+        nothing = self._nothing(raw)
         values = raw.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
         values[nothing] = np.nan
         return values.astype(self.dtype), int(nothing.sum())

@@ -13,7 +13,16 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import ArrayFile
-from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.arrays import (
+    TARGET_NAMES,
+    ArrayGroup,
+    FieldSource,
+    FoundArray,
+    PlacedArray,
+    enumeration_remark,
+    one_enumeration,
+    shape_text,
+)
 from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
@@ -69,6 +78,7 @@ class Hdf5Source(FieldSource):
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()
+        called: list[dict[int, str]] = []
         for split, path in self._by_split(paths):
             file = self._file(str(path))
             image_name, label_name = self._names(path, file)
@@ -76,10 +86,11 @@ class Hdf5Source(FieldSource):
             where = f"{path}: {image_name}"
             if len(shape) < 3 or not shape[0]:
                 raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
-            if file.packed(image_name):
+            odd = next(((own, why) for own in (image_name, label_name) if (why := file.packed(own))), None)
+            if odd is not None:
                 raise SourceError(
-                    f"{where} is packed (scale_factor, add_offset or _Unsigned), which images are not; take its values "
-                    f"as a field: --input {image_name}=NAME --target {label_name}=NAME"
+                    f"{path}: {odd[0]} {odd[1]}, and images with classes are taken as they are stored; take the values "
+                    f"as fields: --input {image_name}=NAME --target {label_name}=NAME"
                 )
             found = file.whole(label_name)
             labels = checked_labels(found, shape[0], f"{path}: {label_name}")
@@ -93,10 +104,14 @@ class Hdf5Source(FieldSource):
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
+            called.append(file.called(label_name))
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
         facts = listed.facts(self._location)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        words = one_enumeration(called, str(self._location))
+        names = [words.get(int(name), name) for name in facts.class_names]
+        told = facts.remarks if not words else [enumeration_remark("labels", names)]
+        return dataclasses.replace(facts, class_names=names, remarks=[*told, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """One image."""
@@ -133,7 +148,9 @@ class Hdf5Source(FieldSource):
                 return False
             shape, dtype = file.kind(images)
             found = file.whole(labels)
-            if not is_image(images, shape, dtype) or file.packed(images) or self._spec.target_kind == "regression":
+            if not is_image(images, shape, dtype) or self._spec.target_kind == "regression":
+                return False
+            if file.packed(images) or file.packed(labels):
                 return False
             if not self._spec.target_kind and not name_classes(found, shape[0]):
                 return False
@@ -177,13 +194,13 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
-        turned = [turned_remark(name)] if file.turns(name) else []
+        turned, called = [turned_remark(name)] if file.turns(name) else [], file.called(name)
         decoded = file.decoded(name, copy)
         if decoded is not None:
             remarks = "; ".join([f"{name}: {decoded[1]}", *turned])
-            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], remarks=remarks)
+            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], called=called, remarks=remarks)
         where, offset = file.place(name, copy)
-        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, remarks="".join(turned))
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="".join(turned))
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

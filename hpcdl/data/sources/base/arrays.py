@@ -51,7 +51,8 @@ class PlacedArray:
     """An array in a file: the first byte of its values, and what they are.
 
     With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
-    `remarks` is what was made of them, for the user to read.
+    `called` are the names that an enumeration gives to its numbers. `remarks` is what was made of them, for the user to
+    read.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class PlacedArray:
     text: bool = False
     remarks: str = ""
 
+    called: Mapping[int, str] = field(default_factory=dict)
     @property
     def num_samples(self) -> int:
         """Samples in the array."""
@@ -452,7 +454,9 @@ class FieldSource:
             names, lines = [str(value) for value in found.tolist()], ["-"]
         else:
             names, lines = numbered(found)
-            remarks += [f"{name}: {line}" for line in lines]
+            words = one_enumeration([array.called for array in arrays], where)
+            names = [words.get(int(number), number) for number in names]
+            remarks += [enumeration_remark(name, names)] if words else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         return made, [
             self.written((np.searchsorted(found, own) if lines else own).astype(np.int64) for own in _flat([array]))
@@ -495,6 +499,34 @@ def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
         scaled = " unless --normalise scales them first" if item.role == "input" else ""
         return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
     if item.role != "input":
+def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[int, str]:
+    """The names of numbers that all parts agree on; SourceError where two call one number by two names, or reversed."""
+    names: dict[int, str] = {}
+    for part in called:
+        for number, word in part.items():
+            old = next((own for own in names.items() if (own[0] == number) != (own[1] == word)), None)
+            if old is not None:
+                raise SourceError(
+                    f"{where}: enumerations differ: {old[0]} is {shown(old[1])} in one file, {number} is {shown(word)} "
+                    "in another; write them alike"
+                )
+            names[number] = word
+    return names
+
+
+def enumeration_remark(name: str, names: Sequence[str]) -> str:
+    """That classes have the names of an enumeration, for the user to read."""
+    return f"{name}: classes by the names of the file's enumeration: {some(names)}"
+
+
+def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
+    """The place of each value in `known`, which is sorted; of values that were floats `_ABSENT` stays."""
+    numbers = np.searchsorted(known, values).astype(np.int64)
+    if floats:
+        numbers[values == _ABSENT] = _ABSENT
+    return numbers
+
+
         return ""
     if item.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"

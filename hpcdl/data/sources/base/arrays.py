@@ -42,6 +42,8 @@ _ROWS_BYTES = 16 << 20
 _STRINGS = 1 << 14
 EXACT = 1 << 24
 """Up to here float32 holds every whole number."""
+_ABSENT = np.iinfo(np.int64).min
+"""In place of a label where there is none."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers that it moves by more than their range through this."""
 
@@ -61,9 +63,9 @@ class PlacedArray:
     dtype: np.dtype[Any]
     offsets: Path | None = None
     text: bool = False
+    called: Mapping[int, str] = field(default_factory=dict)
     remarks: str = ""
 
-    called: Mapping[int, str] = field(default_factory=dict)
     @property
     def num_samples(self) -> int:
         """Samples in the array."""
@@ -428,11 +430,14 @@ class FieldSource:
         one = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
         if not one or (wish == "regression" and not first.text):
             return None
-        if not first.text and first.dtype.kind == "f" and not all(_whole(own) for own in _flat(arrays)):
+        floats = not first.text and first.dtype.kind == "f"
+        if floats and not all(map(_whole, _values(arrays, finite=self._spec.nan == "skip"))):
             if wish == "class":
-                raise SourceError(f"{where}: values that are not whole name no classes; give --target-kind regression")
+                raise SourceError(f"{where}: {self._no_class(arrays)}")
             return None
         found, over = _different(arrays)
+        if not len(found):
+            raise SourceError(f"{where}: no sample has a value; there is nothing to shard")
         count = sum(array.num_samples for array in arrays)
         if not wish and not plausible(len(found), count):
             what = "strings" if first.text else "whole numbers"
@@ -441,7 +446,7 @@ class FieldSource:
                 f"{where} holds {over}{len(found)} different {what} in {count} samples: are these classes? Give "
                 f"{remedy}"
             )
-        if not wish and first.dtype.kind == "f":
+        if not wish and floats:
             raise SourceError(
                 f"{where} is {first.dtype.name}, but holds whole numbers only ({found[0]} to {found[-1]}): classes or "
                 "quantities? Give --target-kind class or --target-kind regression"
@@ -458,10 +463,16 @@ class FieldSource:
             names = [words.get(int(number), number) for number in names]
             remarks += [enumeration_remark(name, names)] if words else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
+        known = found if lines else np.arange(len(names))
         return made, [
-            self.written((np.searchsorted(found, own) if lines else own).astype(np.int64) for own in _flat([array]))
-            for array in arrays
+            self.written(_numbers_in(known, own, floats=floats) for own in _flat([array])) for array in arrays
         ]
+
+    def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
+        """Why values of a target that is to be classes are none, and what to type."""
+        if all(map(_whole, _values(arrays, finite=True))):
+            return "missing values (NaN or infinity) name no class; --nan skip leaves such samples out"
+        return "values that are not whole name no classes; give --target-kind regression"
 
     def _finite(
         self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], remarks: list[str]
@@ -471,6 +482,8 @@ class FieldSource:
             return None
         bad = np.zeros(column[0].num_samples, np.bool_)
         for item, array in zip(fields, column, strict=True):
+            if item.kind == "class":
+                bad |= np.concatenate([chunk == _ABSENT for chunk in array.chunks()])
             if array.dtype.kind != "f":
                 continue
             lines = self.not_finite(item, array)
@@ -486,19 +499,6 @@ class FieldSource:
         return np.flatnonzero(~bad)
 
 
-def _whole(values: Array) -> bool:
-    return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
-
-
-def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
-    """What training makes of a field's numbers, where that is not the numbers as they are."""
-    if item.kind != "numbers":
-        return ""
-    if item.dtype == "float64":
-        coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
-        scaled = " unless --normalise scales them first" if item.role == "input" else ""
-        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
-    if item.role != "input":
 def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[int, str]:
     """The names of numbers that all parts agree on; SourceError where two call one number by two names, or reversed."""
     names: dict[int, str] = {}
@@ -527,6 +527,19 @@ def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
     return numbers
 
 
+def _whole(values: Array) -> bool:
+    return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
+
+
+def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """What training makes of a field's numbers, where that is not the numbers as they are."""
+    if item.kind != "numbers":
+        return ""
+    if item.dtype == "float64":
+        coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
+        scaled = " unless --normalise scales them first" if item.role == "input" else ""
+        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
+    if item.role != "input":
         return ""
     if item.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
@@ -567,15 +580,29 @@ def rounded_away(chunks: Iterable[Array]) -> str:
     return f"numbers from {low[at]:.12g} to {high[at]:.12g}, which float32 rounds by up to {error[at]:.3g}"
 
 
+def _values(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[Array]:
+    """The values of arrays of one value a sample, some at a time; `finite` leaves NaN and infinity out."""
+    for array in arrays:
+        for chunk in array.chunks():
+            own = chunk.reshape(-1)
+            yield own[np.isfinite(own)] if finite else own
+
+
 def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
-    """The values of arrays of one value a sample, some at a time: whole numbers as int64, text as strings."""
+    """The labels of arrays of one value a sample, some at a time: whole numbers as int64, text as strings.
+
+    `_ABSENT` stands for NaN and infinity.
+    """
     for array in arrays:
         if array.text:
             yield from array.string_chunks()
             continue
-        for chunk in array.chunks():
-            own = chunk.reshape(-1)
-            yield own.astype(np.int64) if own.dtype.kind == "f" and _whole(own) else own
+        for own in _values([array]):
+            if own.dtype.kind == "f":
+                there = np.isfinite(own)
+                yield np.where(there, np.where(there, own, 0).astype(np.int64), _ABSENT)
+            else:
+                yield own
 
 
 def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
@@ -583,6 +610,8 @@ def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
     found: Array = np.empty(0, object if arrays[0].text else np.int64)
     for own in _flat(arrays):
         new = np.unique(own)
+        if arrays[0].dtype.kind == "f":
+            new = new[new != _ABSENT]
         found = np.union1d(found, new) if len(found) else new
         if len(found) > MOST_CLASSES:
             return found, "over "

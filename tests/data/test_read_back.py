@@ -1,0 +1,109 @@
+"""Files as instruments and other tools write them: every value and label comes back, or is asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.core.errors import SourceError
+from tests.data.sharding import make
+from tests.data.test_formats import values
+
+X = np.arange(60, dtype=np.float32).reshape(12, 5)
+Y = np.arange(12, dtype=np.int32) % 3
+
+
+def hdf5(path: Path, **arrays: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_unsigned_numbers_of_netcdf_in_both_orders_of_bytes(order: str, tmp_path: Path) -> None:
+    raw = (np.arange(60, dtype=np.uint16) * 1000).reshape(12, 5)
+    source = hdf5(tmp_path / "a.nc", x=raw.view(np.int16).astype(f"{order}i2"), y=Y)
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs.update(_Unsigned="true", scale_factor=0.5, _FillValue=np.array(-1, f"{order}i2"))
+    manifest = make(source, tmp_path / "out")
+    assert sorted(values(tmp_path / "out", manifest, "x")) == (raw * 0.5).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["<i4", ">i4", ">f8", "bool"])
+def test_lists_of_any_length_in_both_orders_of_bytes(dtype: str, tmp_path: Path) -> None:
+    wanted = [np.arange(number).astype(dtype) for number in range(12)]
+    source = hdf5(tmp_path / "a.h5", y=Y)
+    with h5py.File(source, "r+") as file:
+        lists = file.create_dataset("x", (12,), h5py.vlen_dtype(np.dtype(dtype)))
+        for number, own in enumerate(wanted[1:], 1):
+            lists[number] = own
+    manifest = make(source, tmp_path / "out")
+    assert sorted(values(tmp_path / "out", manifest, "x"), key=len) == [own.tolist() for own in wanted]
+
+
+@pytest.mark.parametrize("name", ["images", "labels"])
+def test_images_and_classes_that_stand_for_none_are_asked_about(name: str, tmp_path: Path) -> None:
+    images = np.arange(12 * 64, dtype=np.uint16).reshape(12, 8, 8).astype(np.uint8)
+    source = hdf5(tmp_path / "a.h5", images=images, labels=Y)
+    with h5py.File(source, "r+") as file:
+        file[name].attrs["_FillValue"] = file[name].dtype.type(2)
+    with pytest.raises(SourceError, match=rf"{name} of sample \d+ is not finite"):
+        make(source, tmp_path / "out")
+    with pytest.raises(SourceError, match=rf"{name} has \d+ values that stand for none .*--input images=NAME"):
+        make(source, tmp_path / "named", image_field="images", label_field="labels")
+    with h5py.File(source, "r+") as file:
+        file[name].attrs["_FillValue"] = file[name].dtype.type(99 if name == "labels" else 2)
+        file["images"][...] = 3
+    assert make(source, tmp_path / "whole").class_names == ("0", "1", "2")
+
+
+COLOURS = {"red": 2, "green": 5, "blue": 9}
+
+
+@pytest.mark.parametrize("kind", ["fields", "images", "records"])
+def test_classes_have_the_names_of_their_enumeration(kind: str, tmp_path: Path) -> None:
+    numbers = np.array([2, 5, 9], np.int8)[Y]
+    dtype = h5py.enum_dtype(COLOURS, np.int8)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        if kind == "records":
+            table = np.zeros(12, [("x", np.float32, (5,)), ("y", dtype)])
+            table["x"], table["y"] = X, numbers
+            file["t"] = table
+        else:
+            file["images" if kind == "images" else "x"] = np.ones((12, 8, 8), np.uint8) if kind == "images" else X
+            file.create_dataset("y", data=numbers, dtype=dtype)
+    wishes = {"input": "t/x", "target": "t/y"} if kind == "records" else {}
+    manifest = make(tmp_path / "a.h5", tmp_path / "out", **wishes)
+    names = manifest.class_names if kind == "images" else manifest.fields[-1].class_names
+    assert list(names) == ["red", "green", "blue"]
+    if kind != "images":
+        inputs, classes = (values(tmp_path / "out", manifest, name) for name in ("x", "y"))
+        found = dict(zip(map(tuple, inputs), classes, strict=True))
+        assert found == {tuple(x): ["red", "green", "blue"][y] for x, y in zip(X.tolist(), Y.tolist(), strict=True)}
+
+
+def test_enumerations_that_differ_between_files_are_refused(tmp_path: Path) -> None:
+    for name, known in (("a", {"no": 0, "yes": 1}), ("b", {"yes": 0, "no": 1})):
+        hdf5(tmp_path / f"{name}.h5", x=X)
+        with h5py.File(tmp_path / f"{name}.h5", "r+") as file:
+            file.create_dataset("y", data=Y % 2, dtype=h5py.enum_dtype(known, np.int8))
+    with pytest.raises(SourceError, match=r"enumerations differ: .* write them alike"):
+        make(tmp_path, tmp_path / "out", sample_is="row")
+
+
+def test_samples_without_a_class_are_left_out_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    labels = Y.astype(np.float32)
+    labels[3] = np.nan
+    np.savez(tmp_path / "a.npz", x=X, y=labels)
+    with pytest.raises(SourceError, match=r"whole numbers only .* Give --target-kind class or"):
+        make(tmp_path / "a.npz", tmp_path / "asked", nan="skip")
+    with pytest.raises(SourceError, match=r"y: missing values .* name no class; --nan skip"):
+        make(tmp_path / "a.npz", tmp_path / "stop", target_kind="class")
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", nan="skip", target_kind="class")
+    found = zip(values(tmp_path / "out", manifest, "x"), values(tmp_path / "out", manifest, "y"), strict=True)
+    assert sorted(found) == [(X[row].tolist(), str(Y[row])) for row in range(12) if row != 3]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import SourceError
-from tests.data.sharding import make
+from hpcdl.data.format.manifest import Manifest
+from tests.data.sharding import image_folder, make
 from tests.data.test_formats import values
 
 X = np.arange(60, dtype=np.float32).reshape(12, 5)
@@ -107,3 +108,42 @@ def test_samples_without_a_class_are_left_out_and_the_others_keep_theirs(tmp_pat
     manifest = make(tmp_path / "a.npz", tmp_path / "out", nan="skip", target_kind="class")
     found = zip(values(tmp_path / "out", manifest, "x"), values(tmp_path / "out", manifest, "y"), strict=True)
     assert sorted(found) == [(X[row].tolist(), str(Y[row])) for row in range(12) if row != 3]
+
+
+def coded(folder: Path, kind: str, codes: list[str]) -> Path:
+    """Samples with these labels in a table, a list of images or lines of text."""
+    folder.mkdir()
+    if kind == "text":
+        (folder / "t.txt").write_text("".join(f"line {number}\n" for number in range(len(codes))))
+        (folder / "labels.txt").write_text("".join(f"{code}\n" for code in codes))
+        return folder / "t.txt"
+    if kind == "list":
+        image_folder(folder, {"c": len(codes)})
+        names = [path.relative_to(folder) for path in sorted(folder.glob("c/*"))]
+        rows = ["file,label", *(f"{name},{code}" for name, code in zip(names, codes, strict=True))]
+    else:
+        rows = ["x,y", *(f"{number}.5,{code}" for number, code in enumerate(codes))]
+    (folder / "t.csv").write_text("\n".join(rows))
+    return folder / "t.csv"
+
+
+def classes(folder: Path, manifest: Manifest) -> list[str]:
+    """The class of every sample, by name."""
+    if manifest.fields:
+        return values(folder, manifest, manifest.fields[-1].name)
+    with h5py.File(folder / manifest.splits["all"].shards[0].file) as file:
+        return [manifest.class_names[number] for number in file["labels"][:]]
+
+
+@pytest.mark.parametrize("kind", ["table", "list", "text"])
+def test_codes_keep_their_zeros_and_do_not_become_one_class(kind: str, tmp_path: Path) -> None:
+    codes = ["0412", "39", "412", "0412", "39", "412"]
+    source = coded(tmp_path / "s", kind, codes)
+    target = {"target": "y"} if kind == "table" else {}
+    with pytest.raises(SourceError, match=r"'0412' and '412' are one number.*--target-kind class to keep both"):
+        make(source, tmp_path / "asked", **target)
+    manifest = make(source, tmp_path / "both", target_kind="class", **target)
+    assert sorted(classes(tmp_path / "both", manifest)) == sorted(codes)
+    padded = ["00", "02", "01", "02", "10", "10"]
+    manifest = make(coded(tmp_path / "p", kind, padded), tmp_path / "padded", **target)
+    assert sorted(classes(tmp_path / "padded", manifest)) == sorted(padded)

@@ -15,6 +15,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base.flat import spellings
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
@@ -58,10 +59,14 @@ class TextSource(FieldSource):
                 own = found.setdefault(name, ([], []))
                 own[0].extend(texts)
                 own[1].extend(labels)
-        whole = all(_WHOLE.fullmatch(label.decode("latin-1")) for _, labels in found.values() for label in labels)
+        different = {label.decode("latin-1") for _, labels in found.values() for label in labels}
+        whole = all(map(_WHOLE.fullmatch, different))
+        written = spellings(different, self._spec.target_kind, str(self._location)) if whole else None
         parts = []
         for split, (texts, labels) in found.items():
-            place = functools.partial(self._numbers, labels) if whole else self._placing(labels, "label")
+            place = self._placing(labels, "label")
+            if written is not None:
+                place = functools.partial(self._numbers, labels, written)
             arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", place)}
             parts.append(ArrayGroup(split=split, arrays=arrays))
         facts = self.list_parts(parts, index)
@@ -89,8 +94,9 @@ class TextSource(FieldSource):
     def _placing(self, values: Sequence[bytes], name: str) -> Callable[[], PlacedArray]:
         return functools.partial(self.placed_text, values, name)
 
-    def _numbers(self, labels: Sequence[bytes]) -> PlacedArray:
-        return self.placed(np.array([int(label) for label in labels], np.int64))
+    def _numbers(self, labels: Sequence[bytes], written: Mapping[int, str]) -> PlacedArray:
+        placed = self.placed(np.array([int(label) for label in labels], np.int64))
+        return dataclasses.replace(placed, called=written)
 
     def _samples(self, split: str, root: Path) -> dict[str, _Samples]:
         """The samples of a file or folder by split: those of files called train* and test* too."""

@@ -19,7 +19,7 @@ from hpcdl.data.sources.base.arrays import (
     FieldSource,
     FoundArray,
     PlacedArray,
-    enumeration_remark,
+    names_remark,
     one_enumeration,
     shape_text,
 )
@@ -110,7 +110,7 @@ class Hdf5Source(FieldSource):
         facts = listed.facts(self._location)
         words = one_enumeration(called, str(self._location))
         names = [words.get(int(name), name) for name in facts.class_names]
-        told = facts.remarks if not words else [enumeration_remark("labels", names)]
+        told = facts.remarks if not words else [names_remark("labels", names)]
         return dataclasses.replace(facts, class_names=names, remarks=[*told, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:

@@ -53,8 +53,8 @@ class PlacedArray:
     """An array in a file: the first byte of its values, and what they are.
 
     With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
-    `called` are the names that an enumeration gives to its numbers. `remarks` is what was made of them, for the user to
-    read.
+    `called` are the names of numbers: those of an enumeration, or how codes are written. `remarks` is what was made of
+    them, for the user to read.
     """
 
     path: Path
@@ -461,7 +461,7 @@ class FieldSource:
             names, lines = numbered(found)
             words = one_enumeration([array.called for array in arrays], where)
             names = [words.get(int(number), number) for number in names]
-            remarks += [enumeration_remark(name, names)] if words else [f"{name}: {line}" for line in lines]
+            remarks += [names_remark(name, names)] if words else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         known = found if lines else np.arange(len(names))
         return made, [
@@ -514,9 +514,9 @@ def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[
     return names
 
 
-def enumeration_remark(name: str, names: Sequence[str]) -> str:
-    """That classes have the names of an enumeration, for the user to read."""
-    return f"{name}: classes by the names of the file's enumeration: {some(names)}"
+def names_remark(name: str, names: Sequence[str]) -> str:
+    """That classes have names of the source's own, for the user to read."""
+    return f"{name}: classes are called as in the source: {some(names)}"
 
 
 def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:

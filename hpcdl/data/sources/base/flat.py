@@ -30,6 +30,7 @@ from hpcdl.data.sources.base.splits import by_names, is_clutter, split_in
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _MAPPED_SHOWN = 5
+_PADDED = re.compile(r"-?0[0-9]+")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """More classes than a few, of fewer samples each than this, are asked about."""
@@ -273,6 +274,24 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
     more = ", ..." if len(found) > _MAPPED_SHOWN else ""
     remarks = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"
     return [str(value) for value in found.tolist()], [remarks]
+
+
+def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, str] | None:
+    """How whole numbers with zeros before them are written (codes such as 0412), by number.
+
+    None where two labels are one number, and each was said to be a class; SourceError where it was not said.
+    """
+    found: dict[int, str] = {}
+    for label in sorted(labels):
+        other = found.setdefault(int(label), label)
+        if other != label and "+" not in other + label:
+            if target_kind == "class":
+                return None
+            raise SourceError(
+                f"{where}: the labels {shown(other)} and {shown(label)} are one number, written in two ways: one class "
+                "or two? Write them alike, or give --target-kind class to keep both"
+            )
+    return {number: label for number, label in found.items() if _PADDED.fullmatch(label)}
 
 
 def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:

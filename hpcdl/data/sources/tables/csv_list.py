@@ -21,7 +21,7 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.flat import is_id, numbered, plausible
+from hpcdl.data.sources.base.flat import is_id, numbered, plausible, spellings
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
@@ -105,7 +105,7 @@ class CsvSource:
                 remarks=[*remarks, f"labels are quantities from {values.min():g} to {values.max():g}"],
             )
         remarks += self._remarks_on_repeats(columns)
-        names, numbers, lines = _classes(labels)
+        names, numbers, lines = _classes(labels, self._spec.target_kind, str(self._table))
         self._list(index, columns, [numbers[label] for label in labels])
         return SourceFacts(class_names=names, samples_are="files", remarks=[*remarks, *lines])
 
@@ -317,15 +317,17 @@ class CsvSource:
         return fields[columns.file].strip(), fields[columns.label].strip(), split
 
 
-def _classes(labels: Sequence[str]) -> tuple[Sequence[str], dict[str, int], list[str]]:
+def _classes(labels: Sequence[str], target_kind: str, where: str) -> tuple[Sequence[str], dict[str, int], list[str]]:
     """Names of classes, the number of each label, and what to tell: by their own numbers, or in the order of names."""
     different = sorted(set(labels))
-    if not all(_WHOLE.fullmatch(label) for label in different):
+    whole = all(_WHOLE.fullmatch(label) for label in different)
+    written = spellings(different, target_kind, where) if whole else None
+    if written is None:
         return different, {label: number for number, label in enumerate(different)}, []
     found = np.unique(np.array([int(label) for label in different], np.int64))
     names, remarks = numbered(found)
     numbers = {label: int(np.searchsorted(found, int(label))) if remarks else int(label) for label in different}
-    return names, numbers, remarks
+    return [written.get(int(name), name) for name in names], numbers, remarks
 
 
 def _add(index: IndexWriter, batch: _Batch) -> None:

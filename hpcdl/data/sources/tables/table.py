@@ -15,6 +15,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.flat import spellings
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
@@ -27,6 +28,7 @@ _VALUES = 1 << 18
 """So many are held at once, 60 bytes each or more."""
 _SPACE = re.compile(r"[^\S\n]")
 _NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
 _LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
@@ -74,6 +76,9 @@ class TableSource(ColumnSource):
         if odd is not None:
             raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
         columns.pop("split", None)
+        for name, column in columns.items():
+            if column.kind != "text" and column.code and self._names_classes(name):
+                column.written_as = self._spellings(name)
         tables = {
             split: {name: self._column(name, column, split) for name, column in columns.items()}
             for split in dict.fromkeys(self._splits.values())
@@ -85,10 +90,25 @@ class TableSource(ColumnSource):
         return self._work / f"gathered{self._num_files}"
 
     def _column(self, name: str, column: _Column, split: str) -> TableColumn:
-        if column.kind == "text" or not column.present:
+        if column.kind == "text" or not column.present or column.written_as is None:
             return TableColumn(shown="text", kind="text", place=lambda: self._text(name, split))
         placed = column.placed(split)
         return TableColumn(shown=column.kind, kind="number", place=lambda: placed, numbers=lambda: placed)
+
+    def _names_classes(self, name: str) -> bool:
+        """Whether the values of a column are classes, by what is known before they are looked at."""
+        targets = [own.rpartition("=")[0] or own for own in self._spec.targets]
+        called = name in targets or (not targets and name.lower() in TARGET_NAMES)
+        return called and self._spec.target_kind != "regression" and not left_out(name, self._spec.leave_out)
+
+    def _spellings(self, name: str) -> dict[int, str] | None:
+        """How a column of codes writes its numbers; None where they are to stay text."""
+        found: set[str] = set()
+        for split in dict.fromkeys(self._splits.values()):
+            for words in self._text(name, split).string_chunks():
+                found.update(word for word in words.tolist() if word.lower() not in _MISSING)
+        whole = {word for word in found if _WHOLE.fullmatch(word)}
+        return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == found else {}
 
     def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
         """SourceError for columns that are used, and whose values are numbers otherwise written, or codes."""
@@ -215,6 +235,8 @@ class _Column:
         """Of a column all of whose values are numbers, this one is not written as float() takes it."""
         self.code = ""
         """A whole number with zeros before it, or of more digits than numbers keep."""
+        self.written_as: dict[int, str] | None = {}
+        """How codes write their numbers, of a target; None where they are to stay text."""
         self.numbers = True
         """Of text: whether all of its values are numbers, however written."""
 
@@ -239,7 +261,8 @@ class _Column:
 
     def placed(self, split: str) -> PlacedArray:
         """The numbers of a split."""
-        return PlacedArray(path=self._paths[split], shape=(self._counts[split],), dtype=np.dtype(self.kind))
+        shape, called = (self._counts[split],), self.written_as or {}
+        return PlacedArray(path=self._paths[split], shape=shape, dtype=np.dtype(self.kind), called=called)
 
     def _numbers(self, values: Sequence[str], lines: str) -> Array | None:
         """Values as numbers of the column's type, which they may widen; None for text."""

@@ -105,6 +105,23 @@ def test_shards_of_a_copy_are_compared_with_the_first_source(kind: str, tmp_path
         make(changed, target, shards=8, resume=True)
 
 
+def every_pixel(folder: Path) -> list[int]:
+    return sorted(value for path in folder.rglob("*.h5") for value in first_pixels(path))
+
+
+@pytest.mark.parametrize("begun", ["train=0.75,val=0.25", "val=0.25,train=0.75"])
+def test_a_split_in_another_order_goes_on_as_it_was_begun(begun: str, tmp_path: Path) -> None:
+    source, target, other = forty(tmp_path / "s", "files", 1), tmp_path / "out", ",".join(begun.split(",")[::-1])
+    stopped_after(5, source, target, split=begun)
+    with pytest.raises(UsageError, match="begun with other options"):
+        make(source, target, shards=8, split="train=0.76,val=0.24", resume=True)
+    make(source, target, shards=8, split=other, resume=True)
+    assert every_pixel(target) == list(range(1, 41))
+    make(source, tmp_path / "at once", shards=8, split=begun)
+    assert contents(target) == contents(tmp_path / "at once")
+    assert report(source, target, shards=8, split=other, resume=True).written == 0
+
+
 def first_pixels(path: Path) -> list[int]:
     with h5py.File(path) as file:
         return file["images"][:, 0, 0, 0].tolist()

@@ -24,14 +24,14 @@ from hpcdl.data.write.shards import ShardResult
 class PartialManifest:
     """Appends to the partial manifest of one rank."""
 
-    def __init__(self, folder: Path, rank: int, identity: str, state: str) -> None:
+    def __init__(self, folder: Path, rank: int, identity: str, state: str, split: str = "") -> None:
         path = folder / f"{PARTIAL_PREFIX}.{rank:05d}"
         self._descriptor = open_to_append(path)
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         cut(self._descriptor, whole)
         if whole == 0:
-            self._append({"identity": identity, "source": state})
+            self._append({"identity": identity, "source": state} | ({"split": split} if split else {}))
             sync_folder(folder)
         elif [own["source"] for own in _documents(path) if "source" in own][-1:] != [state]:
             self._append({"source": state})
@@ -83,6 +83,12 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
     for task in found.done:
         found.before.pop(task, None)
     return found
+
+
+def begun_split(folder: Path) -> str:
+    """The --split that the work in a folder was begun with; empty where none is known."""
+    documents = (next(_documents(path), {}) for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")))
+    return next((str(found["split"]) for found in documents if "split" in found), "")
 
 
 def _check_identity(folder: Path, begun: str, identity: str) -> None:

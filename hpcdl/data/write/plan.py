@@ -23,7 +23,7 @@ from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ShardFrame, filters
 from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
 from hpcdl.data.write.lustre import FileSystem, Stripes, striping
-from hpcdl.data.write.request import LayoutConfig
+from hpcdl.data.write.request import LayoutConfig, parse_split
 
 WORK_NAME = ".hpcdl-work"
 REPAIRED = "again"
@@ -225,6 +225,8 @@ class ShardJob:
             wanted["state"],
         )
         del wanted["spec"]["checks"], wanted["spec"]["workers"], wanted["options"]
+        if split := self.options.get("split"):  # a list, because parts of the same sizes in another order differ
+            wanted["split"] = list(parse_split(split).items())
         text = json.dumps(wanted, sort_keys=True)
         location = Path(self.spec.location)
         for folder, name in (

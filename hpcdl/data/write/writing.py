@@ -170,7 +170,7 @@ def _in_full(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
     found |= recipe_options(config)
     if found["split"]:
-        found["split"] = ",".join(f"{name}={share:g}" for name, share in parse_split(found["split"]).items())
+        found["split"] = ",".join(f"{name}={share:g}" for name, share in sorted(parse_split(found["split"]).items()))
     return found
 
 
@@ -185,6 +185,7 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
     with undoing(target, made) as keep, writing(target):
         work = new_work_folder(target)
         try:
+            request = _as_begun(request)
             job = make_job(request, work, alone=alone)
             entered = journal.entered(target, job.identity(), job.state)
             done = {**entered.done, **entered.before}
@@ -199,6 +200,16 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
         yield job, done
 
 
+def _as_begun(request: ShardRequest) -> ShardRequest:
+    """`request`, its split written as it was when the work began: in another order its parts hold other samples."""
+    asked, begun = request.config.layout.split, journal.begun_split(request.target)
+    if not asked or not begun or parse_split(begun) != parse_split(asked):
+        return request
+    config = request.config
+    layout = dataclasses.replace(config.layout, split=begun)
+    return dataclasses.replace(request, config=dataclasses.replace(config, layout=layout))
+
+
 def write_part(
     request: ShardRequest,
     job: ShardJob,
@@ -209,7 +220,7 @@ def write_part(
     on_samples: Callable[[int], None],
 ) -> Results:
     """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
-    entries = journal.PartialManifest(request.target, rank, job.identity(), job.state)
+    entries = _entries(request, job, rank)
     workers = _most_writers(request, len(tasks), alone=alone)
     results: Results = {}
     try:
@@ -223,6 +234,10 @@ def write_part(
     finally:
         entries.close()
     return results
+
+
+def _entries(request: ShardRequest, job: ShardJob, rank: int) -> journal.PartialManifest:
+    return journal.PartialManifest(request.target, rank, job.identity(), job.state, job.options.get("split", ""))
 
 
 def _place(request: ShardRequest, *, again: bool = False) -> WritingPlace:
@@ -251,7 +266,7 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
     tasks, work = list(before), request.target / WORK_NAME
     for split in {split for split, _ in tasks}:
         make_folder((work / REPAIRED / shard_file(split, 0, UNSPLIT)).parent)
-    entries, total = journal.PartialManifest(request.target, 0, job.identity(), job.state), left(job, tasks)
+    entries, total = _entries(request, job, 0), left(job, tasks)
     workers = _most_writers(request, len(tasks), alone=alone)
     try:
         with (

@@ -55,6 +55,19 @@ def test_damage_is_named_and_mended(ask_hpcdl: CommandLine) -> None:
     assert path.read_bytes() == content and sorted(contents(home / "out")) == sorted(whole)
 
 
+def test_shards_that_the_manifest_does_not_name_are_told(ask_hpcdl: CommandLine) -> None:
+    home = ask_hpcdl.home
+    make(image_folder(home / "s", {"a": 20, "b": 20}), home / "out", shards=2, split="train=0.5,val=0.5")
+    assert "warning" not in ask_hpcdl(["inspect", "out", "-q"]).err
+    shutil.copy(home / "out" / "train" / "shard-00001.h5", home / "out" / "train" / "shard-00002.h5")
+    shutil.copy(home / "out" / "train" / "shard-00001.h5", home / "out" / "shard-00000.h5")
+    names = ["shard-00000.h5", "train/shard-00002.h5"]
+    for flags in ([], ["--verify"]):
+        done = ask_hpcdl(["inspect", "out", *flags])
+        assert done.code == 0 and f"does not name {', '.join(names)}" in done.err, done.err
+    assert ask_hpcdl(["inspect", "out", "--json"]).json()["unknown_shards"] == names
+
+
 def test_repair_asks_for_its_source(ask_hpcdl: CommandLine, shards: Path) -> None:
     assert ask_hpcdl(["inspect", shards, "--repair"]).code == 2
     assert ask_hpcdl(["inspect", ask_hpcdl.home / "nothing"]).code == 2

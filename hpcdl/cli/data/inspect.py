@@ -12,7 +12,7 @@ from hpcdl.cli.options import JsonFlag, QuietFlag
 from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.units import format_bytes, format_count
+from hpcdl.core.units import format_bytes, format_count, listed
 from hpcdl.models.table import network_for
 
 _CLASSES_SHOWN = 20
@@ -55,6 +55,11 @@ def inspect(
     from hpcdl.data.show import inspection
 
     found = inspection.inspect(folder)
+    if found.unknown_shards:
+        say(
+            f"warning: the manifest of {folder} does not name {listed(found.unknown_shards)}: nobody reads such files. "
+            "Are they of another data set? Move them away"
+        )
     if out is not None and (samples or show):
         make_output_folder(out)
     if samples:

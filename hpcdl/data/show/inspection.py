@@ -29,6 +29,7 @@ from hpcdl.data.sources.base.source import UnreadableSample
 from hpcdl.data.write.lustre import Stripes, file_system_of, stripes_of
 
 _MOST_NAMED = 100
+_SHARDS = "shard-*.h5"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,8 @@ class Inspection:
     reader: str = ""
     """The user's own reader that made the data, and the SHA-256 of its file."""
     reader_sha256: str = ""
+    unknown_shards: Sequence[str] = ()
+    """Files called as shards that the manifest does not name: nobody reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,14 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         fields=() if manifest.pictures else manifest.fields,
         reader=manifest.source.get("reader", ""),
         reader_sha256=manifest.source.get("reader_sha256", ""),
+        unknown_shards=_unknown_shards(folder, manifest),
     )
+
+
+def _unknown_shards(folder: Path, manifest: Manifest) -> list[str]:
+    known = {entry.file for entry in manifest.shards()}
+    found = (path.relative_to(folder).as_posix() for path in [*folder.glob(_SHARDS), *folder.glob(f"*/{_SHARDS}")])
+    return sorted(name for name in found if name not in known)
 
 
 def verify(

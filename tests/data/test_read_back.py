@@ -7,12 +7,15 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.format.manifest import Manifest
 from tests.data.sharding import image_folder, make
-from tests.data.test_formats import values
+from tests.data.test_everyday_formats import record
+from tests.data.test_formats import framed, npy, tar, values
 
 X = np.arange(60, dtype=np.float32).reshape(12, 5)
 Y = np.arange(12, dtype=np.int32) % 3
@@ -147,3 +150,50 @@ def test_codes_keep_their_zeros_and_do_not_become_one_class(kind: str, tmp_path:
     padded = ["00", "02", "01", "02", "10", "10"]
     manifest = make(coded(tmp_path / "p", kind, padded), tmp_path / "padded", **target)
     assert sorted(classes(tmp_path / "padded", manifest)) == sorted(padded)
+
+
+def test_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(X[:, 0]), pa.array(X[:, 1]), pa.array(Y)], names=["a", "a", "y"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match="two columns called 'a'; rename one"):
+        make(tmp_path / "t.parquet", tmp_path / "out", target="y")
+
+
+@pytest.mark.parametrize("kind", ["npy", "tfrecord"])
+def test_files_that_a_mac_leaves_beside_arrays_and_records_are_no_data(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    if kind == "npy":
+        np.save(folder / "x.npy", X)
+        np.save(folder / "y.npy", Y)
+    else:
+        (folder / "a.tfrecord").write_bytes(framed([record(x=x.tolist(), y=int(y)) for x, y in zip(X, Y, strict=True)]))
+    for path in list(folder.iterdir()):
+        (folder / f"._{path.name}").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+    manifest = make(folder, tmp_path / "out", input="x", target="y")
+    assert sorted(values(tmp_path / "out", manifest, "x")) == X.tolist()
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "parquet", "tar"])
+def test_files_missing_among_numbered_ones_are_told(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+
+    def save(number: int) -> Path:
+        path = folder / f"t-0000{number}-of-00003.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"x": X[:, 0], "y": Y}), path)
+        elif kind == "tar":
+            members = {f"{number}{row}.{name}": content for row in range(4) for name, content in
+                       {"npy": npy(X[row]), "cls": b"%d" % Y[row]}.items()}  # fmt: skip
+            tar(path, members)
+        else:
+            path.write_bytes(framed([record(x=x.tolist(), y=int(y)) for x, y in zip(X, Y, strict=True)]))
+        return path
+
+    wishes = {"input": "npy=x", "target": "cls=y"} if kind == "tar" else {"input": "x", "target": "y"}
+    last = [save(number) for number in range(3)][-1]
+    assert not [line for line in make(folder, tmp_path / "whole", **wishes).understood if "not there" in line]
+    last.unlink()
+    told = make(folder, tmp_path / "part", **wishes).understood
+    assert f"1 of 3 files are not there, as the others' names tell: 't-00002-of-00003.{kind}'" in told

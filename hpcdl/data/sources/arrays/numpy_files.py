@@ -45,7 +45,7 @@ from hpcdl.data.sources.base.flat import (
 )
 from hpcdl.data.sources.base.index import Index, IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import IGNORE, left_out, some
+from hpcdl.data.sources.base.splits import IGNORE, is_clutter, left_out, some
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384
@@ -70,7 +70,7 @@ class NumpySource(FieldSource):
     def recognises(location: Path) -> bool:
         """A .npz or .npy file, or a folder with .npy files."""
         if location.is_dir():
-            return any(location.glob("*.npy"))
+            return bool(_array_files(location))
         return location.suffix in (".npy", ".npz")
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -180,7 +180,7 @@ class NumpySource(FieldSource):
 
     def _names(self) -> list[str]:
         if self._location.is_dir():
-            names = sorted(path.stem for path in self._location.glob("*.npy"))
+            names = sorted(path.stem for path in _array_files(self._location))
         elif self._location.suffix == ".npz":
             with _opened(self._location) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -287,6 +287,10 @@ class NumpySource(FieldSource):
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
                 raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
         return self._rows_first(name.removesuffix(".npy"), *_stored(unpacked, 0, shown))
+
+
+def _array_files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.npy") if not is_clutter(path.name)]
 
 
 def _opened(path: Path) -> zipfile.ZipFile:

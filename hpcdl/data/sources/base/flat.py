@@ -25,7 +25,7 @@ from hpcdl.data.sources.base.source import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.base.splits import by_names, is_clutter, split_in
+from hpcdl.data.sources.base.splits import by_names, is_clutter, remarks_on_missing, split_in
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
@@ -249,6 +249,11 @@ def _found(location: Path, endings: Sequence[str]) -> list[Path]:
     if not any(split_in(folder.name) for folder in folders):
         return []
     return [path for folder in folders for path in _ending(folder, endings)]
+
+
+def told_of_missing(location: Path, endings: Sequence[str]) -> list[str]:
+    """Lines about files that are missing in a folder of numbered ones."""
+    return [] if location.is_file() else remarks_on_missing(_found(location, endings))
 
 
 def is_made_of(location: Path, endings: Sequence[str]) -> bool:

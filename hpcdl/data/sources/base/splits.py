@@ -32,6 +32,7 @@ _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
     r"\..*|__MACOSX|@eaDir|\$RECYCLE\.BIN|System Volume Information|lost\+found|Thumbs\.db|desktop\.ini"
 )
+_NUMBERED = re.compile(r"(?P<before>.*)-(?P<number>[0-9]{4,6})-of-(?P<count>[0-9]{4,6})(?P<behind>.*)")
 _MOST_SHOWN = 5
 
 
@@ -89,6 +90,22 @@ def some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
     return ", ".join(map(shown, listed[:_MOST_SHOWN])) + more
+
+
+def remarks_on_missing(paths: Iterable[Path]) -> list[str]:
+    """A line for each set of files, numbered as NAME-00000-of-00003, that is not complete."""
+    sets: dict[tuple[Path, str, str, str], set[int]] = {}
+    for path in paths:
+        if found := _NUMBERED.fullmatch(path.name):
+            key = (path.parent, found["before"], found["count"], found["behind"])
+            sets.setdefault(key, set()).add(int(found["number"]))
+    remarks = []
+    for (_, before, count, behind), numbers in sets.items():
+        left = sorted({*range(int(count))} - numbers)
+        if left and max(numbers) < int(count):
+            names = some(f"{before}-{number:0{len(count)}d}-of-{count}{behind}" for number in left)
+            remarks.append(f"{len(left)} of {int(count)} files are not there, as the others' names tell: {names}")
+    return remarks
 
 
 def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) -> dict[str, list[Path]]:

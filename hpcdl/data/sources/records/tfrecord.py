@@ -11,6 +11,7 @@ import gzip
 import io
 import math
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -29,7 +30,7 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
 from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, Array, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names, leaves_out_split
+from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing
 from hpcdl.data.sources.records.tfrecord_fields import StatedType, described, gather, kind_of, stated, value_of_feature
 
 _HEAD = struct.Struct("<QI")
@@ -43,6 +44,8 @@ _SIDES = (
 )
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 _BATCH = 4096
+_OF = re.compile(r"-of-[0-9]+(?:\.(?:gz|gzip|zlib))?$")
+"""How names end that TensorFlow numbers; of Parquet and archives another ending follows."""
 _NOTHING: Any = {}
 _PACKED_WRONG = (EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -74,7 +77,9 @@ class TFRecordSource(FieldSource):
         self.named.update(left)
         split_of = {split: own for split, own in split_of.items() if split not in left}
         facts = self._listed(split_of, index)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *(f"left out: the split {own}" for own in left)])
+        told = [] if self._location.is_file() else remarks_on_missing(paths)
+        told += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
     def _listed(self, split_of: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
         paths = [path for own in split_of.values() for path in own]
@@ -399,8 +404,12 @@ def _files(location: Path) -> list[Path]:
     if location.is_file():
         return [location] if _named_so(location.name) or _starts_right(location) else []
     with os.scandir(location) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_file() and _named_so(entry.name))
+        return sorted(Path(entry.path) for entry in entries if _is_record_file(entry))
+
+
+def _is_record_file(entry: os.DirEntry[str]) -> bool:
+    return _named_so(entry.name) and not is_clutter(entry.name) and entry.is_file()
 
 
 def _named_so(name: str) -> bool:
-    return ".tfrecord" in name or ".tfrec" in name or "-of-" in name
+    return ".tfrec" in name or _OF.search(name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -21,7 +22,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
-from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of
+from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of, told_of_missing
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.index import IndexWriter
 from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
@@ -30,6 +31,7 @@ from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
 _LOOKED_INTO = 50
 _PIECE_BYTES = 1 << 20
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_ARCHIVES = (".tar", *_PACKED)
 _IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
 _NUMBERS = ("cls", "cls2", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
@@ -65,13 +67,18 @@ class WebDatasetSource(FieldSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Files called *.tar, compressed or not."""
-        return is_made_of(location, (".tar", *_PACKED))
+        return is_made_of(location, _ARCHIVES)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the members of every archive; JSON and labels are read."""
-        archives = files_by_split(self._location, (".tar", *_PACKED), self._spec)
+        archives = files_by_split(self._location, _ARCHIVES, self._spec)
         if not archives:
             raise SourceError(f"{self._location} holds no .tar archives")
+        facts = self._listed(archives, index)
+        told = told_of_missing(self._location, _ARCHIVES)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told]) if told else facts
+
+    def _listed(self, archives: Mapping[str, list[Path]], index: IndexWriter) -> SourceFacts:
         parts = {split: [one for path in paths for one in _samples(path)] for split, paths in archives.items()}
         parts = self._divided(parts)
         if not any(_ending(name) in _KNOWN for own in parts.values() for one in own for name in one.members):

@@ -18,7 +18,7 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of
+from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, told_of_missing
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.index import IndexWriter
@@ -43,6 +43,9 @@ class _Table:
         self._source, self._paths, self._words = source, paths, words
         with source.understood(paths[0]):
             schema = self._file(paths[0]).schema_arrow
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(f"{paths[0]} has two columns called {shown(twice)}; rename one")
         for path in paths[1:]:
             with source.understood(path):
                 other = self._file(path).schema_arrow
@@ -117,7 +120,9 @@ class ParquetSource(ColumnSource):
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
         facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *(f"left out: the split {own}" for own in left)])
+        told = told_of_missing(self._location, _ENDINGS)
+        told += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
     def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
         tables = {split: _Table(self, paths) for split, paths in files.items()}

@@ -197,3 +197,32 @@ def test_files_missing_among_numbered_ones_are_told(kind: str, tmp_path: Path) -
     last.unlink()
     told = make(folder, tmp_path / "part", **wishes).understood
     assert f"1 of 3 files are not there, as the others' names tell: 't-00002-of-00003.{kind}'" in told
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hdf5"])
+def test_values_missing_in_one_part_alone_leave_the_others_alike(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    for name, rows in (("train", slice(0, 8)), ("test", slice(8, 12))):
+        labels = [None if row == 3 else int(Y[row]) for row in range(12)][rows]
+        if kind == "parquet":
+            pq.write_table(pa.table({"x": X[rows, 0], "y": pa.array(labels, pa.int64())}), folder / f"{name}.parquet")
+        else:
+            path = hdf5(folder / f"{name}.h5", x=X[rows, 0], y=np.array([-1 if y is None else y for y in labels]))
+            with h5py.File(path, "r+") as file:
+                file["y"].attrs["_FillValue"] = -1
+    manifest = make(folder, tmp_path / "out", input="x", target="y", nan="skip", target_kind="class")
+    for name, rows in (("train", [0, 1, 2, 4, 5, 6, 7]), ("test", [8, 9, 10, 11])):
+        found = (values(tmp_path / "out", manifest, field, name) for field in ("x", "y"))
+        assert sorted(zip(*found, strict=True)) == [(float(X[row, 0]), str(Y[row])) for row in rows]
+
+
+def test_large_whole_numbers_beside_missing_ones_are_not_rounded(tmp_path: Path) -> None:
+    source = hdf5(tmp_path / "a.h5", x=np.arange(12) + 2**53 + 1, y=Y)
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs["_FillValue"] = -1
+    assert make(source, tmp_path / "whole").fields[0].dtype == "int64"
+    with h5py.File(source, "r+") as file:
+        file["x"][5] = -1
+    with pytest.raises(SourceError, match=r"x has missing values, and whole numbers over 2\^53"):
+        make(source, tmp_path / "out", nan="skip")

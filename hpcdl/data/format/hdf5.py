@@ -527,6 +527,11 @@ class ArrayFile:
                 for chunk in self._chunks(data, item_bytes=8):
                     values, absent = packing.decoded(chunk)
                     missing += absent
+                    if absent and packing.rounds(chunk, values):
+                        raise SourceError(
+                            f"{self._path}: {name} has missing values, and whole numbers over 2^53, which the float64 "
+                            "that would hold NaN rounds; leave these samples out of the file, or the array"
+                        )
                     values.tofile(out)
             if not missing and not packing.scales:
                 remove_file(copy)
@@ -765,6 +770,13 @@ class _Packing:
     def absent_in(self, stored: Array) -> int:
         """How many of stored numbers stand for no value."""
         return int(self._nothing(self._raw(stored)).sum())
+
+    def rounds(self, stored: Array, values: Array) -> bool:
+        """Whether whole numbers, decoded to `values`, are others than before."""
+        if self.scales or stored.dtype.kind not in "iu":
+            return False
+        there = values[np.isfinite(values)]
+        return bool((np.abs(there) > 2**53).any())
 
     def _raw(self, stored: Array) -> Array:
         raw = np.ascontiguousarray(stored)

@@ -84,8 +84,26 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
     empty = np.flatnonzero(sum(counts.values()) == 0).tolist()
     if empty:
         remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
+    return remarks + _remarks_on_unseen(names, counts)
+
+
+def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
+    """Lines about classes that have too few samples for each part of a division; `counts` by part and class."""
+    whole = sum(counts.values())
+    remarks = _remarks_on_unseen(names, counts)
     for split, own in counts.items():
-        unseen = np.flatnonzero((own > 0) & (counts.get("train", own) == 0)).tolist()
-        if unseen:
-            remarks.append(f"classes in {split} that train does not have: {some(names[at] for at in unseen)}")
+        without = np.flatnonzero((whole > 0) & (own == 0)).tolist()
+        if without and split != "train":
+            remarks.append(
+                f"classes that {split} gets no sample of, too few are there: {some(names[at] for at in without)}"
+            )
     return remarks
+
+
+def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
+    found = {split: np.flatnonzero((own > 0) & (counts.get("train", own) == 0)) for split, own in counts.items()}
+    return [
+        f"classes in {split} that train does not have: {some(names[at] for at in unseen.tolist())}"
+        for split, unseen in found.items()
+        if len(unseen)
+    ]

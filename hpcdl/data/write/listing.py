@@ -40,7 +40,7 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.reader.code import user_reader
-from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, remarks_on_counts
+from hpcdl.data.write.classes import ask_of_names, ask_of_unlabelled, remarks_on_counts, remarks_on_division
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
@@ -87,7 +87,12 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
-            counts = divide(work, index, UNSPLIT, by_split[UNSPLIT], fractions, mixed(layout.seed, 10))
+            limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
+            counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
+            parts = dict(zip(fractions, np.diff(limits, axis=0, prepend=0), strict=True))
+            if len(facts.class_names) > 1:
+                told = remarks_on_division(facts.class_names, parts)
+                facts = dataclasses.replace(facts, remarks=[*facts.remarks, *told])
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -395,19 +400,20 @@ def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
     return result
 
 
-def divide(
-    folder: Path, index: Index, whole: str, class_counts: Counts, fractions: Mapping[str, float], seed: int
-) -> dict[str, int]:
-    """Write the row numbers of each split to `members.SPLIT` in the index's folder; the number of samples by split."""
-    limits = quotas(class_counts, list(fractions.values()), seed)
+def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequence[str], seed: int) -> dict[str, int]:
+    """Write the row numbers of each split to `members.SPLIT` in the index's folder; the number of samples by split.
+
+    `limits` are those of `quotas`.
+    """
+    class_counts = limits[-1]
     seen = np.zeros_like(class_counts)
-    sizes = dict.fromkeys(fractions, 0)
-    files = {name: (folder / f"members.{name}").open("wb") for name in fractions}
+    sizes = dict.fromkeys(names, 0)
+    files = {name: (folder / f"members.{name}").open("wb") for name in names}
     try:
         first = 0
         for rows in index.chunks(whole):
             target = _targets(rows["label"], seen, class_counts, limits, seed)
-            for number, name in enumerate(fractions):
+            for number, name in enumerate(names):
                 members = first + np.flatnonzero(target == number)
                 files[name].write(members.astype("<i8").tobytes())
                 sizes[name] += len(members)

@@ -198,7 +198,9 @@ class Hdf5Source(FieldSource):
         decoded = file.decoded(name, copy)
         if decoded is not None:
             remarks = "; ".join([f"{name}: {decoded[1]}", *turned])
-            return PlacedArray(path=copy, shape=shape, dtype=decoded[0], called=called, remarks=remarks)
+            return PlacedArray(
+                path=copy, shape=shape, dtype=decoded[0], called=called, filled=dtype.kind in "iu", remarks=remarks
+            )
         where, offset = file.place(name, copy)
         return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="".join(turned))
 

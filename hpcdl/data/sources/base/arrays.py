@@ -64,6 +64,8 @@ class PlacedArray:
     offsets: Path | None = None
     text: bool = False
     called: Mapping[int, str] = field(default_factory=dict)
+    filled: bool = False
+    """Whether it is of floats only because some of its whole numbers are missing."""
     remarks: str = ""
 
     @property
@@ -397,6 +399,8 @@ class FieldSource:
     ) -> tuple[Field, list[PlacedArray]]:
         """The field that arrays (one a part) become, and where its values are read from."""
         where = f"{self._location}: {path}"
+        if filled := next((array for array in arrays if array.filled), None):
+            arrays = [self._alike(array, filled) for array in arrays]
         kinds = {(array.shape[1:], array.dtype.newbyteorder("=").name, array.text) for array in arrays}
         if len(kinds) > 1:
             found = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
@@ -420,6 +424,13 @@ class FieldSource:
             shape = (max(1, longest), *shape)
         kind = "text" if first.text else "numbers"
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
+
+    def _alike(self, array: PlacedArray, filled: PlacedArray) -> PlacedArray:
+        """Whole numbers as floats, where those of another part became floats, so that all parts have one type."""
+        if array.text or array.offsets is not None or array.dtype.kind not in "iu":
+            return array
+        made = self.written(chunk.astype(filled.dtype) for chunk in array.chunks())
+        return dataclasses.replace(made, called=array.called)
 
     def _classes(
         self, name: str, path: str, arrays: list[PlacedArray], remarks: list[str]

@@ -193,7 +193,7 @@ class ParquetSource(ColumnSource):
                     own = chunk.cast("float64") if holes else chunk
                 yield own.to_numpy(zero_copy_only=False)
 
-        return self.written(values())
+        return dataclasses.replace(self.written(values()), filled=holes)
 
     def _placed_column(self, table: _Table, name: str) -> PlacedArray:
         """Text, or lists of numbers; SourceError for other types and for missing values."""

@@ -226,3 +226,18 @@ def test_large_whole_numbers_beside_missing_ones_are_not_rounded(tmp_path: Path)
         file["x"][5] = -1
     with pytest.raises(SourceError, match=r"x has missing values, and whole numbers over 2\^53"):
         make(source, tmp_path / "out", nan="skip")
+
+
+@pytest.mark.parametrize("kind", ["fields", "images"])
+def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> None:
+    inputs, labels = ("x", "y") if kind == "fields" else ("images", "labels")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        shape = (14, 5) if kind == "fields" else (14, 8, 8)
+        file.create_dataset(inputs, shape, np.uint8, chunks=(4, *shape[1:]))[:12] = 1
+        file.create_dataset(labels, (14,), np.uint8)
+    told = make(tmp_path / "a.h5", tmp_path / "out").understood
+    assert f"{inputs}: 1 of its 4 chunks were never written, and read as 0" in told
+    assert f"{labels}: it was never written, and read as 0" in told
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file[inputs][12:], file[labels][:] = 1, 0
+    assert "never written" not in str(make(tmp_path / "a.h5", tmp_path / "whole").understood)

@@ -553,6 +553,16 @@ class ArrayFile:
             missing = sum(packing.absent_in(chunk) for chunk in self._chunks(data))
         return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
 
+    def unwritten(self, name: str) -> str:
+        """How much of an array nobody has written, for the user to read; empty where all of it is there."""
+        with self._reading():
+            data = self._found(name)[0]
+            there, wanted = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
+            if there >= wanted:
+                return ""
+            part = f"{wanted - there} of its {wanted} chunks were" if data.chunks else "it was"
+            return f"{name}: {part} never written, and read as {data.fillvalue}"
+
     def called(self, name: str) -> dict[int, str]:
         """The names that an enumeration gives to the numbers of an array; empty for plain numbers."""
         with self._reading():
@@ -687,15 +697,20 @@ class ArrayFile:
         most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
         if data.nbytes <= most or data.is_virtual:  # a virtual array's sources were looked at
             return
-        there, wanted = 0, 1
-        if data.chunks:
-            there = data.id.get_num_chunks()
-            wanted = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
+        there, wanted = _written_chunks(data)
         if there < wanted:
             raise SourceError(
                 f"{self._path}: {name} tells of the shape {data.shape}, and {there} of its {wanted} chunks are there; "
                 "the file was not written to its end, or is damaged"
             )
+
+
+def _written_chunks(data: Any) -> tuple[int, int]:
+    """The chunks of an array that are stored, and those that it consists of; one in all where it has none."""
+    if not data.chunks:
+        return int(data.id.get_storage_size() > 0), 1
+    wanted = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
+    return data.id.get_num_chunks(), wanted
 
 
 _MATLAB = "MATLAB_class"

@@ -107,6 +107,7 @@ class Hdf5Source(FieldSource):
             called.append(file.called(label_name))
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
+            remarks |= dict.fromkeys(filter(None, map(file.unwritten, (image_name, label_name))))
         facts = listed.facts(self._location)
         words = one_enumeration(called, str(self._location))
         names = [words.get(int(name), name) for name in facts.class_names]
@@ -194,15 +195,16 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
-        turned, called = [turned_remark(name)] if file.turns(name) else [], file.called(name)
+        called, told = file.called(name), [turned_remark(name)] if file.turns(name) else []
+        told += filter(None, [file.unwritten(name)])
         decoded = file.decoded(name, copy)
         if decoded is not None:
-            remarks = "; ".join([f"{name}: {decoded[1]}", *turned])
+            remarks = "; ".join([f"{name}: {decoded[1]}", *told])
             return PlacedArray(
                 path=copy, shape=shape, dtype=decoded[0], called=called, filled=dtype.kind in "iu", remarks=remarks
             )
         where, offset = file.place(name, copy)
-        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="".join(turned))
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="; ".join(told))
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

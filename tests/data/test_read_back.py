@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.format.manifest import Manifest
-from tests.data.sharding import image_folder, make
+from tests.data.sharding import everything, image_folder, make
 from tests.data.test_everyday_formats import record
 from tests.data.test_formats import framed, npy, tar, values
 
@@ -241,3 +242,20 @@ def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> N
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         file[inputs][12:], file[labels][:] = 1, 0
     assert "never written" not in str(make(tmp_path / "a.h5", tmp_path / "whole").understood)
+
+
+@pytest.mark.parametrize("mode", ["P", "RGB", "L"])
+def test_transparency_that_is_no_band_is_asked_about(mode: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert(mode)
+    for name in "ab":
+        (tmp_path / "s" / name).mkdir(parents=True)
+        picture.save(tmp_path / "s" / name / "0.png", transparency=(3, 3, 3) if mode == "RGB" else 3)
+    less = 1 if mode == "L" else 3
+    with pytest.raises(SourceError, match=rf"transparency or a band of its own: --channels {less} leaves it out"):
+        make(tmp_path / "s", tmp_path / "out")
+    for channels in (less, 4):
+        out = tmp_path / f"{channels}"
+        images, _ = everything(out, make(tmp_path / "s", out, channels=channels), "all")
+        assert images.shape == (2, 8, 8, channels) and images[0, 0, 4, 0] == 4
+        if channels == 4:
+            assert images[0, 0, :5, 3].tolist() == [255, 255, 255, 0, 255]

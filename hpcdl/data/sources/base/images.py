@@ -82,12 +82,19 @@ def _head(image: Any) -> ImageHead:
     return ImageHead(
         height=image.height,
         width=image.width,
-        bands=len(image.getbands()),
+        bands=_bands(image),
         grey=image.mode in _GREY,
         dtype="float32" if image.mode in _DEEP else "uint8",
         odd=odd,
         turned=_is_turned(image),
     )
+
+
+def _bands(image: Any) -> int:
+    """Bands of an image, transparency among them that stands beside: a colour of the palette, or one of all colours."""
+    if "transparency" not in image.info or image.mode not in ("1", "L", "P", "RGB"):
+        return len(image.getbands())
+    return 2 if image.mode in ("1", "L") else 4
 
 
 def _is_turned(image: Any) -> bool:

@@ -259,3 +259,18 @@ def test_transparency_that_is_no_band_is_asked_about(mode: str, tmp_path: Path) 
         assert images.shape == (2, 8, 8, channels) and images[0, 0, 4, 0] == 4
         if channels == 4:
             assert images[0, 0, :5, 3].tolist() == [255, 255, 255, 0, 255]
+
+
+def test_text_with_zero_bytes_old_line_ends_and_files_beside(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "cats.txt").write_bytes(b"one\rtwo\r")
+    (folder / "noticed.txt").write_bytes(b"three\nfo\rur\n")
+    (folder / "README.txt").write_text("Cats, and what was noticed.")
+    manifest = make(folder, tmp_path / "out")
+    found = zip(values(tmp_path / "out", manifest, "text"), values(tmp_path / "out", manifest, "label"), strict=True)
+    assert sorted(found) == [("fo\rur", "noticed"), ("one", "cats"), ("three", "noticed"), ("two", "cats")]
+    assert "left out, as what authors put beside data: 'README.txt'" in manifest.understood
+    (folder / "cats.txt").write_bytes("one\ntwo\n".encode("utf-16-le"))
+    with pytest.raises(SourceError, match=r"cats.txt holds zero bytes: .*UTF-16\? Save it as UTF-8"):
+        make(folder, tmp_path / "wide")

@@ -24,7 +24,7 @@ from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
 """Where labels of the lines of STEM.txt usually are."""
-_BESIDE = re.compile(r"readme|license|licence|copying|citation|notice", re.IGNORECASE)
+_BESIDE = re.compile(r"(?:readme|license|licence|copying|citation|notice)(?![a-z]).*", re.IGNORECASE)
 _UNLABELLED = re.compile(r"unsup|unsupervised|unlabel+ed", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _Samples = tuple[list[bytes], list[bytes]]
@@ -72,6 +72,9 @@ class TextSource(FieldSource):
         facts = self.list_parts(parts, index)
         empty = sum(not text.strip() for texts, _ in found.values() for text in texts)
         told = [f"{counted(empty, 'text')} hold nothing (an empty line or file), and are samples too"] if empty else []
+        beside = [own.name for root in roots.values() if root.is_dir() for own in [*files_of(root), *folders_of(root)]
+                  if _BESIDE.fullmatch(own.name)]  # fmt: skip
+        told += [f"left out, as what authors put beside data: {some(beside)}"] if beside else []
         return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
     def _roots(self) -> dict[str, Path]:
@@ -166,13 +169,19 @@ def _whole(path: Path) -> bytes:
         content = file.read(MOST_SAMPLE_BYTES + 1)
     if len(content) > MOST_SAMPLE_BYTES:
         raise SourceError(f"{path} has over {MOST_SAMPLE_BYTES} bytes, too many for one sample")
+    return _text(path, content)
+
+
+def _text(path: Path, content: bytes) -> bytes:
+    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # with such a mark it is no UTF-8
+        raise SourceError(f"{path} holds zero bytes: no text in UTF-8, but in UTF-16? Save it as UTF-8")
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
 def _lines(path: Path) -> list[bytes]:
     with open_regular(path) as file:
-        content = file.read().removeprefix(b"\xef\xbb\xbf")
-    lines = content.split(b"\n")
+        content = _text(path, file.read())
+    lines = content.split(b"\n" if b"\n" in content else b"\r")  # the latter of old Macs, and of Excel on new ones
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix(b"\r") for line in lines]
@@ -180,7 +189,7 @@ def _lines(path: Path) -> list[bytes]:
 
 def _content(folder: Path, kind: Callable[[Path], list[Path]]) -> list[Path]:
     """What `kind` finds in a folder, but for what a system or an author has put beside the data."""
-    return [path for path in kind(folder) if not is_clutter(path.name) and not _BESIDE.match(path.name)]
+    return [path for path in kind(folder) if not is_clutter(path.name) and not _BESIDE.fullmatch(path.name)]
 
 
 def _texts(folder: Path) -> list[Path]:

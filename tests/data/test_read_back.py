@@ -244,6 +244,15 @@ def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> N
     assert "never written" not in str(make(tmp_path / "a.h5", tmp_path / "whole").understood)
 
 
+@pytest.mark.parametrize("value", [np.arange(1.0, 6.0), "0.1"], ids=["five", "text"])
+def test_attributes_that_are_not_understood_are_told(value: Any, tmp_path: Path) -> None:
+    source = hdf5(tmp_path / "a.h5", x=X, y=Y)
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs.update(scale_factor=value, valid_range=np.array([0.0, 99.0]), missing_value=-1.0)
+    told = make(source, tmp_path / "out").understood
+    assert "x: not applied are its attributes scale_factor, which are no numbers, or too many" in told
+
+
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])
 def test_transparency_that_is_no_band_is_asked_about(mode: str, tmp_path: Path) -> None:
     picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert(mode)

@@ -553,15 +553,19 @@ class ArrayFile:
             missing = sum(packing.absent_in(chunk) for chunk in self._chunks(data))
         return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
 
-    def unwritten(self, name: str) -> str:
-        """How much of an array nobody has written, for the user to read; empty where all of it is there."""
+    def doubts(self, name: str) -> list[str]:
+        """What makes the values of an array doubtful, for the user to read: chunks that are not there, odd attributes."""
         with self._reading():
             data = self._found(name)[0]
             there, wanted = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
-            if there >= wanted:
-                return ""
-            part = f"{wanted - there} of its {wanted} chunks were" if data.chunks else "it was"
-            return f"{name}: {part} never written, and read as {data.fillvalue}"
+            odd = [key for key in _PACKING if key in data.attrs and not _are_numbers(data.attrs[key], key)]
+            found = []
+            if there < wanted:
+                part = f"{wanted - there} of its {wanted} chunks were" if data.chunks else "it was"
+                found = [f"{name}: {part} never written, and read as {data.fillvalue}"]
+        if odd and data.dtype.kind in "fiu":
+            found.append(f"{name}: not applied are its attributes {', '.join(odd)}, which are no numbers, or too many")
+        return found
 
     def called(self, name: str) -> dict[int, str]:
         """The names that an enumeration gives to the numbers of an array; empty for plain numbers."""
@@ -830,6 +834,16 @@ def _valid(data: Any) -> tuple[float | None, float | None]:
     if len(both) == 2 and both.dtype.kind in "fiu":
         return float(both[0]), float(both[1])
     return _number(data.attrs.get("valid_min")), _number(data.attrs.get("valid_max"))
+
+
+_PACKING = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range", "_FillValue", "missing_value")
+
+
+def _are_numbers(value: Any, key: str) -> bool:
+    """Whether an attribute holds what netCDF wants of it: one number, two of valid_range, any of missing values."""
+    found = np.ravel(np.asarray(value))
+    fitting = {"valid_range": len(found) == 2, "_FillValue": True, "missing_value": True}.get(key, len(found) == 1)
+    return found.dtype.kind in "fiu" and fitting
 
 
 def _number(value: Any) -> float | None:

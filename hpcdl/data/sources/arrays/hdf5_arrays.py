@@ -107,7 +107,7 @@ class Hdf5Source(FieldSource):
             called.append(file.called(label_name))
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
-            remarks |= dict.fromkeys(filter(None, map(file.unwritten, (image_name, label_name))))
+            remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])
         facts = listed.facts(self._location)
         words = one_enumeration(called, str(self._location))
         names = [words.get(int(name), name) for name in facts.class_names]
@@ -196,7 +196,7 @@ class Hdf5Source(FieldSource):
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
         called, told = file.called(name), [turned_remark(name)] if file.turns(name) else []
-        told += filter(None, [file.unwritten(name)])
+        told += file.doubts(name)
         decoded = file.decoded(name, copy)
         if decoded is not None:
             remarks = "; ".join([f"{name}: {decoded[1]}", *told])

@@ -554,7 +554,7 @@ class ArrayFile:
         return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
 
     def doubts(self, name: str) -> list[str]:
-        """What makes the values of an array doubtful, for the user to read: chunks that are not there, odd attributes."""
+        """What makes the values of an array doubtful, for the user to read: chunks not there, odd attributes."""
         with self._reading():
             data = self._found(name)[0]
             there, wanted = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)

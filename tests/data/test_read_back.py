@@ -283,3 +283,14 @@ def test_text_with_zero_bytes_old_line_ends_and_files_beside(tmp_path: Path) -> 
     (folder / "cats.txt").write_bytes("one\ntwo\n".encode("utf-16-le"))
     with pytest.raises(SourceError, match=r"cats.txt holds zero bytes: .*UTF-16\? Save it as UTF-8"):
         make(folder, tmp_path / "wide")
+
+
+def test_a_second_array_in_a_file_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    with (folder / "x.npy").open("wb") as file:
+        np.save(file, X)
+        np.save(file, X)
+    np.save(folder / "y.npy", Y)
+    told = make(folder, tmp_path / "out").understood
+    assert f"x: {128 + X.nbytes} bytes behind its array are not read: of a second one?" in told

@@ -234,7 +234,14 @@ class NumpySource(FieldSource):
         path = folder / (name if name.endswith(".npy") else f"{name}.npy")
         if not path.is_file():
             raise SourceError(f"no such file: {path}; give --label-field")
-        return self._rows_first(name, *_stored(path, 0, str(path)))
+        found, column_first = _stored(path, 0, str(path))
+        more = path.stat().st_size - _end_of(found)
+        array = self._rows_first(name, found, column_first)
+        told = [
+            array.remarks,
+            f"{name}: {more:,} bytes behind its array are not read: of a second one?" if more else "",
+        ]
+        return dataclasses.replace(array, remarks="; ".join(filter(None, told)))
 
     def _rows_first(self, name: str, array: PlacedArray, column_first: bool) -> PlacedArray:
         """An array whose samples lie one behind the other: itself, or a copy in C order with the samples first."""

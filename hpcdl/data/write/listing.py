@@ -89,10 +89,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
-            parts = dict(zip(fractions, np.diff(limits, axis=0, prepend=0), strict=True))
-            if len(facts.class_names) > 1:
-                told = remarks_on_division(facts.class_names, parts)
-                facts = dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+            facts = _with_division(facts, dict(zip(fractions, np.diff(limits, axis=0, prepend=0), strict=True)))
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -115,6 +112,12 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     )
     job.write(work)
     return job
+
+
+def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFacts:
+    """`facts` that also tell of classes too rare for a part of the division."""
+    told = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
 
 def _ask_of_classes(facts: SourceFacts, source: str) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.collectives import auto, halving_doubling, hierarchical, ring
-from hpcdl.collectives.workspace import Workspace
+from hpcdl.collectives.slices import Workspace
 from hpcdl.comm.mpi.communicator import world
 
 Array = NDArray[numpy.float32]

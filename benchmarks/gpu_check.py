@@ -24,8 +24,7 @@ from typing import Any
 
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.node.accelerators import told
-from hpcdl.node.profile import read_profile
-from hpcdl.node.settings import describe
+from hpcdl.node.profile import describe, read_profile
 from hpcdl.rank.results import now_text
 from hpcdl.strategies.table import STRATEGIES
 

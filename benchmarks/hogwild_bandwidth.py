@@ -29,7 +29,7 @@ from hpcdl.comm.observed import EXCHANGE, observe
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base.strategy import Context
-from hpcdl.strategies.elastic.equations import blocks
+from hpcdl.strategies.elastic.replica import blocks
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 PASSES = {

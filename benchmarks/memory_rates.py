@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 
 from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, plain_add, to_bfloat16
-from hpcdl.strategies.base.float16 import add_float16, cast
+from hpcdl.strategies.allreduce.compression import add_float16, cast
 
 SLICE = 1 << 18
 """Elements that a thread takes at a time: 1 MiB of float32, which stays in the cache."""

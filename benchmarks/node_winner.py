@@ -26,7 +26,7 @@ from typing import Any
 
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.machines import read_topology
-from hpcdl.node.settings import Settings, chosen, describe
+from hpcdl.node.profile import Settings, chosen, describe
 from hpcdl.node.topology import Topology
 from hpcdl.tuning.search import Search
 from hpcdl.tuning.space import Candidate, build_space, intel_guide, tensorflow_defaults

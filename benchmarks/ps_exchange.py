@@ -22,7 +22,7 @@ import numpy
 
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.collectives import halving_doubling, ring, tree
-from hpcdl.collectives.workspace import Workspace
+from hpcdl.collectives.slices import Workspace
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.parameter_server.placement import ITEM_BYTES, PLACEMENTS, held_bytes, imbalance, plan

@@ -24,8 +24,7 @@ from trainer_on_rank import DATA, build, run_on_ranks
 from hpcdl.comm.observed import RankMonitor
 from hpcdl.step import host
 from hpcdl.strategies.base import graph
-from hpcdl.supervision import safety
-from hpcdl.supervision.control import Control
+from hpcdl.supervision.control import Control, check_same_weights
 from hpcdl.supervision.watchdog import Actions, Watchdog
 
 PARTS = ("loss", "gradients", "agreement", "notes", "watch", "weights")
@@ -103,7 +102,7 @@ def measure(num_steps: int, model: str) -> None:
     for _ in range(3):
         communicator.barrier()
         start_s = time.perf_counter()
-        safety.check_same_weights(named, communicator, "between steps", "")
+        check_same_weights(named, communicator, "between steps", "")
         checks.append(time.perf_counter() - start_s)
     per_step = {name: seconds / num_steps for name, seconds in stopwatch.seconds.items()}
     per_step["watch"] = watch.cpu_s / num_steps

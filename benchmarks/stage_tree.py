@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.shaped_hosts import run_on
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
-from hpcdl.cluster.stage_env import UNPACK
+from hpcdl.cluster.own_env import UNPACK
 from hpcdl.comm.mpi.spread import BLOCK_BYTES
 from tests.lab.hosts import ADDRESSES, LOGIN, Lab, lab_folder
 from tests.lab.needs import missing

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcdl.cluster.stage_env import UNPACK, pack
+from hpcdl.cluster.own_env import UNPACK, pack
 
 IMPORTS = "mpi4py.MPI,h5py,tensorflow,keras,hpcdl.rank.main"
 _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((?:AT_FDCWD, )?\"([^\"]*)\"")

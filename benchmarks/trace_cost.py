@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.comm.observed import BUCKET, CONTROL, EXCHANGE, NOTHING, SENDING, NoRecorder
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
+from hpcdl.config.forms import FULL, OFF, STEPS
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
-from hpcdl.config.tracing import FULL, OFF, STEPS
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.statistics import estimate

@@ -4,6 +4,7 @@ from hpcdl.scripts.collectives.primitives import Average as Average
 from hpcdl.scripts.collectives.primitives import Max as Max
 from hpcdl.scripts.collectives.primitives import Mean as Mean
 from hpcdl.scripts.collectives.primitives import Min as Min
+from hpcdl.scripts.collectives.primitives import ProcessSet as ProcessSet
 from hpcdl.scripts.collectives.primitives import Product as Product
 from hpcdl.scripts.collectives.primitives import Sum as Sum
 from hpcdl.scripts.collectives.primitives import allgather as allgather
@@ -17,7 +18,6 @@ from hpcdl.scripts.collectives.primitives import broadcast_variables as broadcas
 from hpcdl.scripts.collectives.primitives import grouped_allreduce as grouped_allreduce
 from hpcdl.scripts.collectives.primitives import join as join
 from hpcdl.scripts.collectives.primitives import reducescatter as reducescatter
-from hpcdl.scripts.collectives.process_set import ProcessSet as ProcessSet
 from hpcdl.scripts.dataset import dataset as dataset
 from hpcdl.scripts.fit.adapted import adapt as adapt
 from hpcdl.scripts.fit.deferred import background as background
@@ -27,9 +27,10 @@ from hpcdl.scripts.fit.learning_rate import learning_rate_warmup as learning_rat
 from hpcdl.scripts.fit.metrics import Gathered as Gathered
 from hpcdl.scripts.fit.model import center_in_place as center_in_place
 from hpcdl.scripts.fit.variables import combine as combine
+from hpcdl.scripts.optimizer import DistributedGradientTape as DistributedGradientTape
 from hpcdl.scripts.optimizer import DistributedOptimizer as DistributedOptimizer
 from hpcdl.scripts.optimizer import load_model as load_model
-from hpcdl.scripts.process.kernels import fast_kernels as fast_kernels
+from hpcdl.scripts.process.measure import fast_kernels as fast_kernels
 from hpcdl.scripts.process.session import init as init
 from hpcdl.scripts.process.session import is_initialized as is_initialized
 from hpcdl.scripts.process.session import local_rank as local_rank
@@ -39,7 +40,6 @@ from hpcdl.scripts.process.session import rank as rank
 from hpcdl.scripts.process.session import shutdown as shutdown
 from hpcdl.scripts.process.session import size as size
 from hpcdl.scripts.state import State as State
-from hpcdl.scripts.tape import DistributedGradientTape as DistributedGradientTape
 
 __version__: str
 __all__: list[str]

@@ -54,7 +54,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "mpi4py": ("comm/mpi/*",),
     "h5py": ("data/format/hdf5*.py", "models/saved.py"),
     "optuna": ("study/proposals.py",),
-    "pyarrow": ("data/sources/tables/parquet.py",),
+    "pyarrow": ("data/sources/parquet.py",),
     "rich": ("core/progress.py", "report/terminal.py", "report/*/terminal.py"),
     "tensorflow": _TENSORFLOW,
     "keras": _TENSORFLOW,

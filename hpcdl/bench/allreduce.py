@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
-from hpcdl.collectives.measure import CANDIDATES, Row, measure, save_table, serves_auto, table_file
+from hpcdl.collectives.auto import CANDIDATES, Row, measure, save_table, serves_auto, table_file
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import Observed
 from hpcdl.config.load import Layer, as_toml_values, load
 from hpcdl.config.schema import AllreduceBenchConfig

@@ -23,7 +23,7 @@ from hpcdl.cluster.launchers import find_launcher
 from hpcdl.core.errors import CorruptError, StoppedEarly, UnknownNameError, UsageError
 from hpcdl.core.pages.page import escaped, page
 from hpcdl.core.paths import own_program
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.records.from_json import from_json
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.storage.disk import make_output_folder

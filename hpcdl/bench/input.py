@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, on_fresh_ranks, rank_program
 from hpcdl.cluster.environment import placement
 from hpcdl.comm.observed import Observed, observe
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import InputBenchConfig, InputBenchRun
 from hpcdl.core.progress import progress

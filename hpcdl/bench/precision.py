@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcdl.config.schema import PrecisionBenchConfig
 from hpcdl.data.format.dataset import open_dataset
-from hpcdl.models.spec import check_model_spec
+from hpcdl.models.table import check_model_spec
 
 FLOAT32 = "float32"
 

@@ -23,14 +23,14 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.core.errors import CorruptError, Interrupted, RankError
 from hpcdl.core.paths import own_program, user_cache_folder
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.progress import Progress
 from hpcdl.core.storage.disk import make_folder, make_private_folder, remove_folder, touch
 from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.launch.train import able_to_meet
 from hpcdl.node.machines import read_topology
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings
 
 REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _TELL_S = 0.5

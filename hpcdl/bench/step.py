@@ -25,10 +25,9 @@ from hpcdl.core.statistics import mean_of_known
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.launch.train import with_ranks
-from hpcdl.models.spec import model_name
+from hpcdl.models.table import model_name
 from hpcdl.node.machines import read_topology
-from hpcdl.node.profile import find_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings, find_profile
 from hpcdl.run.groups import near_memory
 from hpcdl.run.plan import check_averaging, check_open_servers, check_strategy
 from hpcdl.strategies.base.strategy import Context, Strategy

@@ -1,1 +1,1 @@
-"""One file per command: parse, call one function below, render. No logic."""
+"""One file per command, or a few that belong together: parse, call one function below, render. No logic."""

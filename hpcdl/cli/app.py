@@ -15,18 +15,15 @@ from hpcdl import __version__
 from hpcdl.cli.output import VERBOSE, command_in, put
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "data.shard": ("shard",),
-    "data.inspect": ("inspect",),
-    "node.tune_threads": ("tune-threads",),
-    "node.node": ("node",),
+    "data": ("shard", "inspect"),
+    "node": ("tune-threads", "node"),
     "training.train": ("train",),
     "study.sweep": ("sweep",),
     "study.search": ("search",),
     "study.predict": ("predict",),
     "training.run": ("run",),
-    "training.runs": ("runs", "diff"),
+    "training.runs": ("runs", "diff", "checkpoints"),
     "training.watch": ("watch",),
-    "training.checkpoints": ("checkpoints",),
     "training.evaluate": ("evaluate", "export"),
     "training.infer": ("infer",),
     "site.submit": ("submit",),
@@ -34,13 +31,11 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "study.report": ("report",),
     "training.trace": ("trace",),
     "study.bench": ("bench",),
-    "site.models": ("models",),
-    "site.strategies": ("strategies",),
+    "site.lists": ("models", "strategies", "examples"),
     "site.config": ("config",),
     "site.doctor": ("doctor",),
     "site.certify": ("certify",),
     "site.docs": ("docs", "explain"),
-    "site.examples": ("examples",),
     "site.env": ("env",),
 }
 """The commands of each file."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from hpcdl.config.compression import TYPED
-from hpcdl.config.tracing import STEPS, is_trace_spec
+from hpcdl.config.forms import STEPS, TYPED, is_trace_spec
 from hpcdl.core.errors import UsageError
 
 FIRST = "First of all"

@@ -9,8 +9,7 @@ import sys
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, without_place
-from hpcdl.core.processes.signals import ignore, keep_interrupts
-from hpcdl.core.processes.streams import Printed, outlive, use_utf8
+from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
 """Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""

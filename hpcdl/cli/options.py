@@ -13,9 +13,10 @@ import typer
 
 from hpcdl.cli.groups import ALIASES, completer, heading
 from hpcdl.cli.output import Commentary, say
-from hpcdl.config.compression import TYPED
+from hpcdl.config.forms import TYPED
 from hpcdl.config.load import (
     Layer,
+    MachineSettings,
     ResolvedConfig,
     all_settings,
     file_layer,
@@ -23,10 +24,11 @@ from hpcdl.config.load import (
     flatten,
     groups_of,
     load,
+    machine_in_force,
     set_layer,
     standard_layers,
+    take_environment,
 )
-from hpcdl.config.machine import MachineSettings, machine_in_force, take_environment
 from hpcdl.config.settings import Setting, settings_of
 
 if TYPE_CHECKING:
@@ -201,7 +203,7 @@ def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.launchers import find_launcher
-    from hpcdl.cluster.modules import go_on_with
+    from hpcdl.cluster.own_env import go_on_with
 
     run: StartConfig = settings.config.run
     if run.module is not None:

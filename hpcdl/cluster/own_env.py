@@ -1,4 +1,7 @@
-"""`hpcdl env create`: a virtual environment of the user's own that sees all packages of an installation.
+"""Environments that ranks run in: loaded modules, a user's own beside an installation, one packed for each node.
+
+Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each. One
+big file is read instead, by one node, which broadcasts it to the others (comm/mpi/spread).
 
 The installation stays as it is, for it may be everybody's. What is installed into the new environment comes before the
 installation's packages, and pip keeps to the installation's versions: nothing is there twice, and what cannot go with
@@ -7,27 +10,170 @@ it is refused by name. Ranks start with the Python of this environment, on every
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import hashlib
 import importlib.metadata
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcdl import __version__
+from hpcdl.cluster.launchers.base import Launcher
+from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.paths import own_program, share_folder
-from hpcdl.core.storage.disk import create, make_folder, make_link
+from hpcdl.core.paths import own_program, share_folder, user_cache_folder
+from hpcdl.core.storage.disk import create, make_folder, make_link, remove_file, replacing
 from hpcdl.core.storage.files import read_json
+from hpcdl.core.storage.lock import JOB_VARIABLES
+
+LOADED = "HPCDL_LOADED_MODULES"
+"""Set in what was started with modules, so that it does not load them again."""
+_SCRIPT = """
+names=$1 before=$(command -v hpcdl); shift
+if ! type module >/dev/null 2>&1; then
+  for init in "${LMOD_DIR:-/usr/share/lmod/lmod/libexec}/../init/bash" "${MODULESHOME:-/usr/share/modules}/init/bash"
+  do [ -r "$init" ] && . "$init" && break; done
+fi
+type module >/dev/null 2>&1 || { echo "hpcdl: --module $names: there is no command module here" >&2; exit 2; }
+for name in ${names//,/ }; do
+  told=$(module load "$name" 2>&1) && module load "$name" >/dev/null 2>&1 || {
+    told=$(echo $told); echo "hpcdl: --module $name cannot be loaded: ${told:0:160}; see module avail" >&2; exit 2
+  }
+done
+now=$(command -v hpcdl)
+[ -n "$now" ] && [ "$now" != "$before" ] && exec "$now" "${@:5}"
+exec "$@"
+"""
+"""Asks first in a subshell for what is said; a module that brings a hpcdl of its own is who goes on."""
+
+
+def go_on_with(modules: str, arguments: Sequence[str]) -> None:
+    """Start `hpcdl ARGUMENTS` anew, in place of this process, with `modules` (names by commas) loaded.
+
+    Comes back where they are loaded. UsageError without bash; whoever goes on says what cannot be loaded, and leaves
+    with 2.
+    """
+    if os.environ.get(LOADED) == modules:
+        return
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UsageError("--module needs bash; load the modules yourself, and leave it out")
+    command = [bash, "-c", _SCRIPT, "hpcdl", modules, sys.executable, "-P", "-m", "hpcdl", *arguments]
+    os.execve(bash, command, {**os.environ, LOADED: modules})
+
+
+_LEFT_OUT = {"bin/activate", "include"}
+_ENOUGH_S = 1800.0
+UNPACK = """
+umask 077
+said=$({ mkdir -- "$1" && tar -C "$1" -xf "$2"; } 2>&1) && exit
+read -r _ _ _ free _ < <(df -Ph -- "${1%/*}" | tail -n 1)
+echo "hpcdl: node $(uname -n): ${said%%$'\\n'*} ($free free in ${1%/*})" >&2
+exit 1
+"""
+"""mkdir refuses whatever is there already: a link, or a folder of somebody else's. `-` is standard input."""
+SPREADING = "spread: all ranks are there"
+"""What comm/mpi/spread prints as soon as MPI is up; what fails later is a node's own fault."""
+REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
+
+
+def fingerprint(prefix: Path) -> str:
+    """A name for the environment at `prefix`: changes with its place, its Python and its installed packages."""
+    base = base_of(prefix)
+    places = [prefix] if base is None else [prefix, base]
+    packages = [path.name for one in places for path in sorted(one.glob("lib/python*/site-packages/*.dist-info"))]
+    folders = [path for one in places for path in sorted(one.glob("lib/python*/site-packages"))]
+    stamps = [str(path.stat().st_mtime_ns) for path in folders]
+    text = "\n".join([*map(str, places), sys.version, *packages, *stamps])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pack(prefix: Path, folder: Path | None = None) -> Path:
+    """One uncompressed tar of the virtual environment at `prefix`; made once, taken from `folder` later.
+
+    What an environment of the user's own stands on comes along, in STAGED.
+
+    UsageError where `prefix` is not a virtual environment: only those know their Python from any place.
+    """
+    if not (prefix / "pyvenv.cfg").is_file():
+        raise UsageError(f"--stage-env: {prefix} is not a virtual environment; install hpcdl into one")
+    folder = folder or user_cache_folder() / "environments"
+    archive = folder / f"{fingerprint(prefix)}.tar"
+    if archive.is_file():
+        return archive
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(archive) as temporary, tarfile.open(temporary, "w") as tar:
+            for name in sorted(os.listdir(prefix)):  # noqa: PTH208  names, not paths
+                if name not in _LEFT_OUT:
+                    tar.add(prefix / name, arcname=name)
+            if (base := base_of(prefix)) is not None:
+                tar.add(base, arcname=STAGED)
+        for old in folder.glob("*.tar"):
+            if old != archive:
+                remove_file(old)
+    except OSError as error:
+        raise HpcdlError(
+            f"--stage-env: cannot write {archive}: {error.strerror}; set XDG_CACHE_HOME elsewhere"
+        ) from error
+    return archive
+
+
+def node_folder(environment: Mapping[str, str]) -> Path:
+    """Where each node unpacks: on its own storage, named by user and job, alike on all nodes."""
+    base = environment.get("HPCDL_NODE_STORAGE") or environment.get("TMPDIR") or "/tmp"
+    job = next((environment[name] for name in JOB_VARIABLES if environment.get(name)), "") or f"pid{os.getpid()}"
+    restart = environment.get("SLURM_RESTART_COUNT", "0")
+    return Path(base) / f"hpcdl-env-{getpass.getuser()}-{job}-{restart}-{os.getpid()}"
+
+
+@contextlib.contextmanager
+def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
+    """Unpack this Python's environment on `num_nodes` nodes; yields the Python that ranks are to be started with.
+
+    The folders are removed at the end, also after a signal that this process handles.
+    """
+    archive = pack(Path(sys.prefix))
+    folder = node_folder(environment)
+
+    def everywhere(*command: str, mpi: bool = False) -> None:
+        on_every_node(launcher, num_nodes, command, environment, timeout_s=_ENOUGH_S, what="--stage-env", mpi=mpi)
+
+    try:
+        if num_nodes < 2 or not _broadcast(everywhere, num_nodes, archive, folder):
+            everywhere("bash", "-c", UNPACK, "unpack", str(folder), str(archive))
+        yield str(folder / "bin" / Path(sys.executable).name)
+    finally:
+        with contextlib.suppress(HpcdlError):
+            everywhere("bash", "-c", REMOVE, "remove", str(folder))
+
+
+def _broadcast(everywhere: Callable[..., None], num_nodes: int, archive: Path, folder: Path) -> bool:
+    """Unpack everywhere what one node reads; False where no MPI starts here, so that each has to read for itself."""
+    unpack = ["bash", "-c", UNPACK, "unpack", str(folder), "-"]
+    try:
+        everywhere(*own_program("hpcdl.comm.mpi.spread", str(archive), str(num_nodes), *unpack), mpi=True)
+    except (NodesFailed, UsageError) as error:
+        if isinstance(error, NodesFailed) and SPREADING in error.printed:
+            raise
+        sys.stderr.write(f"hpcdl: {error}; no broadcast then: each node reads {archive} for itself\n")
+        return False
+    return True
+
 
 MARK = "hpcdl-env.json"
 """In the environment's folder; its `base` is the installation's environment."""
 STAGED = "hpcdl-base"
-"""Of a copy on a node's storage: the folder in it that holds what the environment stands on (cluster/stage_env.py)."""
+"""Of a copy on a node's storage: the folder in it that holds what the environment stands on (cluster/own_env.py)."""
 
 
 def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:

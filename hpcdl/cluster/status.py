@@ -19,8 +19,7 @@ from hpcdl.cluster.deaths import send_word
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.core.errors import CorruptError, RankError, StoppedEarly
 from hpcdl.core.processes.wall import WALL
-from hpcdl.core.records.run_record import from_json
-from hpcdl.core.records.run_state import RANKS
+from hpcdl.core.records.run_record import RANKS, from_json
 from hpcdl.core.storage.disk import rewrite
 from hpcdl.core.storage.files import parse_json, read_json, write_json
 

@@ -27,7 +27,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import CorruptError, Interrupted, RankError, StoppedEarly
 from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.storage.disk import make_folder, open_to_append, remove_file
 from hpcdl.core.storage.files import read_json

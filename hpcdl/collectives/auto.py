@@ -1,4 +1,4 @@
-"""The all-reduce that was measured fastest for each size on this machine.
+"""The all-reduce that was measured fastest for each size on this machine, and how that is measured.
 
 Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache. Where there is none, all
 ranks time the algorithms once, which takes a second or so, several where links are slow, and rank 0 keeps the result.
@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from dataclasses import asdict
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.collectives.measure import Timetable, load_table, measure, save_table, table_file
-from hpcdl.collectives.slices import flattened
+import numpy
+
+from hpcdl.collectives.slices import Cost, Workspace, flattened, unseen
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Cost, Workspace, unseen
 from hpcdl.comm.observed import for_control
+from hpcdl.core.errors import CorruptError
+from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.records.run_record import from_json
+from hpcdl.core.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished
+
 
 SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 """Bytes that are measured when there is no table. The last is a full bucket: what is as quick at 8 MiB may be slower by
@@ -97,3 +106,141 @@ def _agree(communicator: Communicator) -> Timetable:
 
 def _module(name: str) -> Any:
     return importlib.import_module(COLLECTIVES.entry(name).target.partition(":")[0])
+
+
+SCHEMA = "hpcdl.allreduce/3"
+"""Tables of /2 ended at 8 MiB, those of /1 held medians of three tries, which other work on a node made too long."""
+CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
+FEWEST = 2
+"""Tries of every algorithm, however long they take."""
+HOPELESS = 4.0
+"""An algorithm this many times slower than the best so far is not timed again at that size."""
+SMALL_BYTES = 64 << 10
+LARGE_BYTES, BEHIND = 16 << 20, 1.5
+"""From there on each call may take a second: who was so many times slower at the size before is not timed at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Seconds of each algorithm for one size, the slowest rank's: of its median try, or of its quickest."""
+
+    bytes: int
+    seconds: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The fastest algorithm."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timetable:
+    """Rows by size for one MPI library, number of ranks and number of nodes."""
+
+    schema: str = SCHEMA
+    library: str
+    ranks: int
+    nodes: int
+    rows: Sequence[Row]
+
+    def best(self, num_bytes: int) -> str:
+        """The fastest algorithm at the measured size that is nearest by ratio."""
+
+        def distance(row: Row) -> float:
+            return max(row.bytes, num_bytes, 1) / max(1, min(row.bytes, num_bytes))
+
+        return min(self.rows, key=distance).best
+
+
+def measure(
+    communicator: Communicator,
+    sizes: Sequence[int],
+    *,
+    names: Sequence[str] = CANDIDATES,
+    repeats: int = 3,
+    of_tries: Callable[[Sequence[float]], float] = statistics.median,
+    time_limit_s: float = float("inf"),
+    workspace: Workspace | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Timetable:
+    """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
+
+    One call of each warms up. `of_tries` makes one number of `repeats` tries; once a size has taken `time_limit_s`, no
+    more than two. Large sizes are left out for algorithms that are BEHIND. `tick` is called after each size.
+    """
+    kept = workspace or Workspace()
+    rows: list[Row] = []
+    for num_bytes in sizes:
+        samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows)}
+        spent_s = 0.0  # the same on every rank, as each sample is
+        for repeat in range(repeats + 1):
+            if repeat > FEWEST and spent_s > time_limit_s:
+                break
+            best = min((min(times) for times in samples.values() if times), default=float("inf"))
+            for name in samples:
+                if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
+                    continue
+                seconds = _time_once(communicator, name, num_bytes, kept)
+                spent_s += seconds
+                if repeat > 0:
+                    samples[name].append(seconds)
+        rows.append(Row(bytes=num_bytes, seconds={name: of_tries(tries) for name, tries in samples.items()}))
+        tick()
+    if workspace is None:
+        kept.close()
+    nodes = len(set(communicator.allgather_json(communicator.host)))
+    return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
+
+
+def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row]) -> Sequence[str]:
+    """Those of `names` that may be the fastest at this size; `rows` are those before."""
+    if num_bytes < LARGE_BYTES or not rows:
+        return names
+    seconds = rows[-1].seconds
+    return [name for name in names if name in seconds and seconds[name] <= BEHIND * min(seconds.values())]
+
+
+def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> float:
+    """Seconds of one call on the slowest rank: the same number on every rank."""
+    allreduce = COLLECTIVES.load(name)
+    buffer = workspace.scratch("measured", num_bytes // 4, numpy.float32)
+    buffer.fill(1)
+    communicator.barrier()
+    start_s = time.perf_counter()
+    allreduce(communicator, buffer, workspace)
+    return float(max(communicator.allgather_json(time.perf_counter() - start_s)))
+
+
+def serves_auto(sizes: Sequence[int]) -> bool:
+    """Whether times at these sizes (bytes, ascending) tell of every bucket, from small gradients to a full one."""
+    return sizes[0] <= SMALL_BYTES and sizes[-1] >= LARGE_BYTES
+
+
+def table_file(library: str, ranks: int, nodes: int, host: str) -> Path:
+    """Where a table is kept: one for each library, shape of job and family of hosts."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{library} {host_family(host)} {ranks} ranks {nodes} nodes").strip("-")
+    return user_cache_folder() / "allreduce" / f"{name}.json"
+
+
+def host_family(host: str) -> str:
+    """What hosts of one kind have in common: `cpu012` and `cpu7` are one."""
+    return re.sub(r"\d+", "", host.partition(".")[0])
+
+
+def load_table(path: Path) -> Timetable | None:
+    """The table in `path`; None where there is none, or one that cannot be used: measuring again mends it."""
+    try:
+        document: Any = read_json(path)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            return None
+        table = from_json(Timetable, document)
+    except (OSError, CorruptError, TypeError, ValueError):
+        return None
+    usable = table.rows and all(row.seconds and set(row.seconds) <= set(CANDIDATES) for row in table.rows)
+    return table if usable else None
+
+
+def save_table(path: Path, table: Timetable) -> None:
+    """Keep `table` for later runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(table))

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from hpcdl.collectives import ring
-from hpcdl.collectives.slices import flattened, span, spans
-from hpcdl.collectives.workspace import Cost, Workspace, unseen
+from hpcdl.collectives.slices import Cost, Workspace, flattened, span, spans, unseen
 from hpcdl.comm.arithmetic import plain_add
 
 if TYPE_CHECKING:

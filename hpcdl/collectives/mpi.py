@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcdl.collectives.slices import flattened
-from hpcdl.collectives.workspace import Cost, Workspace, unseen
+from hpcdl.collectives.slices import Cost, Workspace, flattened, unseen
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpcdl.collectives.fold import fold_for, fold_in, fold_out
-from hpcdl.collectives.slices import run_sliced
-from hpcdl.collectives.workspace import Cost, Workspace, unseen
+from hpcdl.collectives.slices import Cost, Workspace, run_sliced, unseen
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpcdl.collectives.slices import run_sliced, spans
-from hpcdl.collectives.workspace import Cost, Workspace, unseen
+from hpcdl.collectives.slices import Cost, Workspace, run_sliced, spans, unseen
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

@@ -1,4 +1,7 @@
-"""Large buffers travel in slices, a few under way at a time.
+"""How buffers travel: in slices, a few under way at a time; in pieces of unequal length; through kept scratch memory.
+
+Each rank sends each other one its piece directly, p - 1 messages of just the bytes that are wanted there: the least
+that can be sent, in one round, for groups of some hundred ranks at most.
 
 An algorithm describes the exchange of one slice as a generator: it posts messages, yields, and waits for them when it
 is resumed. `run_sliced` resumes the slices under way in turn, so that messages of some come in while another is summed;
@@ -13,10 +16,117 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcdl.collectives.workspace import Workspace, unseen
+import numpy
+
 from hpcdl.comm.arithmetic import plain_add
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator, Request
+
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What an all-reduce costs: `rounds` for a buffer of one slice, `bytes` sent by the busiest rank.
+
+    `chain_bytes` are those of the messages that follow one another, where they are more than a rank sends itself.
+    """
+
+    rounds: int
+    bytes: int
+    chain_bytes: int = 0
+
+    @property
+    def bytes_in_turn(self) -> int:
+        """What bandwidth costs: bytes that nobody can send at the same time."""
+        return max(self.bytes, self.chain_bytes)
+
+
+def unseen(part: Array) -> None:
+    """Nobody looks at what is finished."""
+
+
+class Workspace:
+    """Persistent scratch of one all-reduce on one communicator; not for use by two threads at once.
+
+    Buffers are touched once and kept: a fresh page costs more than the copy that it saves. `message_bytes` is
+    the largest message: longer buffers travel in slices that stay in the cache. `measure` lets `auto` time the
+    algorithms when it has no table; without it, `auto` goes by size alone, the same in every run.
+    """
+
+    def __init__(self, *, message_bytes: int = 4 << 20, measure: bool = True) -> None:
+        self.message_bytes = message_bytes
+        self.measure = measure
+        self._scratch: dict[Any, Array] = {}
+        self._kept: dict[Any, Any] = {}
+        self._closers: list[Callable[[], None]] = []
+
+    def scratch(self, key: Any, num_elements: int, dtype: Any) -> Array:
+        """A flat buffer of its own for each `key`; what it held before is undefined."""
+        num_bytes = num_elements * numpy.dtype(dtype).itemsize
+        if key not in self._scratch or self._scratch[key].nbytes < num_bytes:
+            self._scratch[key] = numpy.zeros(num_bytes, numpy.uint8)
+        view: Array = self._scratch[key][:num_bytes].view(dtype)
+        return view
+
+    def keep(self, key: Any, make: Callable[[], Kept], close: Callable[[Kept], None] = lambda _: None) -> Kept:
+        """What `make` returned when `key` was first asked for; `close` is called on it by `Workspace.close`."""
+        if key not in self._kept:
+            made = make()
+            self._kept[key] = made
+            self._closers.append(lambda: close(made))
+        kept: Kept = self._kept[key]
+        return kept
+
+    def close(self) -> None:
+        """Give everything back, sub-communicators too; every rank calls it."""
+        self._scratch.clear()
+        self._kept.clear()
+        while self._closers:
+            self._closers.pop()()
+
+
+def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
+    """Send `outgoing[rank]` to each rank, and fill `incoming[rank]` with what that one sends here.
+
+    Buffers are C-contiguous, lengths agree on both sides; pieces without elements are not sent.
+    """
+    rank, size = communicator.rank, communicator.size
+    incoming[rank][...] = outgoing[rank]
+    requests: list[Request] = []
+    for distance in range(1, size):
+        source, destination = (rank - distance) % size, (rank + distance) % size
+        if incoming[source].size:
+            requests.append(communicator.irecv(incoming[source], source))
+        if outgoing[destination].size:
+            requests.append(communicator.isend(outgoing[destination], destination))
+    for request in requests:
+        request.wait()
+
+
+def swap_numbers(communicator: Communicator, numbers: Array) -> Array:
+    """Row r of `numbers` (ranks, n), int64, to each rank r; row r of the result comes from there."""
+    theirs = numpy.empty_like(numbers)
+    swap_pieces(communicator, list(numbers), list(theirs))
+    return theirs
+
+
+def gather_pieces(communicator: Communicator, mine: Sequence[Array]) -> list[list[Array]]:
+    """Every rank's arrays, in rank order for each of `mine`; their first dimensions may differ over the ranks."""
+    lengths = numpy.array([len(array) for array in mine], numpy.int64)
+    everybody = swap_numbers(communicator, numpy.tile(lengths, (communicator.size, 1)))
+    gathered = []
+    for index, array in enumerate(mine):
+        pieces = [numpy.empty((length, *array.shape[1:]), array.dtype) for length in everybody[:, index]]
+        swap_pieces(communicator, [numpy.ascontiguousarray(array)] * communicator.size, pieces)
+        gathered.append(pieces)
+    return gathered
+
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished

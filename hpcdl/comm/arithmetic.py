@@ -1,8 +1,8 @@
 """Arithmetic on flat buffers in numpy alone: sums, bfloat16, and whether all numbers are finite.
 
 bfloat16 numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as
-often as a partial sum is sent, and no more. float16 is added by strategies/base/float16.py, and here where nobody says
-how. Replicas and servers look for NaN here, too.
+often as a partial sum is sent, and no more. float16 is added by strategies/allreduce/compression.py, and here where
+nobody says how. Replicas and servers look for NaN here, too.
 """
 
 from __future__ import annotations

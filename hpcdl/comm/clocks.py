@@ -2,7 +2,7 @@
 
 A clock that is read between the two halves of a round trip is known to half of that trip, whatever the network does:
 that is the error of a point. Ranks that read one kernel's clock need no messages. Scheme: Hunold and Carpen-Amarie
-2018 (hierarchical clock synchronisation in MPI); what lies between points is for the reader (trace/merge.py).
+2018 (hierarchical clock synchronisation in MPI); what lies between points is for the reader (trace/steps.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl.config.forms import UNASKED
 from hpcdl.config.settings import ALLOCATORS, AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
-from hpcdl.config.tracing import UNASKED
 
 CROSS_ENTROPY = "cross-entropy"
 ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."

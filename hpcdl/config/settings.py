@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hpcdl.config.compression import parse_compression
-from hpcdl.config.tracing import parse_trace
+from hpcdl.config.forms import parse_compression, parse_trace
 from hpcdl.core.errors import shown
 from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 

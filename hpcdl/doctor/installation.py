@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.cluster.own_env import base_of
-from hpcdl.config.load import Layer, load, site_rules, standard_layers
-from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
+from hpcdl.config.commands import load_submit
+from hpcdl.config.load import MACHINE_VARIABLE, Layer, load, machine_in_force, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
-from hpcdl.config.submit import load_submit
-from hpcdl.core.backend import other_backend
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.paths import site_config_file, user_config_folder
+from hpcdl.core.paths import other_backend, site_config_file, user_config_folder
 from hpcdl.core.storage.files import read_json, read_toml
 from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm.observed import NOTHING, NoRecorder, Observed, RankMonitor
-from hpcdl.config.tracing import OFF
+from hpcdl.config.forms import OFF
 from hpcdl.core.storage.disk import publish, touch
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.network import NetworkFaults
@@ -153,7 +153,7 @@ class Injection:
         return self._network.impair(communicator, self._tell_of_network)
 
     def trace_beside(self, text: str) -> str:
-        """What of the trace `text` (config/tracing.py) can be kept: a fault that flips bits hears in its place."""
+        """What of the trace `text` (config/forms.py) can be kept: a fault that flips bits hears in its place."""
         return OFF if any(fault.bucket is not None for fault in self._all) else text
 
     def _num_hosts(self, communicator: Observed) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.core.paths import own_program
-from hpcdl.core.records.run_state import LOST, continues, state_of
+from hpcdl.core.records.run_record import LOST, continues, state_of
 from hpcdl.run.ended import note_lost, stamp_of
 from hpcdl.trace.recorder import collect, collect_abandoned, is_written, places_in
 

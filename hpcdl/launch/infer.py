@@ -13,11 +13,10 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
-from hpcdl.config.infer import InferConfig
+from hpcdl.config.commands import InferConfig
 from hpcdl.config.load import ResolvedConfig
-from hpcdl.core.backend import check_backend
-from hpcdl.core.paths import own_program
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.paths import check_backend, own_program
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.train import (
@@ -28,7 +27,7 @@ from hpcdl.launch.train import (
     ranks_on_node,
     with_ranks,
 )
-from hpcdl.models.spec import model_name
+from hpcdl.models.table import model_name
 from hpcdl.node.machines import read_topology
 from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected

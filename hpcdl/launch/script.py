@@ -20,9 +20,8 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.config.load import ResolvedConfig, as_toml_values
 from hpcdl.config.schema import ScriptConfig
-from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import UsageError
-from hpcdl.core.paths import own_program
+from hpcdl.core.paths import check_backend, own_program
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.units import SAMPLES
 from hpcdl.launch.guard import guarded
@@ -40,9 +39,9 @@ from hpcdl.node.machines import read_topology
 from hpcdl.run import rundir
 from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
-from hpcdl.run.going_back import check_going_back
+from hpcdl.run.listing import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
-from hpcdl.scripts.process.kernels import KERNELS_VARIABLE
+from hpcdl.scripts.process.measure import KERNELS_VARIABLE
 from hpcdl.scripts.process.undistributed import ALLOWED_VARIABLE
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected
@@ -173,7 +172,7 @@ def run_inside(
     if undistributed:
         os.environ[ALLOWED_VARIABLE] = "1"
     os.environ.update(_kernels(resolved.config))
-    from hpcdl.core.processes.signals import caught
+    from hpcdl.core.processes.streams import caught
     from hpcdl.rank.start import Joined, as_rank
     from hpcdl.scripts.process.exit import speaks_first
     from hpcdl.scripts.process.script import execute, interrupt

@@ -12,10 +12,9 @@ from hpcdl.core.records.run_record import read_record
 from hpcdl.report.runs.findings import HostNetwork, SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.findings import Findings, findings
-from hpcdl.trace.merge import Merged, merge, read_run
 from hpcdl.trace.network import HostTraffic
 from hpcdl.trace.recorder import FOLDER
-from hpcdl.trace.steps import Steps, readiness, steps_of
+from hpcdl.trace.steps import Merged, Steps, merge, read_run, readiness, steps_of
 
 MOST_TRACES = 12
 """Of a report: each is read whole."""

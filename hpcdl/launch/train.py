@@ -23,33 +23,30 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
-from hpcdl.comm.tcp.communicator import make_secret
+from hpcdl.comm.tcp import make_secret
 from hpcdl.config.load import Config, ResolvedConfig, as_toml_values, flatten, replace
 from hpcdl.config.schema import RanksConfig, StartConfig, TrainConfig
 from hpcdl.config.settings import AUTO
-from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import Interrupted, StoppedEarly, UsageError
-from hpcdl.core.paths import own_program
+from hpcdl.core.paths import check_backend, own_program
 from hpcdl.core.processes.lifeline import identity
-from hpcdl.core.processes.signals import StopRequest, caught
+from hpcdl.core.processes.streams import StopRequest, caught
 from hpcdl.core.protocols import Communicator, LaunchPlan
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.storage.lock import check_free
 from hpcdl.launch.guard import guarded
 from hpcdl.launch.relaunch import check_starts_ranks, until_done
-from hpcdl.models.spec import model_name
+from hpcdl.models.table import model_name
 from hpcdl.node.engine import check_library, is_preloaded
-from hpcdl.node.environment import ALLOCATOR, environment_of
 from hpcdl.node.machines import read_topology
-from hpcdl.node.plan import launch_plan
-from hpcdl.node.profile import find_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.plan import ALLOCATOR, environment_of, launch_plan
+from hpcdl.node.profile import Settings, find_profile
 from hpcdl.node.topology import Topology
 from hpcdl.run import groups as chips
 from hpcdl.run import rundir, shrink
 from hpcdl.run.ended import end_noted
-from hpcdl.run.going_back import check_going_back
 from hpcdl.run.journal import EventHandler, JournalReader
+from hpcdl.run.listing import check_going_back
 from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare, with_own_period
 from hpcdl.run.shrink import check_least, check_shrunk, with_least
 from hpcdl.strategies.table import find_strategy
@@ -199,11 +196,11 @@ def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManage
     """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
     if not run.stage_env:
         return nullcontext(sys.executable)
-    from hpcdl.cluster import stage_env
+    from hpcdl.cluster import own_env
 
     num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
     left_out = {name: value for name, value in plan.environment.items() if name == LEFT_OUT_VARIABLE}
-    return stage_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
+    return own_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
 
 
 def choose_run_dir(run_plan: RunPlan) -> Path:
@@ -252,7 +249,7 @@ def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tup
 
 
 def chosen_settings(run: RanksConfig) -> dict[str, Any]:
-    """What `run` says of a rank's engine itself, as settings of a node by name (node/settings.py)."""
+    """What `run` says of a rank's engine itself, as settings of a node by name (node/profile.py)."""
     found: dict[str, Any] = {}
     if run.onednn != AUTO:
         found["onednn"] = run.onednn == "on"

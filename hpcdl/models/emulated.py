@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.core.errors import carried
-from hpcdl.models.spec import Emulation
+from hpcdl.models.table import Emulation
 
 FORWARD = 1 / 3
 """The share of a training step that the forward pass takes (papers: training is about three times forward)."""

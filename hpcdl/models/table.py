@@ -1,17 +1,29 @@
-"""The networks by name, with their sizes: static, so that listing them loads no Keras.
+"""The networks by name, with their sizes, and what `--model` may say: static, so that neither loads Keras.
 
 A builder, `build(num_classes, input_shape)`, returns a Keras model that takes float images (N,H,W,C) scaled to [0, 1]
 and gives float32 logits (N, num_classes), without a softmax; a network with auxiliary heads gives a list of them, the
 main one first. The tests compare every number here with what is built.
+
+A spec is a name of the table, `path/to/file.py:function`, `package.module:function`, or `emulated:NAME:SECONDS`.
+Modules are looked for as Python does, along sys.path, which never gains the current folder here; files are read where
+the spec says.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.registry import Entry, Registry
+from hpcdl.core.storage.files import read_bytes
+from hpcdl.core.units import parse_seconds
 
 FLOP_PER_CORE_AND_SECOND = 50e9
 """Single precision, in training: between a many-core and a server core; a guess, and told as one."""
@@ -181,3 +193,200 @@ def check_input(name: str, num_classes: int, input_shape: Sequence[int]) -> None
 
 def _shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "no shape"
+
+
+FORMS = "a name from `hpcdl models`, path/to/file.py:function, package.module:function or emulated:NAME:SECONDS"
+EMULATED = "emulated:"
+MOST_WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFunction:
+    """A function of the user's own: in the file `path`, or in the importable `module`; `what` it is for."""
+
+    path: Path | None = None
+    module: str = ""
+    function: str
+    what: str = "model"
+
+    @property
+    def forms(self) -> str:
+        """What may be given in its place."""
+        return FORMS if self.what == "model" else "path/to/file.py:function or package.module:function"
+
+    def __str__(self) -> str:
+        return f"{self.path or self.module}:{self.function}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """The variables of the table's `network`, whose computing is a wait of `seconds` a step.
+
+    `noise` is the standard deviation of the wait's logarithm.
+    """
+
+    network: str
+    seconds: float
+    noise: float = 0.0
+
+
+def parse_emulation(spec: str) -> Emulation | None:
+    """What `emulated:resnet50:0.7s` or `emulated:resnet50:0.7s:5%` says; None for another spec."""
+    if not spec.startswith(EMULATED):
+        return None
+    name, _, rest = spec.removeprefix(EMULATED).partition(":")
+    wait, _, noise = rest.partition(":")
+    if name not in MODELS:
+        raise UnknownNameError("model to emulate", name, MODELS)
+    try:
+        found = Emulation(network=name, seconds=parse_seconds(wait), noise=float(noise.removesuffix("%") or 0) / 100)
+    except ValueError:
+        found = Emulation(network=name, seconds=math.nan)
+    if not (0 < found.seconds <= MOST_WAIT_S and 0 <= found.noise <= 1):
+        raise UsageError(
+            f"model {spec!r} is not understood; give the network, its time for a step and how much that varies:"
+            " emulated:resnet50:0.7s or emulated:resnet50:0.7s:5%"
+        )
+    return found
+
+
+def parse_spec(spec: str) -> str | UserFunction:
+    """A table name (that of the network where it is emulated), or the user's function; UsageError for all else."""
+    if spec in MODELS:
+        return spec
+    if emulation := parse_emulation(spec):
+        return emulation.network
+    if ":" not in spec and not _names_file(spec):
+        raise UnknownNameError("model", spec, MODELS)
+    return parse_function(spec)
+
+
+def parse_function(spec: str, what: str = "model") -> UserFunction:
+    """The user's function that `spec` names, for `what`; UsageError where it names none."""
+    source, colon, function = spec.rpartition(":")
+    asked = UserFunction(function="", what=what)
+    if not colon and _names_file(spec):
+        usual = "build" if what == "model" else what
+        raise UsageError(f"{what} {spec!r} names a file but no function in it; write {spec}:{usual}")
+    if not source or not function.isidentifier():
+        raise UsageError(f"{what} {spec!r} is not understood; give {asked.forms}")
+    if _names_file(source):
+        return replace(asked, path=Path(source).expanduser(), function=function)
+    if not all(part.isidentifier() for part in source.split(".")):
+        raise UsageError(f"{what} {spec!r}: {source!r} is neither a .py file nor a module; give {asked.forms}")
+    return replace(asked, module=source, function=function)
+
+
+def _names_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source
+
+
+def model_name(spec: str) -> str:
+    """A short name for records and folders: the table's, or that of the user's file (and function, unless `build`)."""
+    builder = parse_spec(spec)
+    if isinstance(builder, str):
+        return builder if spec in MODELS else re.sub(r"[^\w.-]", "-", spec.removesuffix("%"))
+    stem = builder.path.stem if builder.path else builder.module.rpartition(".")[2]
+    name = stem if builder.function == "build" else f"{stem}-{builder.function}"
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def loss_weights(spec: str) -> tuple[float, ...] | None:
+    """The weight of each output's loss, main output first; None for a user's model: every output counts the same."""
+    builder = parse_spec(spec)
+    return model_info(builder).loss_weights if isinstance(builder, str) else None
+
+
+def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None) -> None:
+    """Raise UsageError for what can be seen to be wrong with `spec` without running it or importing Keras.
+
+    That is an unknown name, a network that does not take `classes` or `input_shape` (H, W, C), a missing file or
+    module, a syntax error, a function that is not there.
+    """
+    builder = parse_spec(spec)
+    if isinstance(builder, str):
+        info = model_info(builder)
+        num_classes = info.classes if classes is None else classes
+        check_input(builder, num_classes, info.input_shape if input_shape is None else input_shape)
+        return
+    check_function(builder)
+
+
+def check_function(builder: UserFunction) -> None:
+    """Raise UsageError for what can be seen to be wrong with a user's function without running its file."""
+    source = existing_file(builder) if builder.path else _module_source(builder)
+    if source is not None:
+        _check_function(builder, source)
+
+
+def existing_file(builder: UserFunction) -> Path:
+    """The file of `builder`; UsageError where there is none."""
+    path = builder.path
+    if path is None or not path.is_file():
+        raise UsageError(f"{builder.what} {str(builder)!r}: there is no file {str(path)!r}; give {builder.forms}")
+    return path
+
+
+def _module_source(builder: UserFunction) -> Path | None:
+    """The source file of a module, found without importing its packages; None where it has none (compiled)."""
+    top, *rest = builder.module.split(".")
+    found: ModuleSpec | None = importlib.util.find_spec(top)
+    for part in rest:
+        locations = found.submodule_search_locations if found else None
+        # Only the last part of the name is asked for: the finder would import the packages of a full name.
+        found = PathFinder.find_spec(part, list(locations)) if locations is not None else None
+    if found is None:
+        raise module_missing(builder)
+    return Path(found.origin) if found.origin and found.origin.endswith(".py") else None
+
+
+def module_missing(builder: UserFunction) -> UsageError:
+    """The error for a module that sys.path does not lead to."""
+    return UsageError(
+        f"{builder.what} {str(builder)!r}: Python finds no module {builder.module!r}; install its package, add its "
+        f"folder to PYTHONPATH, or give path/to/file.py:{builder.function}"
+    )
+
+
+def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
+    """The error for a function that the file or module does not have."""
+    source = builder.path or builder.module
+    return UnknownNameError(f"{builder.what} function in {source}:", builder.function, known)
+
+
+def _check_function(builder: UserFunction, source: Path) -> None:
+    try:
+        tree = ast.parse(read_bytes(source), str(source))
+        names = _bound_names(tree.body)
+    except SyntaxError as error:
+        raise UsageError(
+            f"{builder.what} {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}"
+        ) from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep for its parser
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{builder.what} {str(builder)!r}: {source} is no Python source: {reason}") from error
+    if builder.function not in names and "*" not in names and "__getattr__" not in names:
+        raise function_missing(builder, _functions(tree.body))
+
+
+def _functions(body: Sequence[ast.stmt]) -> list[str]:
+    return [node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+
+
+def _bound_names(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that the statements bind at module level; `*` where a star import may bind any."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and _stored(item)}
+            inner = [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+            names |= _bound_names(inner)
+    return names
+
+
+def _stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)

@@ -14,7 +14,7 @@ from hpcdl.core.paths import share_folder
 from hpcdl.core.storage.files import read_toml
 from hpcdl.node import hwloc, sysfs
 from hpcdl.node.accelerators import cpus_near_shown, shown
-from hpcdl.node.settings import Settings, settings_from
+from hpcdl.node.profile import Settings, settings_from
 from hpcdl.node.topology import Topology
 
 KEYS = {

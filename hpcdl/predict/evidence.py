@@ -10,20 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdl.config.compression import NONE
+from hpcdl.config.forms import NONE
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
-from hpcdl.core.records.run_state import is_measured
+from hpcdl.core.records.run_record import is_measured
 from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted
-from hpcdl.models.facts import SAVED, OwnModel, facts_of, is_own
-from hpcdl.models.spec import EMULATED
-from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
+from hpcdl.models.load import SAVED, OwnModel, facts_of, is_own
+from hpcdl.models.table import EMULATED, FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.calibration import MeasuredStep
-from hpcdl.predict.forms import coded_bytes_of
 from hpcdl.predict.jobs import (
     ITEM_BYTES,
     RankLayout,
@@ -36,6 +34,7 @@ from hpcdl.predict.jobs import (
     parts_of,
     streaming_of,
 )
+from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run, positive
@@ -84,7 +83,7 @@ class Evidence:
     templates: Mapping[str, StepJob] = field(default_factory=dict)
     """The largest measured job of each strategy, by label (jobs.py): later ones have its settings."""
     coded_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Of each form of gradients that takes computing of its own and was run (forms.py)."""
+    """Of each form of gradients that takes computing of its own and was run (messages.py)."""
     data: str = ""
     """What was trained on, as `--data` takes it; empty where no record says so."""
     trained: str = ""

@@ -21,6 +21,8 @@ from hpcdl.predict.ensemble import (
     NEVER_RUN_ERROR,
     OWN_SPEED_ERROR,
     TIMELINE,
+    Foreseen,
+    MeasuredSizes,
     Weighing,
     error_of,
     mixed,
@@ -31,7 +33,6 @@ from hpcdl.predict.ensemble import (
 )
 from hpcdl.predict.evidence import Evidence, Learning, sample_bytes
 from hpcdl.predict.jobs import StepJob
-from hpcdl.predict.models import Foreseen, MeasuredSizes
 from hpcdl.predict.network import UNKNOWN, Network
 from hpcdl.predict.timeline import StepTime, simulate
 

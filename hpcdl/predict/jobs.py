@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.config.compression import NONE, PLAIN
+from hpcdl.config.forms import NONE, PLAIN
 from hpcdl.config.schema import BUCKET_BYTES
 from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import share_folder
 from hpcdl.core.storage.files import read_json
-from hpcdl.models.spec import parse_emulation
+from hpcdl.models.table import parse_emulation
 from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 from hpcdl.strategies.table import ALIASES, STRATEGIES
@@ -31,7 +31,7 @@ class StepJob:
     where a trace has it: shares of all bytes, as they leave, and of computing when these are there. The weights of
     streaming-diloco are exchanged in `fragments`, each beside `overlap` steps. `period_within` (0: none) is that of the
     workers of one node. Gradients travel as `compress` says; in forms with fewer than 16 bits a value `coded_bytes`
-    stand for what a rank sends (forms.py).
+    stand for what a rank sends (messages.py).
     """
 
     strategy: str

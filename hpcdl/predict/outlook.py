@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.compression import NONE
+from hpcdl.config.forms import NONE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.units import common_unit

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from hpcdl.predict.forms import coded_messages
 from hpcdl.predict.jobs import StepJob, kind_of
-from hpcdl.predict.messages import Messages, allreduce_messages, buckets_of, server_loads
+from hpcdl.predict.messages import Messages, allreduce_messages, buckets_of, coded_messages, server_loads
 from hpcdl.predict.network import Network
 from hpcdl.strategies.elastic.methods import METHODS
 

@@ -17,10 +17,9 @@ from hpcdl.checkpoint.state import moving_statistics
 from hpcdl.comm.observed import observe
 from hpcdl.core.errors import CorruptError, HpcdlError, RankError, StoppedEarly, UsageError
 from hpcdl.core.records.run_record import HistoryPoint, from_json
-from hpcdl.rank.center import move_to_center
-from hpcdl.rank.parts import Parts
+from hpcdl.rank.parts import Parts, Trainer
+from hpcdl.rank.saver import move_to_center
 from hpcdl.rank.synchronous import FLUSH_STEPS
-from hpcdl.rank.trainer import Trainer
 from hpcdl.step.clock import Outcome
 from hpcdl.step.host import Position
 from hpcdl.strategies.allreduce.worker import broadcast_variables

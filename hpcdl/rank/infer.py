@@ -23,7 +23,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed, RankMonitor, observe
 from hpcdl.config.load import flatten
 from hpcdl.core.errors import CorruptError, HpcdlError, StoppedEarly
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.records.run_record import (
     FILE_NAME,
@@ -45,14 +45,14 @@ from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import Done, OutputsPlan, Task, whole_batches
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.faults.inject import Injection
-from hpcdl.node.gpu_use import GpuUse
+from hpcdl.node.accelerators import GpuUse
 from hpcdl.rank.main import supervised
 from hpcdl.rank.results import facts_of_place, now_text, peak_memory_bytes, processors, with_devices
 from hpcdl.rank.start import leave
 from hpcdl.run.inference import InferencePlan, asked, blank_record, check_same, prepare
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.supervision import runtime
-from hpcdl.supervision.safety import check_same_start
+from hpcdl.supervision.control import check_same_start
 from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Limits, Watchdog
 from hpcdl.trace.recorder import recording
 

@@ -22,7 +22,7 @@ from hpcdl.run.journal import EventHandler
 from hpcdl.run.plan import RunPlan
 from hpcdl.run.shrink import ShrunkRun, workers_and_servers
 from hpcdl.strategies.base.strategy import Context
-from hpcdl.supervision import runtime, safety
+from hpcdl.supervision import control, runtime
 from hpcdl.supervision.pace import WINDOWS, Eviction, PaceKeeper
 from hpcdl.supervision.watchdog import Actions, Limits, Watchdog
 from hpcdl.trace.recorder import recording
@@ -189,4 +189,4 @@ def _check_same_start(run_plan: RunPlan, communicator: Communicator, software: d
     facts = {f"version of {name}": version for name, version in software.items()}
     facts["data manifest"] = run_plan.dataset.checksum
     facts |= {f"--{key}": str(value) for key, value in flatten(config).items() if key != "run-dir"}
-    safety.check_same_start(facts, communicator)
+    control.check_same_start(facts, communicator)

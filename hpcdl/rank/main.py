@@ -18,8 +18,7 @@ from hpcdl.cluster.supervise import LAUNCH_VARIABLE, STATUS_VARIABLE
 from hpcdl.comm.agree import SilentExit
 from hpcdl.comm.observed import Observed, RankMonitor, observe
 from hpcdl.core.errors import HpcdlError, RankError, StoppedEarly, kind_of, original
-from hpcdl.core.processes.signals import StopRequest
-from hpcdl.core.processes.streams import outlive
+from hpcdl.core.processes.streams import StopRequest, outlive
 from hpcdl.core.storage.lock import writing
 from hpcdl.rank.job import run_rank
 from hpcdl.rank.start import (

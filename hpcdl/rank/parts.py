@@ -1,4 +1,7 @@
-"""What both loops are made of: steps, batches, evaluation, checkpoints; they differ in who waits for whom."""
+"""What both loops are made of: steps, batches, evaluation, checkpoints; they differ in who waits for whom.
+
+What the two loops have in common: workers that step together (synchronous.py) and those that do not.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,14 @@ from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.checkpoint.memory import LocalCopies
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.core.errors import Interrupted, StoppedEarly
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import HistoryPoint, history_point
 from hpcdl.data.read.pipeline import Batches, GraphBatches, evaluation_batches, training_batches
 from hpcdl.faults.inject import Injection
-from hpcdl.rank.center import center_in_place
-from hpcdl.rank.saver import Saver
+from hpcdl.rank.saver import Saver, center_in_place
 from hpcdl.run.journal import Journal
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome, StepClock
@@ -34,11 +36,43 @@ from hpcdl.step.host import HostStep, Position
 from hpcdl.step.objective import Objective, objective_of
 from hpcdl.step.optimizers import build_optimizer
 from hpcdl.step.preprocess import augmentation_of
+from hpcdl.strategies.base.salvage import Center
 from hpcdl.strategies.base.strategy import Worker
 from hpcdl.supervision.control import FOR_MORE, Room
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+class Trainer:
+    """Trains with `parts` on one worker, from where a checkpoint or a smaller group stands to the end.
+
+    What a loop does not need for going on with fewer workers does nothing here.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def run(self) -> Outcome:
+        """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
+        raise NotImplementedError
+
+    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+        """Where this worker stands, of a state kept after `step` with `facts` and this rank's `own` arrays."""
+        raise NotImplementedError
+
+    def rejoin(self) -> None:
+        """The parts have joined another group."""
+
+    def progress(self, center: Center | None) -> dict[str, Any]:
+        """What `position_at` takes beside the parts' facts, now that it is known what `center` has counted."""
+        return {}
+
+    def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Worker 0 is lost and this one takes its place; `events` are what it has written into the journal."""
+
+    def owe_epoch_end(self, owes: bool) -> None:
+        """Whether an epoch was over when the group broke, and nobody has evaluated."""
 
 
 class Parts:

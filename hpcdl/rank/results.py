@@ -30,7 +30,7 @@ from hpcdl.core.records.run_record import (
 )
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import format_list
-from hpcdl.node.gpu_use import GpuUse
+from hpcdl.node.accelerators import GpuUse
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome

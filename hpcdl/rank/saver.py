@@ -1,11 +1,17 @@
-"""A worker's state on its way into checkpoints and into copies in its node's memory."""
+"""A worker's state on its way into checkpoints and into copies in its node's memory.
+
+The center of a strategy whose workers differ, put into a model: for a while, or for good.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from hpcdl.checkpoint import state
 from hpcdl.checkpoint.background import BackgroundWork
@@ -16,13 +22,43 @@ from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.errors import NotFiniteError
 from hpcdl.core.protocols import Communicator
 from hpcdl.faults.inject import Injection
-from hpcdl.rank.center import center_in_place
 from hpcdl.step.host import HostStep
-from hpcdl.supervision.control import Room
-from hpcdl.supervision.safety import check_kept
+from hpcdl.strategies.base.strategy import Worker
+from hpcdl.supervision.control import Room, check_kept
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+@contextlib.contextmanager
+def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
+    """Inside, `variables` (the trainable ones) hold the center, afterwards the worker's own values again.
+
+    Collective; does nothing where the strategy has no center.
+    """
+    center = worker.center()
+    if center is None:
+        yield
+        return
+    own = [numpy.array(variable) for variable in variables]
+    assign_all(variables, center)
+    try:
+        yield
+    finally:
+        assign_all(variables, own)
+
+
+def move_to_center(worker: Worker, variables: Sequence[Any]) -> None:
+    """Leave the center in `variables` for good. Collective."""
+    center = worker.center()
+    if center is not None:
+        assign_all(variables, center)
+
+
+def assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Give each variable its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 class Saver:

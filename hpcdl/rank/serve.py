@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcdl.comm.observed import EXCHANGE, Observed
 from hpcdl.core.errors import BrokenGroup
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.records.run_record import RankRecord
 from hpcdl.rank import results
 from hpcdl.run.plan import RunPlan

@@ -30,8 +30,8 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.core.storage.lock import writing
 from hpcdl.rank import results
-from hpcdl.rank.center import assign_all, move_to_center
-from hpcdl.rank.trainer import Trainer
+from hpcdl.rank.parts import Trainer
+from hpcdl.rank.saver import assign_all, move_to_center
 from hpcdl.run import rundir
 from hpcdl.run.journal import Journal, events_since_start
 from hpcdl.run.plan import RunPlan

@@ -91,11 +91,11 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
     mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
     check_own_node(mpi=mpi and place.size > 1)
     if place.size == 1:
-        from hpcdl.comm.threads.communicator import alone
+        from hpcdl.comm.threads import alone
 
         return alone()
     if not mpi:
-        from hpcdl.comm.tcp.communicator import control_world, make_secret
+        from hpcdl.comm.tcp import control_world, make_secret
 
         if place.rank == 0 and STATUS_VARIABLE not in os.environ:
             make_secret(rendezvous_dir(place))
@@ -116,7 +116,7 @@ def rendezvous_dir(place: Placement) -> Path:
 def close_rendezvous(place: Placement) -> None:
     """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
     if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
-        from hpcdl.comm.tcp.communicator import RENDEZVOUS_NAMES
+        from hpcdl.comm.tcp import RENDEZVOUS_NAMES
 
         remove_folder(rendezvous_dir(place), RENDEZVOUS_NAMES)
 

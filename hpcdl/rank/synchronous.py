@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint import state
 from hpcdl.data.format.order import Shift, continues_at
-from hpcdl.rank.center import center_in_place, move_to_center
-from hpcdl.rank.parts import Parts
-from hpcdl.rank.trainer import Trainer
+from hpcdl.rank.parts import Parts, Trainer
+from hpcdl.rank.saver import center_in_place, move_to_center
 from hpcdl.step.clock import Outcome
 from hpcdl.step.host import Position
-from hpcdl.supervision import safety
-from hpcdl.supervision.control import FOR_MORE, Control, time_allowed
+from hpcdl.supervision.control import FOR_MORE, Control, check_same_weights, time_allowed
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -86,7 +84,7 @@ class SynchronousTrainer(Trainer):
             if safety_every and done % safety_every == 0:
                 with center_in_place(parts.worker, parts.trainable):
                     named = {variable.path: variable for variable in parts.trainable}
-                    safety.check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
+                    check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
             ends_epoch = done % run_plan.steps_per_epoch == 0 or done == run_plan.num_steps
             if ends_epoch and self._end_epoch(began):
                 break

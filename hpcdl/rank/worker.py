@@ -16,11 +16,10 @@ import tensorflow as tf
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.checkpoint.background import BackgroundWork, most_patience_s, way_for
-from hpcdl.checkpoint.facts import Facts, check_facts, kind_for
+from hpcdl.checkpoint.folders import Facts, check_facts, kind_for
 from hpcdl.checkpoint.interval import CheckpointInterval
-from hpcdl.checkpoint.memory import LocalCopies, newest_common, place
+from hpcdl.checkpoint.memory import LocalCopies, newest_common, place, recover
 from hpcdl.checkpoint.parity import NO_REDUNDANCY, NONE, GroupParity, Redundancy
-from hpcdl.checkpoint.recovery import recover
 from hpcdl.cluster.supervise import LAUNCHED_BY_VARIABLE
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
@@ -32,19 +31,18 @@ from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
 from hpcdl.models.load import load_model
-from hpcdl.node.gpu_use import GpuUse
+from hpcdl.node.accelerators import GpuUse
 from hpcdl.rank import results
 from hpcdl.rank.asynchronous import AsynchronousTrainer
-from hpcdl.rank.parts import Parts
+from hpcdl.rank.parts import Parts, Trainer
 from hpcdl.rank.shrink import InPlaceRecovery
 from hpcdl.rank.synchronous import SynchronousTrainer
-from hpcdl.rank.trainer import Trainer
-from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
-from hpcdl.run.outputs import losses_of
+from hpcdl.run.listing import step_to_resume
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.run.shrink import ShrunkRun
+from hpcdl.run.trained_data import losses_of
 from hpcdl.step.bucket_size import BucketChoice
 from hpcdl.step.kernels.table import use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed

@@ -30,9 +30,18 @@ from hpcdl.core.errors import (
     printable,
     without_place,
 )
-from hpcdl.core.processes.signals import caught
-from hpcdl.core.records.run_record import FILE_NAME, RunRecord, read_record, write_record
-from hpcdl.core.records.run_state import FAILED, FINISHED, LOST, RUNNING, STOPPED
+from hpcdl.core.processes.streams import caught
+from hpcdl.core.records.run_record import (
+    FAILED,
+    FILE_NAME,
+    FINISHED,
+    LOST,
+    RUNNING,
+    STOPPED,
+    RunRecord,
+    read_record,
+    write_record,
+)
 from hpcdl.run.faults import parse_faults, settled
 from hpcdl.run.journal import events_since_start
 

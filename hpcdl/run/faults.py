@@ -29,8 +29,8 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import num_nodes
 from hpcdl.cluster.status import FOLDER
+from hpcdl.config.forms import OFF, UNASKED
 from hpcdl.config.load import ResolvedConfig
-from hpcdl.config.tracing import OFF, UNASKED
 from hpcdl.core.errors import ConfigError, UsageError, shown
 from hpcdl.core.units import format_seconds, parse_seconds
 from hpcdl.data.format.dataset import Dataset

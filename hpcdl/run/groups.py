@@ -13,7 +13,7 @@ from hpcdl.core.errors import ConfigError
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.models.table import MODELS
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings
 from hpcdl.node.topology import Topology
 from hpcdl.strategies.base.strategy import StrategyInfo
 

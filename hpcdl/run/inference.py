@@ -11,7 +11,7 @@ from typing import Any
 from hpcdl.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.checkpoint.folders import list_checkpoints
 from hpcdl.cluster.status import FOLDER
-from hpcdl.config.infer import EVERY_SPLIT, InferConfig
+from hpcdl.config.commands import EVERY_SPLIT, InferConfig
 from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO

@@ -10,23 +10,23 @@ from pathlib import Path
 
 from hpcdl.checkpoint.parity import NONE
 from hpcdl.cluster.batch.systems import has_own_nodes
+from hpcdl.config.forms import OFF
 from hpcdl.config.load import Config, ResolvedConfig, flatten, replace, site_rules
 from hpcdl.config.schema import CheckpointConfig, DataConfig, RunConfig, StepBenchConfig, TrainConfig
 from hpcdl.config.settings import AUTO
-from hpcdl.config.tracing import OFF
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset, open_dataset
-from hpcdl.data.format.fields import may_be_picture
+from hpcdl.data.format.manifest import may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
-from hpcdl.models.spec import check_function, check_model_spec, parse_function
+from hpcdl.models.table import check_function, check_model_spec, parse_function
 from hpcdl.node.engine import check_library
 from hpcdl.run.faults import check_injected, check_possible
 from hpcdl.run.groups import check_groups
-from hpcdl.run.outputs import check_objective
 from hpcdl.run.schedules import Schedule, build_schedule
+from hpcdl.run.trained_data import check_objective
 from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import (
     check_allowed,

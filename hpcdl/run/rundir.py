@@ -29,8 +29,7 @@ from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
-from hpcdl.core.records.run_record import RunRecord, read_record
-from hpcdl.core.records.run_state import FINISHED
+from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
 from hpcdl.core.storage.disk import (
     Made,
     PlaceError,

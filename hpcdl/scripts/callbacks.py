@@ -17,18 +17,16 @@ from hpcdl.core.records.run_record import history_point
 from hpcdl.scripts.collectives.tensors import check_no_strategy
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
-from hpcdl.scripts.fit.adapted import check_adapted
-from hpcdl.scripts.fit.building import build_for
+from hpcdl.scripts.fit.adapted import check_adapted, synchronize_normalization
 from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import Kept, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
-from hpcdl.scripts.fit.model import LATE_SCALE, center_of, group_of_fit, optimizers_of, prepare_model
-from hpcdl.scripts.fit.normalization import synchronize_normalization
+from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, say_what_is_own, shared_variables_of
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
-from hpcdl.supervision.safety import check_same_weights
+from hpcdl.supervision.control import check_same_weights
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup

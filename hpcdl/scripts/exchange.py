@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy
 import tensorflow as tf
 
-from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.collectives.slices import gather_pieces
 from hpcdl.comm.arithmetic import all_finite
 from hpcdl.comm.observed import for_exchange, recorder_of
-from hpcdl.config.compression import parse_compression
+from hpcdl.config.forms import parse_compression
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import UsageError
@@ -39,7 +39,7 @@ from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
 from hpcdl.strategies.refusals import unfit_form
 from hpcdl.strategies.table import find_strategy
-from hpcdl.supervision.safety import check_same_weights, digest_of
+from hpcdl.supervision.control import check_same_weights, digest_of
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -21,7 +21,7 @@ from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import outside_graphs
-from hpcdl.supervision.safety import digest_of
+from hpcdl.supervision.control import digest_of
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup

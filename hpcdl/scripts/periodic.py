@@ -17,7 +17,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.arrays import unconverted
+from hpcdl.scripts.collectives.primitives import unconverted
 from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,
@@ -36,8 +36,7 @@ from hpcdl.step.keras_internals import rate_variable
 from hpcdl.strategies.base.graph import FiniteGuard, call_python
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.elastic.flat import one_buffer
-from hpcdl.strategies.periodic.choose import is_long
-from hpcdl.strategies.periodic.worker import momenta_that_end, shared_weights, take_shared
+from hpcdl.strategies.periodic.worker import is_long, momenta_that_end, shared_weights, take_shared
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

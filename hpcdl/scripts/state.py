@@ -13,15 +13,15 @@ from typing import Any
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state as arrays
 from hpcdl.checkpoint.background import OFF, most_patience_s
-from hpcdl.checkpoint.facts import ScriptFacts
+from hpcdl.checkpoint.folders import ScriptFacts
 from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.status import FOLDER
 from hpcdl.core.errors import CorruptError, StoppedEarly, UsageError
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.records.kept_values import given_back, kept
 from hpcdl.core.storage.disk import make_folder
-from hpcdl.run.going_back import step_to_resume
 from hpcdl.run.journal import FileJournal
+from hpcdl.run.listing import step_to_resume
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.model import center_in_place, exchange_of, optimizers_of
 from hpcdl.scripts.fit.variables import kept_by_optimizers, own_variables
@@ -30,8 +30,7 @@ from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.strategy import Worker
-from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, time_allowed
-from hpcdl.supervision.safety import check_kept, digest_of
+from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, check_kept, digest_of, time_allowed
 
 
 class State:

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.checkpoint import state
-from hpcdl.collectives.measure import host_family
+from hpcdl.collectives.auto import host_family
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import NOTHING, observe
 from hpcdl.config.schema import BUCKET_BYTES, ExchangeConfig, ModelConfig, OptimizerConfig

@@ -22,8 +22,8 @@ from hpcdl.core.processes.wall import WALL
 from hpcdl.core.protocols import Communicator
 from hpcdl.data.format.order import NO_SHIFT
 from hpcdl.data.read.pipeline import GraphBatches
-from hpcdl.run.going_back import way_back
 from hpcdl.run.journal import Journal
+from hpcdl.run.listing import way_back
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.bucket_size import BucketChoice, TrialStep, choose_buckets
 from hpcdl.step.clock import Outcome, StepTimes

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig
 from hpcdl.core.errors import UsageError, suggestion
-from hpcdl.data.format.fields import Field
-from hpcdl.run.outputs import SHORT, losses_of, metrics_of
+from hpcdl.data.format.manifest import Field
+from hpcdl.run.trained_data import SHORT, losses_of, metrics_of
 
 AUXILIARY_WEIGHT = 0.3
 """Weight of each auxiliary head's loss (GoogLeNet, Szegedy et al. 2015, section 5)."""

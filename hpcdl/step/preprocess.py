@@ -12,9 +12,9 @@ from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.data.read.pipeline import Augmentation, batch_spec
-from hpcdl.models.functions import ASKED, call, kind_of, user_function
-from hpcdl.models.spec import UserFunction, parse_function
-from hpcdl.run.outputs import shapes_of
+from hpcdl.models.load import ASKED, call, kind_of, user_function
+from hpcdl.models.table import UserFunction, parse_function
+from hpcdl.run.trained_data import shapes_of
 
 Shape = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcdl.config.compression import BY_BLOCK, PLAIN, WITH_REST, parse_compression
+from hpcdl.config.forms import BY_BLOCK, FULL, OFF, PLAIN, WITH_REST, parse_compression, parse_trace
 from hpcdl.config.schema import (
     ElasticConfig,
     ExchangeConfig,
@@ -14,10 +14,9 @@ from hpcdl.config.schema import (
     TrainConfig,
 )
 from hpcdl.config.settings import AUTO
-from hpcdl.config.tracing import FULL, OFF, parse_trace
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
-from hpcdl.strategies.elastic.equations import moving_rate
+from hpcdl.strategies.elastic.replica import moving_rate
 from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 
 

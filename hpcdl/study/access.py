@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.batch.submission import script_of, wanted_by
+from hpcdl.config.commands import load_submit
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study, load_study, study_tables
-from hpcdl.config.submit import load_submit
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.storage.files import read_bytes, toml_text, write_output
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.scaling import build_curves
-from hpcdl.report.evidence.checks import AttachedFile, Case
-from hpcdl.report.evidence.measured import Measured, choose_curve, measure
+from hpcdl.report.evidence.checks import AttachedFile, Case, Measured, choose_curve, measure
 from hpcdl.report.evidence.template import AccessTemplate
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.strategies.table import find_strategy

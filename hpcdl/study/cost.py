@@ -1,4 +1,4 @@
-"""What a study will cost before it is submitted: each point's step predicted from earlier runs, or guessed from facts.
+"""What a study will take and cost: from its own or earlier runs where there are some, else from the networks' sizes.
 
 Nothing is started. Where nothing tells, the study has no cost and what is missing is said (UsageError).
 """
@@ -6,6 +6,7 @@ Nothing is started. Where nothing tells, the study has no cost and what is missi
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +15,99 @@ from typing import Any
 from hpcdl.config.study import Study
 from hpcdl.core.errors import UsageError
 from hpcdl.core.units import counted, listed
-from hpcdl.models.spec import parse_emulation
-from hpcdl.models.table import MODELS
+from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS, parse_emulation
 from hpcdl.predict.evidence import Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, Range
-from hpcdl.predict.forms import coded_bytes_of
 from hpcdl.predict.jobs import StepJob, has_period, is_coded, kind_of, label_of, streaming_of
+from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run
 from hpcdl.run.plan import RunPlan
 from hpcdl.strategies.table import ALIASES
-from hpcdl.study.estimate import START_S
-from hpcdl.study.plan import StudyPoint, StudyRuns
+from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 from hpcdl.study.state import StudyState
+
+START_S = 15.0
+"""Starting TensorFlow and tracing the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyEstimate:
+    """Totals over the runs still to do. `unknown` counts runs that nothing is known of; they are in no total."""
+
+    seconds_by_run: Mapping[str, float]
+    seconds: float
+    node_hours: float
+    unknown: int
+    measured: int
+
+
+def estimate_study(
+    study: Study,
+    plan: StudyRuns,
+    run_plan: Mapping[int, RunPlan],
+    cores_per_node: int,
+    num_nodes: int,
+    state: StudyState | None = None,
+) -> StudyEstimate:
+    """Time and node-hours of the runs of `plan` that `state` does not hold as finished.
+
+    Points that were measured count with their mean. Runs go side by side where `num_nodes` is more than they need:
+    `seconds` is the longer of the longest run and of all node-seconds over all nodes.
+    """
+    done = {run.name for run in state.runs if run.status == "finished"} if state else set()
+    known = _measured(state)
+    seconds: dict[str, float] = {}
+    todo = [run for run in plan.runs if run.name not in done]
+    for run in todo:
+        guess = known.get(run.point.number) or study.plan.run_estimate
+        guess = guess or _computed(run.point, run_plan[run.point.number], cores_per_node)
+        if guess is not None:
+            seconds[run.name] = guess
+    return StudyEstimate(
+        seconds_by_run=seconds,
+        seconds=_elapsed(todo, seconds, num_nodes),
+        node_hours=sum(seconds.get(run.name, 0.0) * run.point.nodes for run in todo) / 3600,
+        unknown=len(todo) - len(seconds),
+        measured=sum(run.point.number in known for run in todo),
+    )
+
+
+def _measured(state: StudyState | None) -> dict[int, float]:
+    """Mean seconds of the finished runs of each point."""
+    found: dict[int, list[float]] = {}
+    for run in state.runs if state else ():
+        if run.status == "finished" and run.seconds is not None:
+            found.setdefault(run.point, []).append(run.seconds)
+    return {point: statistics.fmean(values) for point, values in found.items()}
+
+
+def _computed(point: StudyPoint, run_plan: RunPlan, cores_per_node: int) -> float | None:
+    """Start and computing; communication is what a study is to find out. None for a network that is not in the table.
+
+    MACs are the table's, scaled by the area of the samples; emulated computing says how long it takes.
+    """
+    if emulation := parse_emulation(point.model):
+        return START_S + run_plan.num_steps * emulation.seconds
+    info = MODELS.get(point.model)
+    if info is None or len(run_plan.dataset.sample_shape) != 3:
+        return None
+    height, width, _ = run_plan.dataset.sample_shape
+    macs = info.macs * height * width / math.prod(info.input_shape[:2])
+    cores = max(cores_per_node / point.ranks_per_node, 1 / point.ranks_per_node)
+    if point.threads is not None:
+        cores = min(cores, point.threads)
+    flop = run_plan.num_steps * run_plan.worker_batch * macs * FLOP_PER_MAC
+    return START_S + flop / (cores * FLOP_PER_CORE_AND_SECOND)
+
+
+def _elapsed(runs: Sequence[PlannedRun], seconds: Mapping[str, float], num_nodes: int) -> float:
+    if num_nodes <= 1:
+        return sum(seconds.values())
+    node_seconds = sum(seconds.get(run.name, 0.0) * run.point.nodes for run in runs)
+    return max(node_seconds / num_nodes, max(seconds.values(), default=0.0))
+
 
 START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
 """Seconds that a run takes beside its steps, where no run of the study has told: a guess within a factor of two."""

@@ -12,8 +12,7 @@ from hpcdl.config.study import OF_A_STUDY, Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
 from hpcdl.node.engine import check_library
 from hpcdl.node.machines import read_topology
-from hpcdl.node.profile import Profile, write_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Profile, Settings, write_profile
 from hpcdl.node.topology import Topology
 from hpcdl.run.plan import RunPlan, prepare
 from hpcdl.study.plan import StudyPoint, StudyRuns

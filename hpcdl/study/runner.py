@@ -19,13 +19,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hpcdl.cluster.processes import end_marked, stop
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.storage.disk import free_name, make_folder, open_to_append
 from hpcdl.core.storage.files import write_toml
 from hpcdl.core.storage.lock import writing
 from hpcdl.run.rundir import discard
-from hpcdl.study.allocation import Allocation
+from hpcdl.study.jobs import Allocation
 from hpcdl.trace.recorder import collect_abandoned
 from hpcdl.tuning.trials import MARK, last_words
 

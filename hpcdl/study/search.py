@@ -30,7 +30,7 @@ from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
 from hpcdl.run.rundir import drop_heavy_results
-from hpcdl.study.allocation import Allocation
+from hpcdl.study.jobs import Allocation
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
 from hpcdl.study.runner import (
     LOGS,

@@ -19,8 +19,8 @@ from hpcdl.core.storage.disk import make_folder, move
 from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.report.runs.sources import PROFILES
 from hpcdl.run.rundir import drop_heavy_results
-from hpcdl.study.allocation import Allocation, check_room
 from hpcdl.study.choice import TRIES, choose
+from hpcdl.study.jobs import Allocation, check_room
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns, is_try
 from hpcdl.study.points import profile_of_point, settings_of_point
 from hpcdl.study.runner import LOGS, Attempt, Runner, Slot, Task, finished_record, record_of, wall_seconds, why_failed

@@ -11,8 +11,7 @@ from typing import Any
 
 from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.records.run_record import FILE_NAME, from_json, read_record
-from hpcdl.core.records.run_state import continues, state_of
+from hpcdl.core.records.run_record import FILE_NAME, continues, from_json, read_record, state_of
 from hpcdl.core.storage.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import IMAGES

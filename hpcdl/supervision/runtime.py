@@ -20,12 +20,11 @@ from types import ModuleType
 from hpcdl import __version__
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
-from hpcdl.core.backend import check_backend
+from hpcdl.core.paths import check_backend
 from hpcdl.node import accelerators
 from hpcdl.node.binding import apply_planned
 from hpcdl.node.engine import is_preloaded
-from hpcdl.node.environment import ALLOCATOR
-from hpcdl.node.plan import verify_binding
+from hpcdl.node.plan import ALLOCATOR, verify_binding
 
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"

@@ -19,9 +19,20 @@ from hpcdl.comm.observed import (
     UPDATING,
 )
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
-from hpcdl.trace.merge import HostClock, Merged
 from hpcdl.trace.network import HostTraffic, traffic
-from hpcdl.trace.steps import BEGAN, COMPUTE, EXCHANGED, EXPOSED, HAD_GRADIENTS, INPUT, UPDATED, WAIT, Steps
+from hpcdl.trace.steps import (
+    BEGAN,
+    COMPUTE,
+    EXCHANGED,
+    EXPOSED,
+    HAD_GRADIENTS,
+    INPUT,
+    UPDATED,
+    WAIT,
+    HostClock,
+    Merged,
+    Steps,
+)
 from hpcdl.trace.stragglers import Straggler, stragglers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy
 
 from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.file import COUNTER
-from hpcdl.trace.merge import Merged
+from hpcdl.trace.steps import Merged
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]

@@ -32,7 +32,7 @@ from hpcdl.comm.observed import (
     Observed,
     Recorder,
 )
-from hpcdl.config.tracing import FULL, OFF, UNASKED, parse_trace
+from hpcdl.config.forms import FULL, OFF, UNASKED, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly
 from hpcdl.core.processes.wall import WALL
 from hpcdl.core.storage.disk import (
@@ -101,7 +101,7 @@ class Untraced(NoRecorder):
 
 
 class TraceRecorder:
-    """A Recorder (comm/observed.py) with a file of its own; see config/tracing.py for what `spec` says.
+    """A Recorder (comm/observed.py) with a file of its own; see config/forms.py for what `spec` says.
 
     `clock` is what its times are of, and `identity` tells that clock from others where it is not the system's.
     """
@@ -262,7 +262,7 @@ class TraceRecorder:
 
 @contextlib.contextmanager
 def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None]:
-    """Inside, this rank's spans are recorded as `text` asks (config/tracing.py); collective over all ranks.
+    """Inside, this rank's spans are recorded as `text` asks (config/forms.py); collective over all ranks.
 
     However it ends the file comes into `run_dir`, unless this process is killed: then `collect` fetches it. Where one
     rank has no room for a trace that nobody asked for, none keeps it.

@@ -12,7 +12,6 @@ import numpy
 from hpcdl.comm.observed import PARTS, RECEIVING, SENDING
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
-from hpcdl.trace.merge import Merged
 from hpcdl.trace.recorder import COLLECTOR
 from hpcdl.trace.steps import (
     BEGAN,
@@ -23,6 +22,7 @@ from hpcdl.trace.steps import (
     INPUT,
     OTHER,
     UPDATE,
+    Merged,
     Steps,
 )
 

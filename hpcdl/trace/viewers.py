@@ -20,8 +20,8 @@ from hpcdl.comm.observed import BACKWARD, BUCKET, FORWARD, LAYER_UPDATE, PARTS, 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import check_output, move, private_folder, writing_output
 from hpcdl.trace.file import COUNTER
-from hpcdl.trace.merge import Merged
 from hpcdl.trace.recorder import COLLECTOR
+from hpcdl.trace.steps import Merged
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]

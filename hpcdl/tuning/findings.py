@@ -1,21 +1,42 @@
-"""What the outcomes of a search amount to: results checked against a reference, a summary of each trial, a profile."""
+"""What the outcomes of a search amount to: results checked, trials summarised, a profile, and rows for reports."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.records.run_record import FILE_NAME as RECORD
 from hpcdl.core.statistics import estimate
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import common_unit
-from hpcdl.node.profile import UNSETTLED, Profile, TrialSummary
-from hpcdl.node.settings import Settings, chosen
+from hpcdl.node.profile import (
+    SCHEMA,
+    UNSETTLED,
+    Profile,
+    Settings,
+    TrialSummary,
+    chosen,
+    read_profile,
+    settings_from,
+    show,
+    spelt,
+)
+from hpcdl.report.runs.searches import SettingEffect, ThreadCurve, ThreadPoint, TunedNode, TunedTrial
+from hpcdl.report.runs.sources import PROFILES, STUDY_FILE, Walk
+from hpcdl.tuning.log import SCHEMA as LOG_SCHEMA
+from hpcdl.tuning.log import read_log
+from hpcdl.tuning.space import number_of
 from hpcdl.tuning.trials import TrialOutcome
 
 if TYPE_CHECKING:
     from hpcdl.tuning.search import Choice
+
 
 SAME_LOSS, LIKE_LOSS = 0.02, 0.1
 """Relative difference that a loss may have from the reference of the same, or of another, number of ranks."""
@@ -138,3 +159,169 @@ def verdict(choice: Choice, *, settled: bool) -> str:
         f"{ended}; best with probability {choice.probability_best:.2f}, "
         f"expected loss against the true best {100 * choice.expected_loss:.1f} %"
     )
+
+
+LOG_SUFFIX = ".trials.jsonl"
+_MOST_SAMPLES = 1e6
+"""So many samples of one candidate outweigh all others: a file may say more, or less than one."""
+_MOST_BEFORE_SCHEMA = 256
+"""Bytes of a TOML file that are looked at for the name of the schema."""
+
+
+def find_tunings(path: Path, walked: Walk) -> list[Path]:
+    """The profiles and trial logs at or below `path`; a log beside its profile is the same search, and left out.
+
+    Profiles that a study has made for its runs are settings, and no search: they are not looked for in a folder.
+    """
+    if path.is_file():
+        return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
+    found = []
+    for folder, files in walked:
+        if RECORD in files:
+            continue  # thousands of runs hold a TOML file, and none a search
+        if Path(folder).name == PROFILES and (Path(folder).parent / STUDY_FILE).exists():
+            continue
+        paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
+        profiles = [path for path in paths if _is_profile(path)]
+        known = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}
+        found += profiles + [path for path in paths if path.name.endswith(LOG_SUFFIX) and path not in known]
+    return found
+
+
+def read_tuning(path: Path) -> TunedNode:
+    """The search that a profile or a trial log is of. CorruptError where it is damaged."""
+    profile = profile_of_log(path) if path.name.endswith(LOG_SUFFIX) else read_profile(path)
+    return as_tuned(profile, path.name)
+
+
+def as_tuned(profile: Profile, name: str) -> TunedNode:
+    """A profile's search as the report wants it: trials, effects of the settings, curves over threads."""
+    alike = {item.name: getattr(profile, item.name) for item in fields(TunedNode) if hasattr(profile, item.name)}
+    return TunedNode(**{
+        **alike,
+        "name": name,
+        "settings": spelt(chosen(profile.settings)),
+        "attempts": tuple(TunedTrial(**vars(item) | {"settings": spelt(item.settings)}) for item in profile.trials),
+        "effects": tuple(main_effects(profile.trials)),
+        "curves": tuple(_curves(profile.trials)),
+    })  # fmt: skip
+
+
+def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[SettingEffect]:
+    """Effects of every setting's levels on the logarithm of speed, fitted together by ridge regression.
+
+    A search measures good corners more often than bad ones; fitting all settings at once keeps the company that a
+    level was in from being counted as its own merit. The settings that matter most come first.
+    """
+    import numpy as np
+
+    measured = [(trial, found) for trial in trials if (found := trial.images_per_second) and 0 < found < math.inf]
+    names = list(dict.fromkeys(name for trial, _ in measured for name in trial.settings))
+    columns = [
+        (name, value)
+        for name in names
+        if len(levels := _levels([trial for trial, _ in measured], name)) > 1
+        for value in levels
+    ]  # fmt: skip
+    if not columns:
+        return []
+    speed = np.array([math.log(speed) for _, speed in measured])
+    weight = np.sqrt(np.clip([float(trial.n) for trial, _ in measured], 1, _MOST_SAMPLES))
+    design = np.array(
+        [[show(trial.settings.get(name)) == value for name, value in columns] for trial, _ in measured], dtype=float
+    )
+    scaled = design * weight[:, None]
+    centred = (speed - np.average(speed, weights=weight**2)) * weight
+    fitted = np.linalg.solve(scaled.T @ scaled + ridge * np.eye(len(columns)), scaled.T @ centred)
+    counts = design.sum(axis=0).astype(int)
+    effects = [
+        SettingEffect(setting=name, value=value, ratio=math.exp(float(size)), num_trials=int(count))
+        for (name, value), size, count in zip(columns, fitted, counts, strict=True)
+    ]
+    spans: dict[str, list[float]] = defaultdict(list)
+    for effect in effects:
+        spans[effect.setting].append(effect.ratio)
+    return sorted(effects, key=lambda e: (-max(spans[e.setting]) / min(spans[e.setting]), e.setting, -e.ratio))
+
+
+def thread_curve(trials: Sequence[TrialSummary]) -> list[ThreadPoint]:
+    """Images/s of the node against its threads in all (ranks x intra-op), the best trial of each count, ascending."""
+    best: dict[int, ThreadPoint] = {}
+    for trial in trials:
+        threads = number_of(trial.settings.get("intra_op_threads"))
+        ranks = number_of(trial.settings.get("ranks_per_node")) or 1
+        if threads is None or trial.images_per_second is None:
+            continue
+        point = ThreadPoint(
+            threads=int(threads * ranks), images_per_second=trial.images_per_second, ci95=trial.ci95, n=trial.n,
+            settings=spelt(trial.settings),
+        )  # fmt: skip
+        known = best.get(point.threads)
+        if known is None or point.images_per_second > known.images_per_second:
+            best[point.threads] = point
+    return [best[threads] for threads in sorted(best)]
+
+
+def _levels(trials: Sequence[TrialSummary], name: str) -> list[str]:
+    return sorted({show(trial.settings.get(name)) for trial in trials})
+
+
+def profile_of_log(path: Path) -> Profile:
+    """What a search has found so far, from its log alone: for one that was killed, or is still under way."""
+    recorded = read_log(path)
+    if recorded.header.get("schema") != LOG_SCHEMA:
+        raise UsageError(f"{path} has schema {recorded.header.get('schema')!r}, this hpcdl reads {LOG_SCHEMA!r}")
+    measured: dict[str, tuple[Settings, list[TrialOutcome]]] = {}
+    for entry in recorded.entries:
+        settings = settings_from(entry.settings, origin=str(path))
+        measured.setdefault(repr(settings), (settings, []))[1].append(entry.outcome)
+    from hpcdl.tuning.search import Search  # imported late: scipy costs a report seconds
+
+    candidates = list(measured.values())
+    search = Search([spelt(dataclasses.asdict(settings)) for settings, _ in candidates])
+    for index, (_, outcomes) in enumerate(candidates):
+        for outcome in outcomes:
+            search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)
+    choice = search.best()
+    found = Found(
+        choice=choice,
+        settings=None if choice is None else candidates[choice.index][0],
+        trials=summaries(candidates),
+        counted=unit_of(candidates),
+        num_samples=search.num_samples,
+        seconds=sum(outcome.seconds for _, outcomes in candidates for outcome in outcomes),
+        settled=False,
+        stopped=True,
+        warnings=warnings_of(candidates),
+    )
+    return as_profile(found, _base(recorded.header, path))
+
+
+def _base(header: Mapping[str, Any], path: Path) -> Profile:
+    workload = header.get("workload")
+    try:
+        assert isinstance(workload, dict)
+        devices = {str(name): int(number) for name, number in dict(header.get("devices") or {}).items()}
+        return Profile(
+            settings=Settings(), machine="", processor="", num_cores=0, fingerprint=str(header["fingerprint"]),
+            engine=str(header["engine"]), model=str(workload["model"]), batch_size=int(workload["batch_size"]),
+            devices=devices,
+        )  # fmt: skip
+    except (AssertionError, KeyError, OverflowError, TypeError, ValueError):
+        raise CorruptError(f"{path} has a damaged header; tune anew") from None
+
+
+def _is_profile(path: Path) -> bool:
+    if path.suffix != ".toml" or not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return SCHEMA.encode() in file.read(_MOST_BEFORE_SCHEMA)
+
+
+def _curves(trials: Sequence[TrialSummary]) -> Iterable[ThreadCurve]:
+    """One curve for each batch size that was searched; None where it was not."""
+    sizes = dict.fromkeys(trial.settings.get("batch_size") for trial in trials)
+    for size in sorted(sizes, key=lambda size: size or 0):
+        points = thread_curve([trial for trial in trials if trial.settings.get("batch_size") == size])
+        if points:
+            yield ThreadCurve(batch_size=size, points=tuple(points))

@@ -1,4 +1,4 @@
-"""The log of a search: one JSON line per sample, appended by one process, so that a search can go on later.
+"""The log of a search, one JSON line per sample, so that it can go on later; and a search over recorded trials.
 
 Plain appends of one line and an fsync are safe on every shared file system; a line cut short by a crash is left out.
 """
@@ -6,7 +6,9 @@ Plain appends of one line and an fsync are safe on every shared file system; a l
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.records.from_json import from_json
 from hpcdl.core.storage.disk import creating, cut, make_folder, open_to_append
 from hpcdl.core.storage.files import parse_json, read_bytes
+from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.trials import TrialOutcome
 
 SCHEMA = "hpcdl.trials/1"
@@ -141,3 +144,115 @@ def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
         return LoggedSample(settings=dict(document["settings"]), outcome=outcome)
     except (TypeError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None
+
+
+VALUE = "images_per_second"
+REPEATS = 3
+"""Samples per candidate of the exhaustive search that a replay is compared with."""
+LARGE = 200
+PERCENT_LARGE, PERCENT_SMALL = 15, 50
+NUM_ROUNDS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTable:
+    """Recorded trials: each candidate's values as spelt in the file, and its samples in order (None: failed)."""
+
+    columns: tuple[str, ...]
+    candidates: tuple[Mapping[str, str], ...]
+    samples: tuple[tuple[float | None, ...], ...]
+
+    def means(self) -> list[float]:
+        """Mean images/s of each candidate, minus infinity where no sample succeeded."""
+        sound = [[value for value in values if value is not None] for values in self.samples]
+        return [sum(values) / len(values) if values else -math.inf for values in sound]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What the search did on a table; `regret` is how far the winner's mean in it is below the best one, relative."""
+
+    winner: Mapping[str, str]
+    trials_used: int
+    samples_used: int
+    samples_exhaustive: int
+    regret: float
+    choice: Choice
+
+
+def read_table(path: Path) -> TrialTable:
+    """The table in a CSV file; UsageError names the line that is wrong."""
+    try:
+        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; hand --replay a CSV file of trials") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is no CSV file ({error}); hand --replay a CSV file of trials") from None
+    rows = [[cell.strip() for cell in row] for row in rows]
+    if not rows or VALUE not in rows[0] or len(set(rows[0])) < len(rows[0]):
+        raise UsageError(f"{path} needs a header of different names with {VALUE} and a column per setting")
+    header, at = rows[0], rows[0].index(VALUE)
+    columns = tuple(name for name in header if name != VALUE)
+    found: dict[tuple[str, ...], list[float | None]] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(row):
+            continue
+        if len(row) != len(header):
+            raise UsageError(f"{path}, line {number}: {len(row)} cells, but the header has {len(header)}")
+        key = tuple(cell for index, cell in enumerate(row) if index != at)
+        found.setdefault(key, []).append(_sample(row[at], path, number))
+    if not any(value is not None for values in found.values() for value in values):
+        raise UsageError(f"{path} holds no successful trial; fill in {VALUE}")
+    return TrialTable(
+        columns=columns,
+        candidates=tuple(dict(zip(columns, key, strict=True)) for key in found),
+        samples=tuple(tuple(values) for values in found.values()),
+    )
+
+
+def _sample(text: str, path: Path, number: int) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{path}, line {number}: {VALUE} is {text!r}; write a number above 0, or nothing")
+    return value
+
+
+def allowance(num_candidates: int) -> int:
+    """Samples that a replay may use: a set share of what exhaustive search takes."""
+    percent = PERCENT_LARGE if num_candidates >= LARGE else PERCENT_SMALL
+    return max(percent * REPEATS * num_candidates // 100, 1)
+
+
+def replay(table: TrialTable, *, seed: int = 0, max_samples: int | None = None) -> Replay:
+    """Search `table`. Samples of a candidate are drawn in the order of its rows, and then from the first again.
+
+    The search knows what it would know on a node: neither how many rows a candidate has nor that all were drawn.
+    """
+    num = len(table.candidates)
+    budget = max_samples or allowance(num)
+    candidates: list[Mapping[str, Any]] = list(table.candidates)
+    search = Search(candidates, seed=seed, max_samples=budget)
+    drawn = [0] * num
+    batch = max(budget // NUM_ROUNDS, 1)
+    while asked := search.ask(batch):
+        for index in asked:
+            values = table.samples[index]
+            search.tell(index, values[drawn[index] % len(values)])
+            drawn[index] += 1
+    choice = search.best()
+    if choice is None:
+        raise UsageError(f"every one of the {search.num_samples} samples drawn failed; the table is mostly failures")
+    means = table.means()
+    return Replay(
+        winner=table.candidates[choice.index],
+        trials_used=search.num_trials,
+        samples_used=search.num_samples,
+        samples_exhaustive=REPEATS * num,
+        regret=1.0 - means[choice.index] / max(means),
+        choice=choice,
+    )

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from hpcdl.tuning.factors import beside, factors_of, initial_design
-from hpcdl.tuning.posterior import Posterior, Samples
+from hpcdl.tuning.space import beside, factors_of, initial_design
+from hpcdl.tuning.surrogate import Posterior, Samples
 
 NUM_DRAWS = 256
 RIVAL_DRAWS = 4

@@ -26,8 +26,7 @@ from hpcdl.cluster.processes import end_marked, stop
 from hpcdl.core.paths import own_program
 from hpcdl.core.storage.disk import open_new, private_folder
 from hpcdl.core.units import IMAGES, common_unit
-from hpcdl.node.profile import Profile, write_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Profile, Settings, write_profile
 from hpcdl.node.topology import Topology
 from hpcdl.tuning.space import Candidate
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpcdl.bench import allreduce
-from hpcdl.collectives.measure import CANDIDATES, load_table, table_file
+from hpcdl.collectives.auto import CANDIDATES, load_table, table_file
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.config.schema import AllreduceBenchConfig, AllreduceBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
 from tests.conftest import CommandLine

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.bench.pingpong import choose_partner, measure_on_rank
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.config.schema import PingpongBenchConfig, PingpongBenchRun
 from hpcdl.core.errors import HpcdlError, UsageError
 from tests.conftest import CommandLine

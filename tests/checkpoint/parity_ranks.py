@@ -19,9 +19,8 @@ import numpy
 
 from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.memory import LocalCopies, names_of
+from hpcdl.checkpoint.memory import LocalCopies, names_of, recover
 from hpcdl.checkpoint.parity import PARTNER, XOR, GroupParity
-from hpcdl.checkpoint.recovery import recover
 from hpcdl.comm.mpi.communicator import world
 from hpcdl.comm.observed import Observed, observe
 

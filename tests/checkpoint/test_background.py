@@ -24,11 +24,11 @@ from hpcdl.checkpoint.interval import CheckpointInterval
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.gaps import IdleCore
 from hpcdl.comm.observed import NoRecorder, RankMonitor
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.core.records.run_record import read_record
 from hpcdl.strategies.base.strategy import Features
 from hpcdl.strategies.table import STRATEGIES
-from hpcdl.trace.merge import read_run
+from hpcdl.trace.steps import read_run
 from tests.conftest import ROOT
 from tests.training_runs import same_run
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
-from hpcdl.comm.threads import communicator as threads
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm import threads
+from hpcdl.comm.threads import alone
 from hpcdl.core.errors import CorruptError
 
 FILES = ["shared.npz", "rank-0.npz", "checkpoint.json"]

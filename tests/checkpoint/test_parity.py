@@ -17,13 +17,12 @@ import pytest
 from hpcdl.checkpoint import parity as parity
 from hpcdl.checkpoint.background import GAPS, OFF, THREAD, BackgroundWork
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.memory import LocalCopies, names_of, newest_common, steps_in_folder
+from hpcdl.checkpoint.memory import LocalCopies, names_of, newest_common, recover, steps_in_folder
 from hpcdl.checkpoint.parity import PARTNER, XOR, GroupParity, check_parity, groups_of
-from hpcdl.checkpoint.recovery import recover
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.observed import RankMonitor
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.comm.threads import communicator as threads
+from hpcdl.comm import threads
 from hpcdl.core.errors import UsageError
 
 

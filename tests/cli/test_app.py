@@ -42,7 +42,7 @@ def test_a_command_is_loaded_without_the_others() -> None:
 DROPPED = """
 import sys, time, weakref
 sys.argv = ["hpcdl", "runs"]
-import hpcdl.cli.main as command, hpcdl.core.processes.signals
+import hpcdl.cli.main as command, hpcdl.core.processes.streams
 class Thing: pass
 def app_for(arguments):
     def app(*args, **options):

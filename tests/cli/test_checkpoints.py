@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.core.records.run_record import write_record
 from hpcdl.run.rundir import without_model
 from tests.conftest import CommandLine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core.pages import examples
+from hpcdl.core.pages import manual
 from tests.conftest import ROOT, CommandLine
 
 EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
@@ -51,9 +51,9 @@ def test_what_python_leaves_beside_examples_is_none(tmp_path: Path, monkeypatch:
     for folder in (share / "examples", share / "examples" / "readers"):
         (folder / "__pycache__").mkdir()
         (folder / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"compiled")
-    monkeypatch.setattr(examples, "share_folder", lambda: share)
-    assert "__pycache__" not in [item.name for item in examples.list_examples()]
-    examples.copy_examples(["readers"], tmp_path)
+    monkeypatch.setattr(manual, "share_folder", lambda: share)
+    assert "__pycache__" not in [item.name for item in manual.list_examples()]
+    manual.copy_examples(["readers"], tmp_path)
     assert sorted(path.name for path in (tmp_path / "readers").iterdir()) == sorted(
         path.name for path in (ROOT / "share" / "hpcdl" / "examples" / "readers").iterdir() if path.suffix == ".py"
     )

@@ -9,17 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hpcdl.bench.step import StepResult
+from hpcdl.cli import node
 from hpcdl.cli.app import app_for
-from hpcdl.cli.node import tune_threads
 from hpcdl.cli.output import Commentary
 from hpcdl.cli.training import train, watch
-from hpcdl.node.profile import Profile, TrialSummary
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Profile, Settings, TrialSummary
 from hpcdl.supervision.live import RunNow
 from hpcdl.tuning.findings import Found
-from hpcdl.tuning.loop import SearchProgress
 from hpcdl.tuning.search import Choice
-from hpcdl.tuning.tune import Tuned
+from hpcdl.tuning.tune import SearchProgress, Tuned
 from tests.report.synthetic import make_record, write_run
 
 UNITS = ("images", "samples")
@@ -81,7 +79,7 @@ def test_a_benchmark_of_steps(counted: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) -> None:
     best = Choice(index=0, images_per_second=99.0, ci95=1.0, n=3, expected_loss=0.0, probability_best=1.0)
     state = SearchProgress(seconds=1.0, num_samples=3, best=best, settings=Settings(), counted=counted)
-    assert tune_threads._note(state).startswith(f"best 99 {counted}/s: ")
+    assert node._note(state).startswith(f"best 99 {counted}/s: ")
     trials = (TrialSummary(settings={}, status="ok", n=3, images_per_second=99.0),)
     profile = Profile(
         settings=Settings(), machine="", processor="", fingerprint="", num_cores=1, model="lenet", batch_size=8,
@@ -92,7 +90,7 @@ def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) 
         stopped=False, warnings=(),
     )  # fmt: skip
     tuned = Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l"))
-    tune_threads._show_result(tuned, json=False, commentary=Commentary(quiet=False))
+    node._show_result(tuned, json=False, commentary=Commentary(quiet=False))
     shown = capsys.readouterr().out
     assert f"{counted}/s" in shown and OTHER[counted] not in shown
 

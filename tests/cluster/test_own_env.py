@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import own_env, stage_env
+from hpcdl.cluster import own_env
 from tests.conftest import CommandLine
 
 SCRIPT = """
@@ -136,13 +136,13 @@ def test_a_copy_on_a_nodes_storage_brings_what_it_stands_on(tmp_path: Path, monk
     (packages / "deep.py").write_text("")
     monkeypatch.setattr(sys, "prefix", str(base))
     own_env.create_environment(own, [])
-    archive = stage_env.pack(own, tmp_path)
+    archive = own_env.pack(own, tmp_path)
     with tarfile.open(archive) as tar:
         tar.extractall(node, filter="fully_trusted")
     line = ["-c", "import deep; print(deep.__file__)"]
     for prefix, where in ((own, packages), (node, node / "hpcdl-base" / packages.relative_to(base))):
         done = subprocess.run([str(prefix / "bin/python"), *line], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == str(where / "deep.py")
-    before = stage_env.fingerprint(own)
+    before = own_env.fingerprint(own)
     (packages / "more-1.0.dist-info").mkdir()
-    assert stage_env.fingerprint(own) != before
+    assert own_env.fingerprint(own) != before

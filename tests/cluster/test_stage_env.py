@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import stage_env
+from hpcdl.cluster import own_env
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec, launch_flags
 from hpcdl.cluster.processes import NodesFailed
@@ -34,7 +34,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ranks_run_from_the_copy_and_it_goes_away(small: Path, tmp_path: Path) -> None:
-    with stage_env.staged(load_launcher("local"), 1, os.environ) as python:
+    with own_env.staged(load_launcher("local"), 1, os.environ) as python:
         folder = Path(python).parents[1]
         assert folder.parent == tmp_path / "node" and stat.S_IMODE(folder.stat().st_mode) == 0o700
         code = "import only_here, sys; print(only_here.WORD, only_here.__file__.startswith(sys.prefix), sys.prefix)"
@@ -44,25 +44,25 @@ def test_ranks_run_from_the_copy_and_it_goes_away(small: Path, tmp_path: Path) -
 
 
 def test_it_is_packed_once_and_anew_after_a_change(small: Path) -> None:
-    first = stage_env.pack(small)
+    first = own_env.pack(small)
     stamp = first.stat().st_mtime_ns
-    assert stage_env.pack(small) == first and first.stat().st_mtime_ns == stamp
+    assert own_env.pack(small) == first and first.stat().st_mtime_ns == stamp
     (next(small.glob("lib/python*/site-packages")) / "more-1.0.dist-info").mkdir()
-    second = stage_env.pack(small)
+    second = own_env.pack(small)
     assert second != first and not first.exists()
 
 
 def test_a_place_that_is_taken_is_refused(small: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    stage_env.node_folder(os.environ).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(HpcdlError, match="--stage-env"), stage_env.staged(load_launcher("local"), 1, os.environ):
+    own_env.node_folder(os.environ).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HpcdlError, match="--stage-env"), own_env.staged(load_launcher("local"), 1, os.environ):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_only_a_virtual_environment_can_be_staged(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a virtual environment"):
-        stage_env.pack(tmp_path)
+        own_env.pack(tmp_path)
 
 
 def on_ranks(file: Path, *command: str, told: int = 3) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_one_rank_reads_and_all_have_it(tmp_path: Path) -> None:
     feeder = subprocess.Popen(["cp", tmp_path / "file", tmp_path / "once"])
     done = on_ranks(tmp_path / "once", "sh", "-c", f"cat >{tmp_path}/at-$PMI_RANK")
     assert feeder.wait(timeout=60) == 0
-    assert done.returncode == 0 and spread.STARTED == stage_env.SPREADING and spread.STARTED in done.stdout, done.stderr
+    assert done.returncode == 0 and spread.STARTED == own_env.SPREADING and spread.STARTED in done.stdout, done.stderr
     assert [(tmp_path / f"at-{rank}").read_bytes() == content for rank in range(3)] == [True] * 3
     refusing = (
         f"test $PMI_RANK != 1 || {{ echo 'hpcdl: node one: no room' >&2; exit 7; }}; cat >{tmp_path}/at-$PMI_RANK"
@@ -106,12 +106,12 @@ def test_without_mpi_each_node_reads_for_itself(
         if mpi:
             raise NodesFailed("--stage-env: node n2: no room", printed)
 
-    monkeypatch.setattr(stage_env, "on_every_node", play)
+    monkeypatch.setattr(own_env, "on_every_node", play)
     if printed:
-        with pytest.raises(NodesFailed, match="no room"), stage_env.staged(load_launcher("local"), 4, os.environ):
+        with pytest.raises(NodesFailed, match="no room"), own_env.staged(load_launcher("local"), 4, os.environ):
             pass
     else:
-        with stage_env.staged(load_launcher("local"), 4, os.environ):
+        with own_env.staged(load_launcher("local"), 4, os.environ):
             assert asked[-1][3] == "unpack" and asked[-1][5].endswith(".tar")
     assert ("reads" in capsys.readouterr().err) == (not printed)
     assert "hpcdl.comm.mpi.spread" in asked[0] and asked[-1][3] == "remove"

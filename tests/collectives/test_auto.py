@@ -12,10 +12,10 @@ import numpy
 import pytest
 
 from hpcdl.collectives import auto
-from hpcdl.collectives import measure as measuring
-from hpcdl.collectives.measure import CANDIDATES, Row, Timetable, load_table, measure, save_table, table_file
-from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.collectives import auto as measuring
+from hpcdl.collectives.auto import CANDIDATES, Row, Timetable, load_table, measure, save_table, table_file
+from hpcdl.collectives.slices import Workspace
+from hpcdl.comm.threads import ThreadCommunicator, run
 
 TABLE = Timetable(
     library="threads",

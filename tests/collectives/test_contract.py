@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.collectives import auto, hierarchical
+from hpcdl.collectives.slices import Cost, Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Cost, Workspace
 from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.comm.observed import EXCHANGE, Traffic, observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from tests.rounds import TracingCommunicator
 
 LENGTHS = (0, 1, 7, 1000, 100003)

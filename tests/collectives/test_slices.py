@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from hpcdl.collectives import slices
 from hpcdl.collectives.fold import fold_for
-from hpcdl.collectives.slices import run_sliced, span, spans
-from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.collectives.slices import Workspace, run_sliced, span, spans
+from hpcdl.comm.threads import ThreadCommunicator, run
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.comm.tcp.communicator import SECRET_FILE, ControlCommunicator, control_world, make_secret
+from hpcdl.comm.tcp import SECRET_FILE, ControlCommunicator, control_world, make_secret
 from hpcdl.core.errors import RankError
 
 LOOPBACK = "127.0.0.1"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpcdl.core.errors import HpcdlError
-from hpcdl.strategies.tensorflow_grpc.fence import ReservedPort, _attach, _listening, _program, fence
+from hpcdl.strategies.tensorflow_grpc.cluster import ReservedPort, _attach, _listening, _program, fence
 
 WAIT_S = 0.5
 
@@ -100,7 +100,7 @@ def refused(listener: socket.socket, program: bytes) -> None:
 def test_where_programs_are_for_administrators_the_socket_is_tied_to_its_interface(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcdl.strategies.tensorflow_grpc.fence._attach", refused)
+    monkeypatch.setattr("hpcdl.strategies.tensorflow_grpc.cluster._attach", refused)
     fence(port, "127.0.0.1", [])
     assert answers("127.0.0.1", port)
     for listener in _listening(port):
@@ -110,7 +110,7 @@ def test_where_programs_are_for_administrators_the_socket_is_tied_to_its_interfa
 
 
 def test_tied_to_another_interface_the_loopback_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcdl.strategies.tensorflow_grpc.fence._attach", refused)
+    monkeypatch.setattr("hpcdl.strategies.tensorflow_grpc.cluster._attach", refused)
     for address in own_addresses()[:1]:
         fence(port, address, [])
         fence(port, address, [])

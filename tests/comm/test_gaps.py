@@ -11,9 +11,9 @@ import numpy
 import pytest
 
 from hpcdl.comm import gaps as module
+from hpcdl.comm import threads
 from hpcdl.comm.gaps import IdleCore, IdleGaps
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads import communicator as threads
 
 
 def remember(gaps: IdleGaps, *lengths_s: float) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import CONTROL, EXCHANGE, NoRecorder, Observed, RankMonitor, Traffic, for_control, observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.core.errors import RankError
 from tests.conftest import patience
 

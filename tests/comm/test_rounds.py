@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy
 import pytest
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from tests.rounds import Counts, TracingCommunicator
 
 

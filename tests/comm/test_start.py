@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec, launch_flags
-from hpcdl.comm.mpi.start import LONGEST_VALUE, readable_lines, say_finalized
+from hpcdl.comm.mpi.library import LONGEST_VALUE, readable_lines, say_finalized
 
 ASKED, LONG = b"cmd=get_maxes\n", b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024\n"
 OWN_FILES = Path("/proc/self/fd")

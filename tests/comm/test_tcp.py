@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcdl.comm.tcp import communicator as tcp
-from hpcdl.comm.tcp.channel import greet
+from hpcdl.comm import tcp
+from hpcdl.comm.tcp import greet
 from hpcdl.core.errors import RankError, UsageError
 
 HERE = "127.0.0.1"

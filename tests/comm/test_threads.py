@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, alone, run
+from hpcdl.comm.threads import ThreadCommunicator, alone, run
 from hpcdl.core.errors import HpcdlError, RankError
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from hpcdl.cluster.batch.script import render
 from hpcdl.cluster.batch.systems import JobRequest
-from hpcdl.config.load import standard_layers
-from hpcdl.config.machine import machine_in_force, read_machine_settings, take_environment
-from hpcdl.config.submit import load_submit
+from hpcdl.config.commands import load_submit
+from hpcdl.config.load import machine_in_force, read_machine_settings, standard_layers, take_environment
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.doctor.installation import check_machine
 from hpcdl.doctor.table import Subject

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core.backend import other_backend
+from hpcdl.core.paths import other_backend
 from tests.conftest import CommandLine
 
 

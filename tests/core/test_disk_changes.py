@@ -11,7 +11,6 @@ from tests.core.disk_changes import HOME, PAGE, REPOSITORY, guarded, page, sourc
 
 WORK = "in the work folder that this call has made for itself alone (data/write/target.py)"
 ELSEWHERE = {
-    "hpcdl/core/processes/signals.py": "the null device",
     "hpcdl/core/processes/streams.py": "the null device",
     "hpcdl/supervision/runtime.py": "the null device",
     "hpcdl/data/format/hdf5.py": f"a new shard under the name that replacing() yields; copies {WORK}",

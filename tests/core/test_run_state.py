@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.core.records.run_state import RANKS, is_measured, state_of
+from hpcdl.core.records.run_record import RANKS, is_measured, state_of
 from hpcdl.core.storage.lock import FILE_NAME, writing
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, open_dataset
-from hpcdl.data.format.fields import picture_with_class
+from hpcdl.data.format.manifest import picture_with_class
 from hpcdl.run.trained_data import classes_as_trained, fields_as_trained
 from tests.conftest import CommandLine
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import SourceError, UsageError
-from hpcdl.data.format.fields import Categories
-from hpcdl.data.format.manifest import Manifest
-from hpcdl.data.write.repair import repair
+from hpcdl.data.format.manifest import Categories, Manifest
+from hpcdl.data.write.writing import repair
 from tests.data.sharding import contents, make
 
 COLUMNS = {

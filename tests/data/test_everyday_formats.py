@@ -18,7 +18,7 @@ from PIL import Image
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest
 from hpcdl.data.sources.base.source import recognise
-from hpcdl.data.sources.records.tfrecord import _example_class
+from hpcdl.data.sources.tfrecord import _example_class
 from tests.data.sharding import contents, everything, make, numbers, pixels, same_samples
 from tests.data.test_fields import stored
 from tests.data.test_formats import framed, png, tar
@@ -198,7 +198,7 @@ def test_samples_along_the_last_axis_are_those_of_the_turned_array(
 ) -> None:
     """H x W x C x N beside N: the same shards as of np.moveaxis, read some samples at a time."""
     from hpcdl.data.format import hdf5
-    from hpcdl.data.sources.arrays import numpy_files
+    from hpcdl.data.sources import numpy_files
 
     for module in (hdf5, numpy_files):
         monkeypatch.setattr(module, "_COPY_BYTES", 6 * 5 * 3 * 4)

@@ -19,13 +19,12 @@ from hypothesis.extra import numpy as arrays
 import hpcdl.data
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.data.format.dataset import Dataset, open_dataset
-from hpcdl.data.format.fields import DTYPES
 from hpcdl.data.format.hdf5 import shard_map
-from hpcdl.data.format.manifest import FIELDS_SCHEMA, Manifest, write_manifest
+from hpcdl.data.format.manifest import DTYPES, FIELDS_SCHEMA, Manifest, write_manifest
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.show.inspection import inspect, verify
-from hpcdl.data.write.repair import repair
+from hpcdl.data.write.writing import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import SourceError, UsageError
-from hpcdl.data.write.state import source_state
+from hpcdl.data.write.journal import source_state
 from tests.data.sharding import everything, make, numbers, pixels, request, same_samples
 
 

@@ -20,9 +20,8 @@ from PIL import Image
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base.source import recognise
-from hpcdl.data.sources.records.tfrecord import _example_class, masked_crc
-from hpcdl.data.write.repair import repair
-from hpcdl.data.write.writing import dry_run
+from hpcdl.data.sources.tfrecord import _example_class, masked_crc
+from hpcdl.data.write.writing import dry_run, repair
 from tests.data.sharding import contents, everything, image_folder, make, pixels, request
 
 FORMATS = ("memmap", "text", "parquet", "webdataset", "tfds")

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.shard_memory import csv, parquet_images, parquet_numbers
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.manifest import read_manifest
-from hpcdl.data.sources.base import index
+from hpcdl.data.sources.base import source as base
 
 
 def peak_bytes(pid: int) -> int:
@@ -108,11 +108,11 @@ def test_rows_of_a_long_list_are_those_of_a_short_one(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few of them are read one by one, many in one pass over the list."""
-    rows = np.zeros(1000, index.ROW)
+    rows = np.zeros(1000, base.ROW)
     rows["place"], rows["label"] = np.arange(1000), np.arange(1000) % 7
-    with index.IndexWriter(tmp_path) as writer:
+    with base.IndexWriter(tmp_path) as writer:
         writer.add("all", rows)
-    monkeypatch.setattr(index, "_AT_ONCE", 0)
-    monkeypatch.setattr(index, "_CHUNK", 64)
+    monkeypatch.setattr(base, "_AT_ONCE", 0)
+    monkeypatch.setattr(base, "_CHUNK", 64)
     numbers = np.random.default_rng(0).permutation(1000)[:count].astype(np.int64)
-    assert (index.Index(tmp_path).rows("all", numbers) == rows[numbers]).all()
+    assert (base.Index(tmp_path).rows("all", numbers) == rows[numbers]).all()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.data.format.dataset import open_dataset
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.show.inspection import verify
 from hpcdl.data.write.journal import PartialManifest

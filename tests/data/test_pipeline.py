@@ -301,7 +301,7 @@ def test_tfrecords_as_tensorflow_writes_them(tmp_path: Path) -> None:
 def test_bench_input(data: Path) -> None:
     from hpcdl.bench.input import InputResult, measure_input
     from hpcdl.comm.observed import observe
-    from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+    from hpcdl.comm.threads import ThreadCommunicator, run
     from hpcdl.config.schema import InputBenchRun
 
     def measure(communicator: ThreadCommunicator, **wanted: Any) -> InputResult:
@@ -330,7 +330,7 @@ def test_bench_input_of_named_fields(tmp_path: Path) -> None:
     """Two inputs and a target: stored bytes are those of all fields, delivered ones those of all tensors."""
     from hpcdl.bench.input import measure_input
     from hpcdl.comm.observed import observe
-    from hpcdl.comm.threads.communicator import alone
+    from hpcdl.comm.threads import alone
     from hpcdl.config.schema import InputBenchRun
 
     values = np.random.default_rng(0)

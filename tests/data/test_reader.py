@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.format.dataset import open_dataset, parse_spec
 from hpcdl.data.format.prefetch import ALIGNMENT, BufferPool, Prefetched
-from hpcdl.data.format.synthetic import parse_spec
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.windows import GatheredWindows, OwnSamples, ScatteredWindows, TrainingStream
 from tests.data.sharding import make, numbers, pixels

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.data.format.dataset import Dataset, open_dataset

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpcdl.data.show.overview import look
+from hpcdl.data.show.inspection import look
 from hpcdl.data.show.page import page
 from tests.conftest import CommandLine
 from tests.data.sharding import image_folder, make

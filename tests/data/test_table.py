@@ -58,7 +58,7 @@ def test_columns_may_be_called_by_numbers_that_rise(head: str, tmp_path: Path) -
 
 
 def test_a_column_is_what_all_of_its_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcdl.data.sources.tables.table._VALUES", 10)
+    monkeypatch.setattr("hpcdl.data.sources.table._VALUES", 10)
     rows = [
         ",".join(map(str, (n, n if n < 20 else 0.5, "" if n % 7 else n, n if n < 30 else "x", n % 2, split)))
         for n, split in enumerate(["train"] * 31 + ["test"] * 9)

@@ -24,7 +24,7 @@ from PIL import Image
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.reader import source as reader_source
-from hpcdl.data.sources.reader.code import user_reader
+from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write import tasks, writing
 from hpcdl.data.write.plan import WORK_NAME
 from tests.conftest import ROOT, CommandLine

@@ -19,13 +19,12 @@ from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import TrainingStream
-from hpcdl.data.show.inspection import write_pictures
-from hpcdl.data.show.overview import look
+from hpcdl.data.show.inspection import look, write_pictures
 from hpcdl.data.sources.base.images import decode
 from hpcdl.data.sources.base.source import UnreadableSample
 from hpcdl.data.write import listing
 from hpcdl.data.write.plan import ShardJob
-from hpcdl.data.write.repair import repair
+from hpcdl.data.write.writing import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make, numbers, pixels
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.observed import Observed, observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.faults.impaired import Impaired, Impairment
+from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.faults.network import Impaired, Impairment
 
 HELD_S = 0.3
 LONG_S = 60.0

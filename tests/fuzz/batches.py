@@ -125,7 +125,7 @@ def _child(name: str, cases: list[int | str], folder: Path, writing: Connection)
         signal.signal(signal.SIGALRM, _too_long)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if KINDS[name].needs_keras:
-            importlib.import_module("hpcdl.rank.runs")
+            importlib.import_module("hpcdl.rank.outputs")
         size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, size + MOST_BYTES))
         for case in cases:

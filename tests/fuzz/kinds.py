@@ -24,10 +24,10 @@ from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.cluster import status
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.launchers.hostfile import read_hosts
-from hpcdl.collectives import measure
+from hpcdl.collectives import auto
 from hpcdl.comm.clocks import ClockPoint
 from hpcdl.comm.observed import PARTS
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.config.load import Layer, file_layer, load, site_rules, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.search import load_search
@@ -38,25 +38,23 @@ from hpcdl.core.storage.files import write_json
 from hpcdl.core.storage.lock import check_free
 from hpcdl.data.format import manifest
 from hpcdl.data.show.inspection import inspect, require_sound, verify
-from hpcdl.data.sources.records.tfrecord import _example_class, masked_crc
+from hpcdl.data.sources.tfrecord import _example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult
 from hpcdl.doctor.installation import check_module
 from hpcdl.doctor.table import Subject
 from hpcdl.launch.traced import look_into
-from hpcdl.models.spec import check_model_spec
+from hpcdl.models.table import check_model_spec
 from hpcdl.node import hwloc
-from hpcdl.node.drawing import draw
 from hpcdl.node.engine import Engine
 from hpcdl.node.machines import read_machine
-from hpcdl.node.profile import Profile, TrialSummary, find_profile, read_profile, write_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Profile, Settings, TrialSummary, find_profile, read_profile, write_profile
+from hpcdl.node.topology import draw
 from hpcdl.predict.network import read_network
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render
-from hpcdl.report.runs.csv_import import read_csv
-from hpcdl.report.runs.references import load_references
+from hpcdl.report.runs.elsewhere import load_references, read_csv
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, find_searches, read_search
 from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
 from hpcdl.run import rundir
@@ -68,11 +66,9 @@ from hpcdl.study.jobs import JobsState
 from hpcdl.study.plan import make_plan
 from hpcdl.study.search import check_search, open_search
 from hpcdl.trace.file import TraceFile
-from hpcdl.trace.page import page
-from hpcdl.trace.summary import tables
-from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.recorded import find_tunings, read_tuning
-from hpcdl.tuning.replay import read_table, replay
+from hpcdl.trace.page import page, tables
+from hpcdl.tuning.findings import find_tunings, read_tuning
+from hpcdl.tuning.log import TrialLog, read_table, replay
 from hpcdl.tuning.space import build_space, read_space
 from hpcdl.tuning.trials import TrialOutcome
 from tests.conftest import ROOT
@@ -480,13 +476,13 @@ def read_topology(path: Path) -> object:
 
 
 def make_timetable(folder: Path) -> Path:
-    rows = [measure.Row(bytes=size, seconds={"ring": 0.5, "tree": 0.25}) for size in (1024, 2**20)]
-    measure.save_table(folder / "t.json", measure.Timetable(library="m", ranks=2, nodes=1, rows=rows))
+    rows = [auto.Row(bytes=size, seconds={"ring": 0.5, "tree": 0.25}) for size in (1024, 2**20)]
+    auto.save_table(folder / "t.json", auto.Timetable(library="m", ranks=2, nodes=1, rows=rows))
     return folder / "t.json"
 
 
 def read_timetable(path: Path) -> object:
-    table = measure.load_table(path)
+    table = auto.load_table(path)
     return None if table is None else [table.best(size) for size in (1, 10**6, 10**12)]
 
 
@@ -597,7 +593,7 @@ def make_model(folder: Path) -> Path:
 
 
 def read_model(path: Path) -> object:
-    from hpcdl.rank.runs import load_run
+    from hpcdl.rank.outputs import load_run
 
     return load_run(path.parent)
 

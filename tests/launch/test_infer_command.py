@@ -18,8 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.core.records.run_record import read_record
-from hpcdl.core.records.run_state import state_of
+from hpcdl.core.records.run_record import read_record, state_of
 from tests.conftest import ROOT, CommandLine, Mpi
 from tests.training_runs import SHORT, finish, start, wait_for
 

@@ -14,7 +14,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Matters, Setting
 from hpcdl.core.errors import ConfigError, UnknownNameError
 from hpcdl.data.format.dataset import open_dataset
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.run import rundir
 from hpcdl.run.plan import keeps_bytes
 from tests.conftest import CommandLine

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import read_record
 from hpcdl.models.load import load_model
-from hpcdl.models.spec import Emulation, check_model_spec, model_name, parse_emulation
+from hpcdl.models.table import Emulation, check_model_spec, model_name, parse_emulation
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine, patience
 

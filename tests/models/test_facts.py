@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from hpcdl.models.facts import is_own
+from hpcdl.models.load import is_own
 from tests.conftest import ROOT
 
 COUNTED = """
 import json, keras
-from hpcdl.models.facts import macs_of
+from hpcdl.models.load import macs_of
 from hpcdl.models.table import MODELS, REGISTRY
 
 def of_table(name):

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
-from hpcdl.models.spec import check_model_spec, loss_weights, model_name, parse_spec
-from hpcdl.models.table import MODELS
+from hpcdl.models.table import MODELS, check_model_spec, loss_weights, model_name, parse_spec
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "share" / "hpcdl" / "examples" / "my_model.py"
 
@@ -121,7 +120,9 @@ def test_a_syntax_error_is_named_with_its_line(tmp_path: Path) -> None:
     assert "net.py" in refusal(f"{file}:build")
 
 
-CHECK = "import sys; from hpcdl.models.spec import check_model_spec; check_model_spec(sys.argv[1]); print(*sys.modules)"
+CHECK = (
+    "import sys; from hpcdl.models.table import check_model_spec; check_model_spec(sys.argv[1]); print(*sys.modules)"
+)
 
 
 def test_checking_runs_none_of_the_users_code(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_loss_weights_of_the_heads() -> None:
 
 COMMAND = """
 import sys, typer
-from hpcdl.cli.site import models
+from hpcdl.cli.site import lists as models
 app = typer.Typer(rich_markup_mode=None)
 app.callback()(lambda: None)
 models.register(app)

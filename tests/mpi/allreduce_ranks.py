@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 
 from hpcdl.collectives import auto
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
 from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, to_bfloat16
 from hpcdl.comm.mpi.communicator import MpiCommunicator, world
 from hpcdl.comm.mpi.library import library_path

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcdl.node.drawing import draw
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.settings import Settings
-from hpcdl.node.topology import Topology, restricted
+from hpcdl.node.profile import Settings
+from hpcdl.node.topology import Topology, draw, restricted
 
 Machine = Callable[[str], Topology]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.node.environment import environment_of, shell_exports
-from hpcdl.node.settings import Settings
+from hpcdl.node.plan import environment_of, shell_exports
+from hpcdl.node.profile import Settings
 
 
 def test_stock_wheels_get_no_openmp_variables() -> None:

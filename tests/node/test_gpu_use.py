@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.node import gpu_use
-from hpcdl.node.accelerators import DeviceClaim
-from hpcdl.node.gpu_use import GpuUse
+from hpcdl.node import accelerators
+from hpcdl.node.accelerators import DeviceClaim, GpuUse
 from tests.training_runs import wait_for
 
 ANSWERS = '#!/bin/sh\necho $$ > {folder}/pid\necho "$@" > {folder}/asked\n{lines}\n'
@@ -65,7 +64,7 @@ def test_a_driver_that_does_not_answer(lines: str, driver: Path) -> None:
 
 def test_amds_program_is_asked_each_time(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer, 0 %, is of the time before; then 60 % and 80 % until the training is over."""
-    monkeypatch.setattr(gpu_use, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(accelerators, "INTERVAL_S", 0.05)
     program = driver / "rocm-smi"
     program.write_text(
         f'#!/bin/sh\necho "$@" >> {driver}/asked\ncase $(wc -l < {driver}/asked) in 1) use=0;; 2) use=60;; 3) use=80;; '
@@ -80,7 +79,7 @@ def test_amds_program_is_asked_each_time(driver: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("answer", ["{}", '{"card0": {"GPU use (%)": "N/A"}}', "no such device", "[1]"])
 def test_what_amds_program_may_say_otherwise(answer: str, driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_use, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(accelerators, "INTERVAL_S", 0.05)
     program = driver / "rocm-smi"
     program.write_text(f"#!/bin/sh\necho x >> {driver}/asked\necho '{answer}'\n")
     program.chmod(0o755)
@@ -109,7 +108,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_it_does_not_outlive_a_killed_rank(driver: Path) -> None:
     answers(driver, "while echo 50; do sleep 0.1; done")
     program = (
-        "import time\nfrom hpcdl.node.accelerators import DeviceClaim\nfrom hpcdl.node.gpu_use import GpuUse\n"
+        "import time\nfrom hpcdl.node.accelerators import DeviceClaim\nfrom hpcdl.node.accelerators import GpuUse\n"
         "claim = DeviceClaim(variable='CUDA_VISIBLE_DEVICES', device='0', available=1, shared_out=False)\n"
         "with GpuUse(claim):\n    time.sleep(60)\n"
     )

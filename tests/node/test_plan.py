@@ -15,7 +15,7 @@ import pytest
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.node.binding import MEMORY_POLICY, apply_memory_policy
 from hpcdl.node.plan import command_line, fill, launch_plan, numactl_words, verify_binding
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings
 from hpcdl.node.topology import Topology, restricted
 
 Machine = Callable[[str], Topology]

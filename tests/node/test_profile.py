@@ -10,8 +10,7 @@ import pytest
 
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.node.engine import installed
-from hpcdl.node.profile import Profile, TrialSummary, file_name, find_profile, read_profile, write_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Profile, Settings, TrialSummary, file_name, find_profile, read_profile, write_profile
 from hpcdl.node.topology import Topology
 
 Machine = Callable[[str], Topology]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import ConfigError
-from hpcdl.node.settings import ALLOCATORS, BINDINGS, MEMORY_POLICIES, Settings, chosen, describe, settings_from
+from hpcdl.node.profile import ALLOCATORS, BINDINGS, MEMORY_POLICIES, Settings, chosen, describe, settings_from
 
 ANY = st.builds(
     Settings,

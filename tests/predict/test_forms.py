@@ -12,7 +12,7 @@ import pytest
 from hpcdl.predict.answer import Question, answer, command_of
 from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.forecast import Forecast
-from hpcdl.predict.forms import coded_bytes_of, coded_messages
+from hpcdl.predict.messages import coded_bytes_of, coded_messages
 from hpcdl.predict.network import UNKNOWN
 from hpcdl.report.runs.run import Run
 from tests.predict.clusters import Cluster, make_cluster, measured

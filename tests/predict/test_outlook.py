@@ -15,7 +15,7 @@ from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, ou
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.settings import told_apart
 from hpcdl.report.compose.build import compose
-from hpcdl.report.document.document import Bounds, Figure, Section, Table
+from hpcdl.report.document import Bounds, Figure, Section, Table
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered, gather
 from tests.conftest import ROOT, CommandLine

@@ -12,7 +12,7 @@ from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests, check_comparable, compare, comparisons, corrected
 from hpcdl.report.analysis.settings import told_apart
 from hpcdl.report.compose.build import compose
-from hpcdl.report.document.document import Interval, Table
+from hpcdl.report.document import Interval, Table
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_run

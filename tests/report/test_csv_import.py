@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import ConfigError, SourceError
-from hpcdl.report.runs.csv_import import read_csv
+from hpcdl.report.runs.elsewhere import read_csv
 from hpcdl.report.runs.run import Run
 
 HEADER = "mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second"

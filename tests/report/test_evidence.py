@@ -12,8 +12,17 @@ import pytest
 from hpcdl.core.errors import ConfigError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import RunRecord
 from hpcdl.report.analysis.scaling import build_curves
-from hpcdl.report.evidence.checks import MET, NOT_MEASURED, NOT_MET, NOT_SHOWN, Case, Judgement, judge
-from hpcdl.report.evidence.measured import choose_curve, measure
+from hpcdl.report.evidence.checks import (
+    MET,
+    NOT_MEASURED,
+    NOT_MET,
+    NOT_SHOWN,
+    Case,
+    Judgement,
+    choose_curve,
+    judge,
+    measure,
+)
 from hpcdl.report.evidence.template import CHECKS, find_template, read_template, template_names
 from tests.conftest import ROOT, CommandLine
 from tests.report.synthetic import NOISE, as_run, make_record, write_run

@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.core.records.run_record import InferenceRecord, RankRecord, RunRecord
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.document.document import Bounds, Interval, Table
+from hpcdl.report.document import Bounds, Interval, Table
 from hpcdl.report.runs.anonymous import anonymised
 from hpcdl.report.runs.sources import gather
 from hpcdl.report.sections.inference import build

@@ -9,9 +9,9 @@ import pytest
 from hpcdl.core.statistics import outliers, welch_log_ratio
 from hpcdl.report.analysis.analyse import Analysis, analyse
 from hpcdl.report.analysis.laws import LAWS, fit_relative, fit_scaling
-from hpcdl.report.analysis.parts import mean_parts
+from hpcdl.report.analysis.scaling import mean_parts
 from hpcdl.report.compose.build import compose
-from hpcdl.report.document.document import Table, cell_text
+from hpcdl.report.document import Table, cell_text
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from tests.report.synthetic import make_run

@@ -10,8 +10,8 @@ import pytest
 from hpcdl.report.analysis.analyse import Analysis, analyse
 from hpcdl.report.compose.build import compose, render
 from hpcdl.report.runs.run import Run
+from hpcdl.report.runs.searches import ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.report.runs.tunings import ThreadCurve, ThreadPoint, TunedNode, TunedTrial
 from hpcdl.report.sections.prediction import forecast_figure
 from tests.report.synthetic import NOISE, as_run, make_record, make_run
 

@@ -18,7 +18,7 @@ from hpcdl.core.pages.page import sentence
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render, with_own_colors
-from hpcdl.report.document.document import (
+from hpcdl.report.document import (
     Bounds,
     Column,
     Document,
@@ -33,7 +33,7 @@ from hpcdl.report.document.document import (
     shortened,
 )
 from hpcdl.report.renderers import RENDERERS
-from hpcdl.report.renderers.csv import neutral
+from hpcdl.report.renderers.data import neutral
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.renderers.markdown import escaped as markdown_escaped
 from hpcdl.report.runs.sources import Gathered

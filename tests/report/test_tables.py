@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hpcdl.report.document.document import Bounds, Column, Document, Interval, Section, Table
+from hpcdl.report.document import Bounds, Column, Document, Interval, Section, Table
 from hpcdl.report.renderers import RENDERERS
 from tests.conftest import ROOT, CommandLine
 

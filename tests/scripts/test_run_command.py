@@ -74,7 +74,7 @@ say = lambda text: os.write(1, f"{text}\\n".encode())  # one write: lines of two
 import hpcdl
 hpcdl.init()
 if "state" in sys.argv:
-    from hpcdl.core.processes.signals import StopRequest
+    from hpcdl.core.processes.streams import StopRequest
     StopRequest().install()  # as hpcdl.State does
 def ended(end):
     child = os.fork()

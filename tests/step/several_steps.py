@@ -22,7 +22,7 @@ from hpcdl.checkpoint.background import THREAD, BackgroundWork  # noqa: E402
 from hpcdl.checkpoint.interval import CheckpointInterval  # noqa: E402
 from hpcdl.checkpoint.memory import LocalCopies  # noqa: E402
 from hpcdl.comm.observed import observe  # noqa: E402
-from hpcdl.comm.threads.communicator import alone  # noqa: E402
+from hpcdl.comm.threads import alone  # noqa: E402
 from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.faults.inject import Injection  # noqa: E402

@@ -53,7 +53,7 @@ def test_scripts_are_told_how_to_find_a_size() -> None:
 def test_trials_leave_weights_statistics_and_random_states_as_they_were(rule: str) -> None:
     import keras
 
-    from hpcdl.comm.threads.communicator import alone
+    from hpcdl.comm.threads import alone
     from hpcdl.step.bucket_size import TrialStep, _timed
     from hpcdl.step.objective import Classification
     from hpcdl.step.step import build_step

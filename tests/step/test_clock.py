@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from hpcdl.comm.threads.communicator import alone
+from hpcdl.comm.threads import alone
 from hpcdl.core.records.run_record import ALL_STEPS_UP_TO, PARTS
 from hpcdl.step.clock import StepClock, StepTimes
 

@@ -27,7 +27,7 @@ from hpcdl.comm.mpi.communicator import world  # noqa: E402  TensorFlow must fin
 from hpcdl.config.load import Layer, load  # noqa: E402
 from hpcdl.config.schema import TrainConfig  # noqa: E402
 from hpcdl.core.errors import StoppedEarly  # noqa: E402
-from hpcdl.core.processes.signals import STOPS  # noqa: E402
+from hpcdl.core.processes.streams import STOPS  # noqa: E402
 from hpcdl.core.protocols import Communicator  # noqa: E402
 from hpcdl.rank.job import run_rank  # noqa: E402
 from hpcdl.run import rundir  # noqa: E402

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.comm import threads
 from hpcdl.comm.observed import CONTROL, observe
-from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy, load_strategy

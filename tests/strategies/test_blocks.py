@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcdl.comm import threads
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError
-from hpcdl.strategies.allreduce.blocks import BLOCK, BlockFormat, sum_in_two_passes
-from hpcdl.strategies.allreduce.fp4 import FP4
-from hpcdl.strategies.allreduce.int8 import INT8
+from hpcdl.strategies.allreduce.few_bits import BLOCK, FP4, INT8, BlockFormat, sum_in_two_passes
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.periodic.streaming import StreamedWeights
 from hpcdl.strategies.table import find_strategy

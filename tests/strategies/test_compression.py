@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import find_strategy

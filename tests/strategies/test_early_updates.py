@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec, launch_flags
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.core.errors import NotFiniteError, RankError, originals
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import ROOT, selected

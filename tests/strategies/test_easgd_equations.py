@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator
+from hpcdl.comm.threads import ThreadCommunicator
 from hpcdl.core.errors import RankError
 from tests.strategies import simulator
 from tests.strategies.elastic_ranks import Outcome, run

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.strategies.elastic.message import HEADER_BYTES, server_spans, sizes_within
+from hpcdl.strategies.elastic.server import HEADER_BYTES, server_spans, sizes_within
 from tests.strategies.elastic_ranks import run
 
 QUICK = settings(max_examples=15)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
-from hpcdl.strategies.base.float16 import BLOCK, WORTH_A_CALL, add_float16, cast
+from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.strategies.allreduce.compression import BLOCK, WORTH_A_CALL, add_float16, cast
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of overflows that are asked for here
 ALL = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.float16)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.comm.threads.communicator import ThreadCommunicator, alone, run
+from hpcdl.comm.threads import ThreadCommunicator, alone, run
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import NotFiniteError, originals
 from hpcdl.strategies.base.strategy import Context

@@ -16,18 +16,17 @@ import numpy as np
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
+from hpcdl.comm import threads
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig, StepBenchConfig, TrainConfig
 from hpcdl.core.errors import BrokenGroup, CarriedError, NotFiniteError, UsageError
 from hpcdl.run.plan import prepare, rule_in_force, with_own_period
 from hpcdl.strategies.base.strategy import Context
-from hpcdl.strategies.periodic.choose import PeriodChoosing, period_for
 from hpcdl.strategies.periodic.methods import METHODS
 from hpcdl.strategies.periodic.shared import SharedWeights
 from hpcdl.strategies.periodic.streaming import StreamedWeights
-from hpcdl.strategies.periodic.worker import PeriodicWorker
+from hpcdl.strategies.periodic.worker import PeriodChoosing, PeriodicWorker, period_for
 from hpcdl.strategies.table import find_strategy
 from tests.conftest import CommandLine
 from tests.training_runs import PLANTED, SHORT, finish, model_weights, record_of, same_run, start, steps_done, wait_for

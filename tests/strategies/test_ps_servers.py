@@ -10,13 +10,12 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.collectives.workspace import Workspace
-from hpcdl.comm.threads import communicator as threads
+from hpcdl.collectives.slices import Workspace
+from hpcdl.comm import threads
 from hpcdl.core.errors import RankError, StoppedEarly
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
 from hpcdl.strategies.parameter_server.among_workers import ServersAmongWorkers
-from hpcdl.strategies.parameter_server.placement import PLACEMENTS
+from hpcdl.strategies.parameter_server.placement import NUM_FLAGS, PLACEMENTS
 from hpcdl.strategies.parameter_server.server import MAX_LAG, AveragingServer, QuorumServer, Rounds
 from hpcdl.strategies.parameter_server.worker import ServerClient
 from tests.conftest import patience

@@ -15,15 +15,17 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.collectives.ring import cost
-from hpcdl.comm.threads.communicator import ThreadCommunicator, alone, run
-from hpcdl.config.compression import parse_compression
+from hpcdl.comm.threads import ThreadCommunicator, alone, run
+from hpcdl.config.forms import parse_compression
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.run.plan import prepare
 from hpcdl.scripts.exchange import ExchangeSettings
 from hpcdl.strategies.allreduce.compression import warnings_of
-from hpcdl.strategies.allreduce.int8 import BLOCK, Int8, pack, unpack
+from hpcdl.strategies.allreduce.few_bits import BLOCK, Int8
+from hpcdl.strategies.allreduce.few_bits import pack_int8 as pack
+from hpcdl.strategies.allreduce.few_bits import unpack_int8 as unpack
 from hpcdl.strategies.allreduce.powersgd import PowerSgd, orthonormal
 from hpcdl.strategies.allreduce.rest import BucketPart, Feedback
 from hpcdl.strategies.base.strategy import Context

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.comm import threads
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads import communicator as threads
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import BrokenGroup, RankError
 from hpcdl.strategies.base.salvage import Center, CenterPart, Claim, gather_center, origins_of
 from hpcdl.strategies.base.strategy import Context, HoldsCenter
 from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
-from hpcdl.strategies.elastic.message import server_spans
 from hpcdl.strategies.elastic.methods import METHODS
-from hpcdl.strategies.elastic.server import CenterServer, MomentumDescent
+from hpcdl.strategies.elastic.server import CenterServer, MomentumDescent, server_spans
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 LENGTH = 60

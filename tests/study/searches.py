@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdl.config.search import SearchStudy, load_search
 from hpcdl.report.runs.searches import SearchRecord
-from hpcdl.study.allocation import Allocation
+from hpcdl.study.jobs import Allocation
 from hpcdl.study.search import HyperparameterSearch, open_search
 
 FAKE = Path(__file__).with_name("fake_trial.py")

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdl.config.study import Study, load_study
 from hpcdl.core.errors import HpcdlError
-from hpcdl.study.allocation import Allocation
+from hpcdl.study.jobs import Allocation
 from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.state import StudyState, open_study
 from hpcdl.study.sweep import News, Sweep, raise_for

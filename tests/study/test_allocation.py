@@ -11,7 +11,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import read_profile
-from hpcdl.study.allocation import LEAVING_S, check_room, find_allocation, seconds_for_runs
+from hpcdl.study.jobs import LEAVING_S, check_room, find_allocation, seconds_for_runs
 from hpcdl.study.points import profile_of_point, thread_settings
 from tests.study.studies import small_study
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC
-from hpcdl.study.estimate import START_S, StudyEstimate, estimate_study
+from hpcdl.study.cost import START_S, StudyEstimate, estimate_study
 from hpcdl.study.points import prepare_points
 from hpcdl.study.state import StudyState, new_state
 from tests.study.studies import small_study

@@ -14,8 +14,7 @@ from hpcdl.cluster.batch.systems import NodeWishes
 from hpcdl.config.study import load_study, study_tables
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.storage.files import write_toml
-from hpcdl.study.allocation import find_allocation
-from hpcdl.study.jobs import STUDY_FILE, JobLimits, part_folder, submit_parts
+from hpcdl.study.jobs import STUDY_FILE, JobLimits, find_allocation, part_folder, submit_parts
 from hpcdl.study.plan import make_plan
 from hpcdl.study.state import digest_of, new_state, open_study, write_state
 from hpcdl.study.sweep import Sweep

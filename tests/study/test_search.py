@@ -22,7 +22,7 @@ from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose
-from hpcdl.report.document.document import Figure, Listing
+from hpcdl.report.document import Figure, Listing
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered

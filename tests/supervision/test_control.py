@@ -7,11 +7,11 @@ import signal
 import time
 
 from hpcdl.checkpoint.interval import CheckpointInterval
-from hpcdl.comm.threads import communicator as threads
-from hpcdl.core.processes.signals import StopRequest
+from hpcdl.comm import threads
+from hpcdl.core.processes.streams import StopRequest
 from hpcdl.core.protocols import Communicator
 from hpcdl.strategies.base.strategy import Worker
-from hpcdl.strategies.parameter_server.agreement import NUM_FLAGS
+from hpcdl.strategies.parameter_server.placement import NUM_FLAGS
 from hpcdl.supervision.control import Control, ControlFlags, Room
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf  # noqa: E402
 from keras import layers  # noqa: E402
 
 from hpcdl.comm.observed import NOTHING, NoRecorder, Recorder  # noqa: E402
-from hpcdl.comm.threads.communicator import run  # noqa: E402
+from hpcdl.comm.threads import run  # noqa: E402
 from hpcdl.config.schema import ExchangeConfig, OptimizerConfig  # noqa: E402
 from hpcdl.step.objective import Classification  # noqa: E402
 from hpcdl.step.optimizers import build_optimizer  # noqa: E402

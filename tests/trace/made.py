@@ -11,9 +11,8 @@ import numpy
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE, PARTS
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER, POINT, RECORD, RankTrace
-from hpcdl.trace.merge import Merged, merge
 from hpcdl.trace.recorder import COLLECTOR
-from hpcdl.trace.steps import Steps, steps_of
+from hpcdl.trace.steps import Merged, Steps, merge, steps_of
 
 Array = numpy.ndarray[Any, Any]
 LAYER_KINDS, LAYERS = (FORWARD, BACKWARD, LAYER_UPDATE), ("conv1", "dense")

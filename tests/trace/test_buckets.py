@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.trace.merge import Merged
-from hpcdl.trace.steps import Steps, readiness
+from hpcdl.trace.steps import Merged, Steps, readiness
 from tests.trace.made import NAMES, records, synchronous
 
 RANKS, STEPS, COMPUTE_S = 3, 20, 0.2

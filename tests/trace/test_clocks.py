@@ -16,11 +16,11 @@ import pytest
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from hpcdl.comm.clocks import clock_identity, measure, parents_of
 from hpcdl.comm.observed import observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.core.errors import CorruptError
 from hpcdl.trace.file import POINT, RankTrace, read_trace
-from hpcdl.trace.merge import ClockModel, Merged, merge
 from hpcdl.trace.recorder import file_name
+from hpcdl.trace.steps import ClockModel, Merged, merge
 from tests.conftest import ROOT, patience
 from tests.trace.clock_ranks import TURNS, passed_around
 

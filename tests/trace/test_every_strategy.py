@@ -19,8 +19,7 @@ from hpcdl.strategies.base.strategy import StrategyInfo
 from hpcdl.strategies.table import STRATEGIES
 from hpcdl.trace.file import RankTrace
 from hpcdl.trace.findings import findings
-from hpcdl.trace.merge import merge, read_run
-from hpcdl.trace.steps import steps_of
+from hpcdl.trace.steps import merge, read_run, steps_of
 from tests.conftest import ROOT, CommandLine
 
 STEPS, RANKS = 12, 3

@@ -17,12 +17,10 @@ from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.findings import findings
-from hpcdl.trace.merge import Merged, merge
-from hpcdl.trace.page import page
+from hpcdl.trace.page import page, tables
 from hpcdl.trace.recorder import COLLECTOR
-from hpcdl.trace.steps import BEGAN, EXCHANGED, Steps, steps_of
+from hpcdl.trace.steps import BEGAN, EXCHANGED, Merged, Steps, merge, steps_of
 from hpcdl.trace.stragglers import _rates
-from hpcdl.trace.summary import tables
 from tests.conftest import patience
 from tests.trace.made import EXCHANGE_S, NAMES, OTHER_S, UPDATE_S, records, synchronous, trace
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.comm.observed import PARTS
 from hpcdl.core.errors import UsageError
-from hpcdl.trace.merge import merge, read_run
+from hpcdl.trace.steps import merge, read_run
 from hpcdl.trace.viewers import VIEWERS
 from tests.conftest import CommandLine
 from tests.trace.made import synchronous

@@ -23,8 +23,7 @@ from benchmarks.shaped_hosts import run_on
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 from hpcdl.trace.file import RankTrace
 from hpcdl.trace.findings import findings
-from hpcdl.trace.merge import merge, read_run
-from hpcdl.trace.steps import steps_of
+from hpcdl.trace.steps import merge, read_run, steps_of
 from hpcdl.trace.stragglers import CLOCK, CONTENTION, INPUT_CAUSE, NETWORK, UNKNOWN, Straggler
 from tests.lab.hosts import Lab, lab_folder
 

@@ -17,15 +17,14 @@ import pytest
 
 from hpcdl.cli.groups import with_bare_trace
 from hpcdl.comm.observed import EXCHANGE, PARTS, NoRecorder, Observed, observe
-from hpcdl.comm.threads.communicator import ThreadCommunicator, run
+from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.config.forms import UNASKED, parse_trace
 from hpcdl.config.settings import PARSERS
-from hpcdl.config.tracing import UNASKED, parse_trace
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.trace import recorder
 from hpcdl.trace.file import RankTrace, TraceFile, read_trace
-from hpcdl.trace.merge import merge, read_run
 from hpcdl.trace.recorder import COLLECTOR, KEPT_S, PREFIX, collect, file_name, recording
-from hpcdl.trace.steps import steps_of
+from hpcdl.trace.steps import merge, read_run, steps_of
 
 SPECS = {
     "steps": "steps",

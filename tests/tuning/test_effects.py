@@ -5,7 +5,7 @@ import random
 
 from hpcdl.core.statistics import estimate
 from hpcdl.node.profile import TrialSummary
-from hpcdl.tuning.recorded import main_effects, thread_curve
+from hpcdl.tuning.findings import main_effects, thread_curve
 
 
 def trials() -> list[TrialSummary]:

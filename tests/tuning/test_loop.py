@@ -16,13 +16,12 @@ import pytest
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.engine import Engine
 from hpcdl.node.machines import read_machine
-from hpcdl.node.profile import Profile, read_profile, write_profile
-from hpcdl.node.settings import Settings, chosen
+from hpcdl.node.profile import Profile, Settings, chosen, read_profile, write_profile
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.loop import SearchLimits, Tuning
 from hpcdl.tuning.space import Candidate, Space, build_space
 from hpcdl.tuning.trials import TrialOutcome
+from hpcdl.tuning.tune import SearchLimits, Tuning
 from tests.conftest import patience
 
 TOPOLOGY = read_machine("generic").topology

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.node.profile import Profile, TrialSummary, write_profile
-from hpcdl.node.settings import Settings, chosen
-from hpcdl.report.document.document import Column
+from hpcdl.node.profile import Profile, Settings, TrialSummary, chosen, write_profile
+from hpcdl.report.document import Column
 from hpcdl.report.runs.sources import walk
 from hpcdl.report.sections.tuning import winner_line
+from hpcdl.tuning.findings import find_tunings, read_tuning
 from hpcdl.tuning.log import TrialLog
-from hpcdl.tuning.recorded import find_tunings, read_tuning
 from hpcdl.tuning.trials import TrialOutcome
 from tests.conftest import CommandLine
 from tests.report.synthetic import make_record, write_run

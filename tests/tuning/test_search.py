@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from hpcdl.tuning.factors import factors_of
 from hpcdl.tuning.search import Search
+from hpcdl.tuning.space import factors_of
 from hpcdl.tuning.surrogate import Surrogate
 
 GRID = [{"intra_op_threads": threads, "binding": binding} for threads in (1, 2, 4, 8, 16) for binding in ("a", "b")]

@@ -12,7 +12,7 @@ from hpcdl.core.paths import share_folder
 from hpcdl.node.accelerators import SeenByTensorflow, nearest
 from hpcdl.node.engine import Engine
 from hpcdl.node.machines import machine_names, read_machine
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings
 from hpcdl.node.topology import Topology, restricted
 from hpcdl.tuning.space import build_space, read_space
 from hpcdl.tuning.tune import prepare

@@ -17,8 +17,7 @@ import pytest
 from hpcdl.cluster.processes import marked
 from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import launch_plan
-from hpcdl.node.profile import find_profile
-from hpcdl.node.settings import Settings
+from hpcdl.node.profile import Settings, find_profile
 from hpcdl.tuning import trials
 from hpcdl.tuning.space import Candidate
 from hpcdl.tuning.trials import (

@@ -9,7 +9,7 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, machine_rows, settings_for_show, takes_settings
 from hpcdl.cli.output import print_json, print_table
-from hpcdl.config.machine import machine_in_force
+from hpcdl.config.load import machine_in_force
 from hpcdl.config.schema import TrainConfig
 
 commands = typer.Typer(no_args_is_help=True, help="Show settings and where each comes from.")

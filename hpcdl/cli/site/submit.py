@@ -13,8 +13,8 @@ import typer.main
 from hpcdl.cli.groups import WordsBehindDashes
 from hpcdl.cli.options import JsonFlag, say_settings_of_files, settings_of_files, takes_settings
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.config.commands import SubmitConfig, load_submit
 from hpcdl.config.load import ResolvedConfig
-from hpcdl.config.submit import SubmitConfig, load_submit
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:

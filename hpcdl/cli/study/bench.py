@@ -74,7 +74,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
 def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time and check every all-reduce at several sizes, and every link between two ranks."""
     from hpcdl.bench.allreduce import run
-    from hpcdl.collectives.measure import LARGE_BYTES, SMALL_BYTES, serves_auto
+    from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
     result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
     if result is None:  # one of the ranks that a launcher started; rank 0 speaks

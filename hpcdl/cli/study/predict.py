@@ -93,7 +93,7 @@ def predict(
 
 
 def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> Gathered:
-    from hpcdl.report.runs.csv_import import gather_with
+    from hpcdl.report.runs.elsewhere import gather_with
 
     found = gather_with(runs, imported, progress("reading records", 1))
     for line in (*found.unreadable, *found.remarks):

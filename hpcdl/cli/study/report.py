@@ -19,9 +19,8 @@ from hpcdl.core.progress import progress
 if TYPE_CHECKING:
     from hpcdl.report.analysis.analyse import Analysis
     from hpcdl.report.runs.findings import TracedRun
-    from hpcdl.report.runs.searches import SearchRecord
+    from hpcdl.report.runs.searches import SearchRecord, TunedNode
     from hpcdl.report.runs.sources import Gathered, Walk
-    from hpcdl.report.runs.tunings import TunedNode
     from hpcdl.study.access import AccessCase
 
 ALL_FORMATS = "terminal,html,md,csv,json"
@@ -151,7 +150,7 @@ def _analysed(
     """`given` are arguments of `analyse`, and under `name` the folder of the baseline."""
     from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse
-    from hpcdl.report.runs.references import load_references
+    from hpcdl.report.runs.elsewhere import load_references
     from hpcdl.report.runs.sources import link_of
 
     traced, name = _traced(gathered, anonymous), given.pop("name")
@@ -324,7 +323,7 @@ def _gather(
     hide_data: bool,
 ) -> Gathered:
     from hpcdl.report.runs.anonymous import anonymised
-    from hpcdl.report.runs.csv_import import gather_with
+    from hpcdl.report.runs.elsewhere import gather_with
 
     found = gather_with(runs, imported, progress("reading records", 1), walks)
     return anonymised(found, hide_data=hide_data) if anonymous else found
@@ -343,7 +342,7 @@ def _tunings(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> 
     """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
     from hpcdl.report.runs.anonymous import anonymised_tunings
     from hpcdl.report.runs.sources import holds_runs
-    from hpcdl.tuning.recorded import find_tunings, read_tuning
+    from hpcdl.tuning.findings import find_tunings, read_tuning
 
     found = {path: find_tunings(path, walks[path]) for path in paths}
     tunings = [read_tuning(path) for path in dict.fromkeys(itertools.chain(*found.values()))]

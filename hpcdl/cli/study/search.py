@@ -43,7 +43,7 @@ def search(
 
     Each trial is a fresh `hpcdl train`; its settings are proposed by what the others have reached.
     """
-    from hpcdl.study.allocation import find_allocation, seconds_for_runs
+    from hpcdl.study.jobs import find_allocation, seconds_for_runs
     from hpcdl.study.search import HyperparameterSearch, check_search, open_search
 
     wanted = load_search(study, flags, set_, space)

@@ -29,8 +29,7 @@ from hpcdl.core.units import counted, format_seconds, format_seconds_interval
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Range
     from hpcdl.report.runs.sources import Gathered
-    from hpcdl.study.cost import PointCost, StudyCost
-    from hpcdl.study.estimate import StudyEstimate
+    from hpcdl.study.cost import PointCost, StudyCost, StudyEstimate
     from hpcdl.study.plan import StudyRuns
     from hpcdl.study.state import StudyState
     from hpcdl.study.sweep import News
@@ -187,7 +186,7 @@ def _write_access_study(
 
 
 def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, commentary: Commentary, json: bool) -> None:
-    from hpcdl.study.allocation import find_allocation, seconds_for_runs
+    from hpcdl.study.jobs import find_allocation, seconds_for_runs
     from hpcdl.study.sweep import Sweep, raise_for
 
     allocation = find_allocation(os.environ, plan.node_counts)
@@ -207,7 +206,7 @@ def _submit(
     folder: Path, study: Study, plan: StudyRuns, given: dict[str, str | None], resume: bool, json: bool
 ) -> None:
     from hpcdl.cluster.batch.submission import wishes_of
-    from hpcdl.config.submit import BATCH_KEYS, SubmitConfig, load_submit
+    from hpcdl.config.commands import BATCH_KEYS, SubmitConfig, load_submit
     from hpcdl.study.jobs import JobLimits, submit_parts
 
     settings = load_submit(given)
@@ -244,8 +243,8 @@ def _follow(bar: Any, commentary: Commentary, news: News) -> None:
 
 def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, json: bool) -> None:
     from hpcdl.node.machines import read_topology
-    from hpcdl.study.allocation import find_allocation
-    from hpcdl.study.estimate import estimate_study
+    from hpcdl.study.cost import estimate_study
+    from hpcdl.study.jobs import find_allocation
 
     cores, nodes = len(read_topology().usable_cores), _num_nodes(find_allocation, plan)
     estimate = estimate_study(study, plan, run_plan, cores, nodes, state)

@@ -43,7 +43,7 @@ def evaluate(
     check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
-    from hpcdl.rank.runs import evaluate_run
+    from hpcdl.rank.outputs import evaluate_run
 
     result, name, remarks = evaluate_run(run, data, split)
     for text in remarks:
@@ -70,7 +70,7 @@ def export(
     check_trusted(run, trust)
     runtime.silence()
     runtime.import_tensorflow()
-    from hpcdl.rank.runs import export_run
+    from hpcdl.rank.outputs import export_run
 
     path, remarks = export_run(run, to.value, target)
     for text in remarks:

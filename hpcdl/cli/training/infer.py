@@ -11,7 +11,7 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, begin, resolved, takes_settings
 from hpcdl.cli.output import print_json, put, say
-from hpcdl.config.infer import InferConfig
+from hpcdl.config.commands import InferConfig
 from hpcdl.core.paths import typed
 from hpcdl.core.units import counted, format_rate, format_seconds
 

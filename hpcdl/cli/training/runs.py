@@ -1,4 +1,4 @@
-"""`hpcdl runs` and `hpcdl diff`: which runs there are, and in what two of them differ."""
+"""`hpcdl runs | diff | checkpoints`: which runs there are, in what two of them differ, what one can go on from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
-from hpcdl.core.paths import typed
-from hpcdl.core.units import common_unit
+from hpcdl.core.paths import quoted, typed
+from hpcdl.core.units import common_unit, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.report.runs.listing import ListedRun
+
 
 COLUMNS = {
     "strategy": "strategy",
@@ -48,7 +49,12 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a ru
 
 
 def register(app: typer.Typer) -> None:
-    """Add both commands."""
+    """Add the commands of this file to `app`."""
+    _register_runs(app)
+    _register_checkpoints(app)
+
+
+def _register_runs(app: typer.Typer) -> None:
     app.command(epilog="Example: hpcdl runs runs --where strategy=ring --sort accuracy --reverse")(runs)
     app.command(epilog="Example: hpcdl diff runs/20260314-lenet-ring runs/20260315-lenet-ps")(diff)
 
@@ -149,3 +155,41 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
 def _short(text: str) -> str:
     """A value for a table: the end of a long one, where paths differ."""
     return (text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}") or "-"
+
+
+def _register_checkpoints(app: typer.Typer) -> None:
+    app.command(epilog="Example: hpcdl checkpoints runs/20260314-lenet-ring")(checkpoints)
+
+
+def checkpoints(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    json: JsonFlag = False,
+) -> None:
+    """List a run's checkpoints, and hold every file against its digest."""
+    from hpcdl.core.records.run_record import FINISHED, state_of
+    from hpcdl.run.listing import listed, require_whole
+
+    found = listed(run)
+    if json:
+        rows = [{**vars(item), "path": str(item.path), "whole": item.whole} for item in found]
+        print_json({"run": str(run), "checkpoints": rows})
+    elif not found:
+        put(f"{run} has finished and kept none" if state_of(run) == FINISHED else f"{run} has no checkpoint yet")
+    else:
+        print_table(
+            ("step", "epoch", "age", "size", "level", "state"),
+            [
+                (
+                    str(item.step),
+                    "" if item.epoch is None else f"{item.epoch:.2f}",
+                    format_seconds(item.age_seconds),
+                    format_bytes(item.bytes),
+                    item.level,
+                    "whole" if item.whole else "damaged",
+                )
+                for item in found
+            ],
+        )
+    require_whole(found)
+    if found and not json:
+        say(f"next: continue with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")

@@ -32,8 +32,7 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
     from hpcdl.core.storage.disk import check_output
     from hpcdl.core.storage.files import write_output
     from hpcdl.launch.traced import look_into
-    from hpcdl.trace.page import page
-    from hpcdl.trace.summary import tables
+    from hpcdl.trace.page import page, tables
     from hpcdl.trace.viewers import VIEWERS
 
     if len(runs) > 1 and (html is not None or to is not None):

@@ -12,8 +12,7 @@ from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import ENDED, InQueue, call, find_system
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records.run_record import FILE_NAME, event_of, from_json
-from hpcdl.core.records.run_state import state_of
+from hpcdl.core.records.run_record import FILE_NAME, event_of, from_json, state_of
 from hpcdl.core.storage.disk import touch
 from hpcdl.core.storage.files import MOST_JSON_BYTES, open_regular, read_json, write_json
 from hpcdl.core.units import IMAGES
@@ -39,7 +38,7 @@ class JobView:
     """A job as it stands: the batch system's state, the run's last step, and the end of the log.
 
     `counted` is what `images_per_second` counts. `run_state` is what has become of its run, empty before it has a
-    record (core/records/run_state.py). `reason`: why it waits, in the batch system's own words.
+    record (core/records/run_record.py). `reason`: why it waits, in the batch system's own words.
     """
 
     job: Job

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, call
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, find_launcher, load_launcher
-from hpcdl.config.machine import MACHINE_VARIABLE, machine_in_force
+from hpcdl.config.load import MACHINE_VARIABLE, machine_in_force
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import own_program, share_folder, site_config_file
 from hpcdl.core.storage.disk import make_output_folder

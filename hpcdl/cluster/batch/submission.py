@@ -13,7 +13,7 @@ from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import batch_launcher, render, submit
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
-from hpcdl.config.submit import BatchConfig, SubmitConfig
+from hpcdl.config.commands import BatchConfig, SubmitConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.files import read_toml
 

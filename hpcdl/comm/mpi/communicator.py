@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.comm.arithmetic import plain_add
-from hpcdl.comm.mpi.calls import asleep, failed_ranks, first_done, translated
-from hpcdl.comm.mpi.library import import_mpi, library_path
-from hpcdl.comm.mpi.one_sided import MpiRemoteArray
-from hpcdl.comm.mpi.start import say_finalized
+from hpcdl.comm.mpi.calls import MpiRemoteArray, asleep, failed_ranks, first_done, translated
+from hpcdl.comm.mpi.library import import_mpi, library_path, say_finalized
 from hpcdl.core.errors import BrokenGroup, UsageError
 
 if TYPE_CHECKING:

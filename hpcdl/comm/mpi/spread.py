@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from hpcdl.comm.mpi.start import readable_lines
+from hpcdl.comm.mpi.library import readable_lines
 
 BLOCK_BYTES = 16 * 1024**2
 STARTED = "spread: all ranks are there"

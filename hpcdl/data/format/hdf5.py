@@ -18,8 +18,8 @@ import numpy.typing as npt
 from hpcdl.core.errors import CorruptError, SourceError, UsageError
 from hpcdl.core.storage.disk import cut, remove_file
 from hpcdl.core.units import format_bytes
-from hpcdl.data.format.fields import IMAGES, LABELS, ROLES, Field
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
+from hpcdl.data.format.manifest import IMAGES, LABELS, ROLES, Field
 
 Array = npt.NDArray[Any]
 ATTRIBUTE_LIMIT = 60_000

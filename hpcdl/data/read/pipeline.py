@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError, carried, originals
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.format.order import NO_SHIFT, Ids, Shift, mixed, pass_slice
 from hpcdl.data.format.prefetch import BufferPool, Prefetched, aligned_empty
 from hpcdl.data.read.reader import SplitReader, SyntheticReader, open_reader

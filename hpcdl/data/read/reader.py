@@ -18,14 +18,12 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split
-from hpcdl.data.format.fields import IMAGES, Field
+from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, SyntheticImages
 from hpcdl.data.format.hdf5 import ChunkReader, ColumnMap, ResidentMap, ShardMap, shard_map
-from hpcdl.data.format.manifest import ShardEntry
+from hpcdl.data.format.manifest import IMAGES, Field, ShardEntry
 from hpcdl.data.format.order import Ids, Layout, NodeShare
 from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import block_checksum, frame_checksum
-from hpcdl.data.format.synthetic import SyntheticImages
 
 Array = npt.NDArray[Any]
 Values = Array | list[Array] | list[bytes]

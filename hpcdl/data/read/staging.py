@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.storage.disk import Made, make_private_folder, open_new, remove_private
 from hpcdl.core.units import format_bytes

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, Split
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.format.order import (
     NO_SHIFT,
     Epoch,

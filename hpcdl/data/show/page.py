@@ -14,9 +14,8 @@ import numpy.typing as npt
 from hpcdl.core.pages.page import CURVES, channels, escaped
 from hpcdl.core.pages.page import page as shell
 from hpcdl.core.units import format_bytes, format_count
-from hpcdl.data.format.fields import Field
-from hpcdl.data.show.inspection import SplitInspection
-from hpcdl.data.show.overview import DrawnSample, Overview
+from hpcdl.data.format.manifest import Field
+from hpcdl.data.show.inspection import DrawnSample, Overview, SplitInspection
 
 Array = npt.NDArray[Any]
 _MOST_CLASSES = 50

@@ -12,38 +12,26 @@ SOURCES = Registry(
             target="hpcdl.data.sources.reader.source:ReaderSource",
             summary="what your own --reader FILE.py:NAME returns",
         ),
-        "csv": Entry(target="hpcdl.data.sources.tables.csv_list:CsvSource", summary="a CSV of file,label"),
-        "table": Entry(
-            target="hpcdl.data.sources.tables.table:TableSource", summary="a CSV of columns of numbers and text"
-        ),
-        "cifar10": Entry(
-            target="hpcdl.data.sources.arrays.cifar:Cifar10Source", summary="CIFAR-10, binary or python version"
-        ),
-        "cifar100": Entry(target="hpcdl.data.sources.arrays.cifar:Cifar100Source", summary="CIFAR-100, either version"),
-        "mnist": Entry(target="hpcdl.data.sources.arrays.idx:IdxSource", summary="MNIST's IDX files, plain or .gz"),
-        "numpy": Entry(target="hpcdl.data.sources.arrays.numpy_files:NumpySource", summary=".npy or .npz arrays"),
-        "tfds": Entry(
-            target="hpcdl.data.sources.records.tfds:TfdsSource", summary="what TensorFlow Datasets has prepared"
-        ),
-        "tfrecord": Entry(
-            target="hpcdl.data.sources.records.tfrecord:TFRecordSource", summary="TFRecord of tf.train.Example"
-        ),
-        "hdf5": Entry(target="hpcdl.data.sources.arrays.hdf5_arrays:Hdf5Source", summary="arrays in HDF5 files"),
+        "csv": Entry(target="hpcdl.data.sources.csv_list:CsvSource", summary="a CSV of file,label"),
+        "table": Entry(target="hpcdl.data.sources.table:TableSource", summary="a CSV of columns of numbers and text"),
+        "cifar10": Entry(target="hpcdl.data.sources.cifar:Cifar10Source", summary="CIFAR-10, binary or python version"),
+        "cifar100": Entry(target="hpcdl.data.sources.cifar:Cifar100Source", summary="CIFAR-100, either version"),
+        "mnist": Entry(target="hpcdl.data.sources.idx:IdxSource", summary="MNIST's IDX files, plain or .gz"),
+        "numpy": Entry(target="hpcdl.data.sources.numpy_files:NumpySource", summary=".npy or .npz arrays"),
+        "tfds": Entry(target="hpcdl.data.sources.tfds:TfdsSource", summary="what TensorFlow Datasets has prepared"),
+        "tfrecord": Entry(target="hpcdl.data.sources.tfrecord:TFRecordSource", summary="TFRecord of tf.train.Example"),
+        "hdf5": Entry(target="hpcdl.data.sources.hdf5_arrays:Hdf5Source", summary="arrays in HDF5 files"),
         "webdataset": Entry(
-            target="hpcdl.data.sources.records.webdataset:WebDatasetSource", summary="WebDataset's .tar archives"
+            target="hpcdl.data.sources.webdataset:WebDatasetSource", summary="WebDataset's .tar archives"
         ),
         "zip": Entry(
-            target="hpcdl.data.sources.images.zip_images:ZipSource", summary="pictures in a .zip, a folder per class"
+            target="hpcdl.data.sources.zip_images:ZipSource", summary="pictures in a .zip, a folder per class"
         ),
-        "parquet": Entry(
-            target="hpcdl.data.sources.tables.parquet:ParquetSource", summary="Parquet files (needs pyarrow)"
-        ),
+        "parquet": Entry(target="hpcdl.data.sources.parquet:ParquetSource", summary="Parquet files (needs pyarrow)"),
         "text": Entry(target="hpcdl.data.sources.text:TextSource", summary="lines or files of text with a class"),
-        "memmap": Entry(
-            target="hpcdl.data.sources.arrays.memmap:MemmapSource", summary="plain numbers of a type you state"
-        ),
+        "memmap": Entry(target="hpcdl.data.sources.memmap:MemmapSource", summary="plain numbers of a type you state"),
         "image-folder": Entry(
-            target="hpcdl.data.sources.images.image_folder:ImageFolderSource",
+            target="hpcdl.data.sources.image_folder:ImageFolderSource",
             summary="JPEG or PNG files, a folder per class",
         ),
     },

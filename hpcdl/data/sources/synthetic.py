@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.synthetic import SyntheticImages, parse_spec
-from hpcdl.data.sources.base.index import ROW, Index, IndexWriter
-from hpcdl.data.sources.base.source import Array, SourceFacts, SourceSpec
+from hpcdl.data.format.dataset import UNSPLIT, SyntheticImages, parse_spec
+from hpcdl.data.sources.base.source import ROW, Array, Index, IndexWriter, SourceFacts, SourceSpec
 
 _BATCH = 1 << 14
 

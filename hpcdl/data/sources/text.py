@@ -17,8 +17,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
 from hpcdl.data.sources.base.flat import spellings
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
-from hpcdl.data.sources.base.index import IndexWriter
-from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, SourceFacts
+from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some
 
 _ENDING = ".txt"

@@ -1,4 +1,4 @@
-"""The manifest under way: each shard is entered once it is whole, one line of JSON, fsynced.
+"""The manifest under way: each shard is entered once it is whole; and what the source's files were at one moment.
 
 Every rank has a file of its own, `manifest.partial.RANK`. A line that a crash cut short counts as absent. A line with
 `source` alone says in which state the source was when the shards behind it were made, or compared with it.
@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.disk import cut, open_to_append, remove_file, sync_folder
 from hpcdl.core.storage.files import parse_json, read_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX
+from hpcdl.data.sources.base.source import FILES_LISTED, SourceFacts, SourceSpec
 from hpcdl.data.write.shards import ShardResult
 
 
@@ -136,3 +139,39 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
         return path.is_file() and path.stat().st_size == num_bytes
     except (OSError, ValueError):  # no name that a file can have
         return False
+
+
+_BESIDE = {".npy": (".npy",), ".txt": (".txt", ".labels"), ".csv": (), ".tsv": ()}
+"""Endings of files that may belong to a single file of this ending, and lie beside it."""
+
+
+def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
+    """A checksum of the state of all files that the samples come from; `listed` is that of the rows."""
+    digest = xxhash.xxh3_64(listed.encode())
+    location, work = Path(spec.location), Path(spec.work)
+    if spec.format in ("synthetic", "reader"):  # of a reader's samples the list holds the checksums
+        return digest.hexdigest()
+    for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
+        found = path.stat()
+        name = os.fsencode(path.relative_to(location) if path.is_relative_to(location) else path.name)
+        digest.update(b"%b\0%d %d %d\0" % (name, found.st_size, found.st_mtime_ns, found.st_ino))
+    return digest.hexdigest()
+
+
+def _own(location: Path, name: str) -> Iterator[Path]:
+    if location.is_file():
+        yield location
+        for ending in _BESIDE.get(location.suffix.lower(), ()):
+            yield from (path for path in location.parent.glob(f"*{ending}") if path.is_file())
+    elif name not in FILES_LISTED:
+        for base, _, names in os.walk(location, followlinks=True):
+            yield from (path for one in names if (path := Path(base) / one).is_file())
+
+
+def _named(facts: SourceFacts, work: Path) -> Iterator[Path]:
+    """Files that samples are read from, but those that were unpacked for the writing."""
+    kept = (*(place.file for place in facts.arrays), *(kept.rpartition(":")[2] for kept in facts.files), *facts.linked)
+    for name in kept:
+        path = Path(name)
+        if path.is_absolute() and work not in path.parents and path.is_file():
+            yield path

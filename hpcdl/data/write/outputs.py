@@ -17,10 +17,10 @@ from hpcdl import __version__
 from hpcdl.core.errors import CorruptError
 from hpcdl.core.storage.disk import make_folder, replacing, sweep
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ShardFrame
 from hpcdl.data.format.manifest import (
     FIELDS_SCHEMA,
+    Field,
     Manifest,
     Recipe,
     ShardEntry,

@@ -19,8 +19,8 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.files import read_json, write_json
 from hpcdl.core.units import format_bytes, format_count
-from hpcdl.data.format.fields import Field
 from hpcdl.data.format.hdf5 import ShardFrame, filters
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
 from hpcdl.data.write.lustre import FileSystem, Stripes, striping
 from hpcdl.data.write.request import LayoutConfig, parse_split

@@ -19,14 +19,21 @@ import xxhash
 
 from hpcdl.core.storage.disk import replacing
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import Field, Statistics
-from hpcdl.data.format.manifest import ShardEntry
+from hpcdl.data.format.manifest import Field, ShardEntry, Statistics
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
 from hpcdl.data.sources.base.images import check_encoded, decode
-from hpcdl.data.sources.base.index import Index, Rows
-from hpcdl.data.sources.base.source import Content, FieldsReader, NotFinite, Source, SourceChanged, UnreadableSample
+from hpcdl.data.sources.base.source import (
+    Content,
+    FieldsReader,
+    Index,
+    NotFinite,
+    Rows,
+    Source,
+    SourceChanged,
+    UnreadableSample,
+)
 from hpcdl.data.write.plan import ShardJob, shard_file
 
 _MOST_CHANNELS = 16

@@ -15,7 +15,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest
-from hpcdl.data.sources.reader.code import user_reader
+from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest

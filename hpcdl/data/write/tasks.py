@@ -29,11 +29,10 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.paths import own_program
-from hpcdl.core.processes import signals
+from hpcdl.core.processes import streams
 from hpcdl.core.processes.lifeline import end_with_parent
 from hpcdl.core.records.run_record import from_json
-from hpcdl.data.sources.base.index import Index
-from hpcdl.data.sources.base.source import SourceChanged, UnreadableSample, open_source
+from hpcdl.data.sources.base.source import Index, SourceChanged, UnreadableSample, open_source
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, read_job
 from hpcdl.data.write.shards import ShardResult, ShardWriter
 
@@ -286,7 +285,7 @@ def main() -> None:
     """A writing process: write shards until the input ends."""
     target, parent, code, *again = sys.argv[1:]
     end_with_parent(int(parent))
-    signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's reader prints, be it from C, must not come between the answers
     writer = open_writer(WritingPlace(target=Path(target), code=code, again=bool(again)))

@@ -18,17 +18,14 @@ from hpcdl.report.analysis.comparisons import (
     comparisons,
     corrected,
 )
-from hpcdl.report.analysis.fits import CommunicationFit, CurveFit, fit_communication, fit_curves
-from hpcdl.report.analysis.parts import Breakdown, breakdowns
-from hpcdl.report.analysis.scaling import Curve, build_curves, with_base_of
+from hpcdl.report.analysis.laws import CommunicationFit, CurveFit, fit_communication, fit_curves
+from hpcdl.report.analysis.scaling import Breakdown, Curve, breakdowns, build_curves, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, told_apart, told_by_content, varying_keys
-from hpcdl.report.runs.findings import Outlook, TracedRun
-from hpcdl.report.runs.inferences import Inferred
-from hpcdl.report.runs.references import Published
+from hpcdl.report.runs.elsewhere import Published
+from hpcdl.report.runs.findings import Inferred, Outlook, TracedRun
 from hpcdl.report.runs.run import Run
-from hpcdl.report.runs.searches import SearchRecord
+from hpcdl.report.runs.searches import SearchRecord, TunedNode
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.report.runs.tunings import TunedNode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from hpcdl.core.records.run_state import FAILED, LOST, STOPPED, is_measured
+from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import outliers
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
-from hpcdl.report.document.document import number
+from hpcdl.report.document import number
 from hpcdl.report.runs.run import EMULATED, Run
 
 UNFINISHED = "did not finish"

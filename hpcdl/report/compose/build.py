@@ -17,10 +17,9 @@ from hpcdl.core.storage.disk import check_outputs, is_output, make_output_folder
 from hpcdl.core.storage.files import json_text, read_json, without_infinities, write_output
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.parts import Breakdown
-from hpcdl.report.analysis.scaling import Curve, scaling_rows
+from hpcdl.report.analysis.scaling import Breakdown, Curve, scaling_rows
 from hpcdl.report.compose.summary import summary
-from hpcdl.report.document.document import Document, Figure, Section
+from hpcdl.report.document import Document, Figure, Section
 from hpcdl.report.renderers import RENDERERS
 from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.sections import SECTIONS

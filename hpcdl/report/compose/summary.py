@@ -9,7 +9,7 @@ from hpcdl.core.units import counted, format_seconds, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document.document import Bounds, Column, Interval, cell_text, percent
+from hpcdl.report.document import Bounds, Column, Interval, cell_text, percent
 from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.inference import line as inference_line
 from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, final_accuracy

@@ -13,7 +13,7 @@ from hpcdl.core.statistics import Ratio
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.files import json_text, without_infinities, write_output
 from hpcdl.core.units import counted, listed
-from hpcdl.report.document.document import (
+from hpcdl.report.document import (
     Bounds,
     Cell,
     Column,
@@ -26,8 +26,7 @@ from hpcdl.report.document.document import (
     Table,
     percent,
 )
-from hpcdl.report.evidence.checks import MET, Case, Judgement, utilisations
-from hpcdl.report.evidence.measured import NodePoint
+from hpcdl.report.evidence.checks import MET, Case, Judgement, NodePoint, utilisations
 from hpcdl.report.evidence.template import RuleSource
 from hpcdl.report.renderers import html, markdown
 from hpcdl.report.renderers.figures import save, svg

@@ -13,10 +13,14 @@ RENDERERS = Registry(
         "terminal": Entry(target="hpcdl.report.renderers.terminal:render", summary="Summary and tables, printed."),
         "html": Entry(target="hpcdl.report.renderers.html:render", summary="One self-contained page: report.html."),
         "md": Entry(target="hpcdl.report.renderers.markdown:render", summary="report.md for a wiki, with figures/."),
-        "csv": Entry(target="hpcdl.report.renderers.csv:render", summary="scaling.csv, and each table in tables/."),
-        "latex": Entry(
-            target="hpcdl.report.renderers.latex:render", summary="Each table for a paper: tables/NAME.tex."
+        "csv": Entry(
+            target="hpcdl.report.renderers.data:render_csv", summary="scaling.csv, and each table in tables/."
         ),
-        "json": Entry(target="hpcdl.report.renderers.json:render", summary="report.json: everything, for programs."),
+        "latex": Entry(
+            target="hpcdl.report.renderers.data:render_latex", summary="Each table for a paper: tables/NAME.tex."
+        ),
+        "json": Entry(
+            target="hpcdl.report.renderers.data:render_json", summary="report.json: everything, for programs."
+        ),
     },
 )

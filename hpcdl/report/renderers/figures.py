@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl.core.pages.page import CURVES, GROUND, PARTS
 from hpcdl.core.storage.disk import writing_output
 from hpcdl.core.storage.files import write_output
-from hpcdl.report.document.document import Figure, Series, number, percent, plain, shortened
+from hpcdl.report.document import Figure, Series, number, percent, plain, shortened
 
 _VARIABLES = {
     **{color.light: f"curve-{place}" for place, color in enumerate(CURVES)},

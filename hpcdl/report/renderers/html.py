@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcdl.core.pages.page import escaped, page, sentence
 from hpcdl.core.storage.files import write_output
-from hpcdl.report.document.document import (
+from hpcdl.report.document import (
     Cell,
     Column,
     Document,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.core.storage.files import write_output
-from hpcdl.report.document.document import Document, Figure, Listing, Section, Table, cell_text, is_numeric, plain
+from hpcdl.report.document import Document, Figure, Listing, Section, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 500
 """Rows of one table; scaling.csv holds all."""

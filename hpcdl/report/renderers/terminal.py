@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.report.document.document import Column, Document, Listing, Table, cell_text, is_numeric, plain
+from hpcdl.report.document import Column, Document, Listing, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 40
 """Rows of one table; the files hold all."""

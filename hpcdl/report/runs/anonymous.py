@@ -9,11 +9,9 @@ from typing import TypeVar
 
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
-from hpcdl.report.runs.findings import TracedRun
-from hpcdl.report.runs.inferences import Inferred
-from hpcdl.report.runs.searches import SearchRecord
+from hpcdl.report.runs.findings import Inferred, TracedRun
+from hpcdl.report.runs.searches import SearchRecord, TunedNode
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.report.runs.tunings import TunedNode
 
 Item = TypeVar("Item")
 WITHHELD = "(withheld)"

@@ -1,4 +1,4 @@
-"""What other commands find out about a report's runs; a report only shows it.
+"""What other commands find out about a report's runs, and what `hpcdl infer` computed; a report only shows it.
 
 `hpcdl trace` finds where the time inside of steps goes, `hpcdl predict` what they would take at other sizes.
 """
@@ -6,10 +6,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcdl.config.commands import InferConfig
+from hpcdl.config.load import all_settings
+from hpcdl.config.settings import TIME
+from hpcdl.core.records.run_record import RunRecord, is_measured
+from hpcdl.core.statistics import mean_of_known
 from hpcdl.core.units import IMAGES
+from hpcdl.report.runs.run import finite, machine_name, positive
+
+_PLACES = ("data", "ranks")
+"""Settings that stand in columns of their own."""
+_TIMED = tuple(
+    item.key for item in all_settings(InferConfig) if item.matters and TIME in item.matters and item.key not in _PLACES
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inferred:
+    """One inference. Times in seconds; `batch_seconds_*` of a batch on one rank; None means not measured.
+
+    `accelerators` are how many ranks computed on a GPU, by its name; `gpu_utilisation` is their mean, 0 to 1.
+    `settings` are those that change how long it takes, as text. `num_kept` samples were there before a resumed call.
+    """
+
+    name: str
+    status: str
+    message: str = ""
+    model: str
+    data: str
+    splits: Sequence[str] = ()
+    nodes: int
+    ranks: int
+    threads: int | None = None
+    batch_size: int | None = None
+    machine: str = ""
+    counted: str = IMAGES
+    images_per_second: float | None = None
+    num_computed: int = 0
+    num_kept: int = 0
+    batch_seconds_median: float | None = None
+    batch_seconds_p99: float | None = None
+    first_batch_seconds: float | None = None
+    accelerators: Mapping[str, int] = field(default_factory=dict)
+    gpu_utilisation: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether its rate is a measurement of the whole: a resumed call has computed a part."""
+        counted = self.ranks >= 1 and self.nodes >= 1
+        return counted and is_measured(self.status) and positive(self.images_per_second) and not self.num_kept
+
+    def as_json(self) -> dict[str, Any]:
+        """What report.json holds."""
+        return {**asdict(self), "usable": self.usable}
+
+
+def inferred_of(record: RunRecord, name: str) -> Inferred:
+    """The report's view of a record that holds an inference."""
+    found = record.inference
+    assert found is not None
+    return Inferred(
+        name=name,
+        status=record.status,
+        message=record.message,
+        model=record.model,
+        data=record.data,
+        splits=found.splits,
+        nodes=record.nodes,
+        ranks=record.ranks,
+        threads=record.intra_op_threads,
+        batch_size=record.batch_per_rank,
+        machine=machine_name(record.machine, record.hosts),
+        counted=record.counted,
+        images_per_second=finite(record.images_per_second),
+        num_computed=found.num_computed,
+        num_kept=found.num_kept,
+        batch_seconds_median=finite(found.batch_seconds_median),
+        batch_seconds_p99=finite(found.batch_seconds_p99),
+        first_batch_seconds=finite(found.first_batch_seconds),
+        accelerators=dict(record.accelerators),
+        gpu_utilisation=mean_of_known([rank.gpu_utilisation for rank in record.rank_records]),
+        settings={key: str(record.config[key]) for key in _TIMED if key in record.config},
+        warnings=record.warnings,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.config.infer import InferConfig
+from hpcdl.config.commands import InferConfig
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
 from hpcdl.core.records.from_json import partly, read_as
-from hpcdl.core.records.run_record import FILE_NAME, SCHEMA, RunRecord
-from hpcdl.core.records.run_state import RUNNING, state_of
+from hpcdl.core.records.run_record import FILE_NAME, RUNNING, SCHEMA, RunRecord, state_of
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
 

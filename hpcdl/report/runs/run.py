@@ -10,8 +10,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord
-from hpcdl.core.records.run_state import is_measured
+from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord, is_measured
 from hpcdl.core.statistics import mean_of_known, quantiles
 from hpcdl.core.units import IMAGES
 
@@ -122,7 +121,7 @@ _VERSIONS = ("hpcdl", "tensorflow")
 _P95 = "95%"
 
 EMULATED = "emulated:"
-"""How models begin whose computing is a wait (hpcdl.models.spec): they learn nothing, and their accuracy is chance."""
+"""How models begin whose computing is a wait (hpcdl.models.table): they learn nothing, and their accuracy is chance."""
 
 
 def positive(value: float | None) -> bool:

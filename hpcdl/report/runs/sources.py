@@ -17,11 +17,10 @@ from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.progress import NullProgress, Progress
-from hpcdl.core.records.run_record import FILE_NAME, read_record
-from hpcdl.core.records.run_state import state_of
+from hpcdl.core.records.run_record import FILE_NAME, read_record, state_of
 from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import counted, listed, parse_bytes
-from hpcdl.report.runs.inferences import Inferred, inferred_of
+from hpcdl.report.runs.findings import Inferred, inferred_of
 from hpcdl.report.runs.run import Run, from_record
 
 

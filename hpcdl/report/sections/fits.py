@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.fits import CommunicationFit, CurveFit
-from hpcdl.report.analysis.laws import SERIAL, Crossing, Parameter
+from hpcdl.report.analysis.laws import SERIAL, CommunicationFit, Crossing, CurveFit, Parameter
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table, number
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table, number
 
 MOST_CURVES = 4
 """Fitted curves in one figure."""

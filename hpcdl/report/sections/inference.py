@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from hpcdl.core.statistics import welch_log_ratio
 from hpcdl.core.units import common_unit, counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Bounds, Cell, Column, Interval, Section, Table
-from hpcdl.report.runs.inferences import Inferred
+from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
+from hpcdl.report.runs.findings import Inferred
 
 
 def build(analysis: Analysis) -> Section | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.sections.scaling import SEEN
 

@@ -9,7 +9,7 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document.document import Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.run import ServerLoad, positive
 
 _Named = tuple[str, Point]

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.findings import MeasuredRate, Outlook
 
 MOST_CURVES = 8

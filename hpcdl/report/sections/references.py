@@ -8,8 +8,8 @@ from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.document.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.runs.references import Reference, Statement
+from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
+from hpcdl.report.runs.elsewhere import Reference, Statement
 
 MOST_CURVES = 4
 """The user's curves in one figure."""

@@ -10,7 +10,7 @@ from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
-from hpcdl.report.document.document import Bounds, Cell, Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
 """Curves in one figure; more could not be told apart. Tables hold all."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpcdl.core.units import counted
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Cell, Column, Figure, Listing, Section, Series, Table, number
+from hpcdl.report.document import Cell, Column, Figure, Listing, Section, Series, Table, number
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial
 
 MOST_LINES = 60

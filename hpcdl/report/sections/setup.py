@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hpcdl.core.records.run_state import LOST, is_measured
+from hpcdl.core.records.run_record import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import default_of, told_values
-from hpcdl.report.document.document import Cell, Column, Section, Table, percent
+from hpcdl.report.document import Cell, Column, Section, Table, percent
 from hpcdl.report.runs.run import Run
 
 MOST_VALUES = 12

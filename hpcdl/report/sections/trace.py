@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Column, Figure, Section, Series, Table
+from hpcdl.report.document import Column, Figure, Section, Series, Table
 from hpcdl.report.runs.findings import HostNetwork, TracedRun
 
 MOST_HOSTS = 8

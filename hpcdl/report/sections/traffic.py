@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcdl.core.units import counted, format_bytes, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import settings_of_runs
-from hpcdl.report.document.document import Cell, Column, Figure, Interval, Section, Series, Table
+from hpcdl.report.document import Cell, Column, Figure, Interval, Section, Series, Table
 from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.sections.learning import final_accuracy, representatives
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table, number
-from hpcdl.report.runs.tunings import ThreadCurve, TunedNode, TunedTrial, words
+from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table, number
+from hpcdl.report.runs.searches import ThreadCurve, TunedNode, TunedTrial, words
 
 LOG_SPAN = 8.0
 """From this ratio of the most to the fewest threads on, the axis is logarithmic."""

@@ -1,4 +1,4 @@
-"""Collectives for scripts, on numpy arrays and on TensorFlow's tensors, in a `tf.function` too.
+"""Collectives for scripts, on numpy arrays and on TensorFlow's tensors, over all ranks or a set of them.
 
 Tensors go through `tensors.py`, which puts these into graphs and gives them gradients. Every rank of the group makes
 the same calls in the same order; where one does not, all end with a line that says so.
@@ -8,21 +8,185 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import numpy
 
-from hpcdl.collectives.pieces import gather_pieces
+from hpcdl.collectives import auto
+from hpcdl.collectives.slices import Workspace, gather_pieces, swap_numbers, swap_pieces
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records.kept_values import given_back, kept
-from hpcdl.scripts.collectives import arrays
-from hpcdl.scripts.collectives.process_set import ProcessSet, group_of
+from hpcdl.scripts.process.group import ScriptGroup
+from hpcdl.scripts.process.session import session
 from hpcdl.scripts.process.undistributed import note_exchange
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
-    from hpcdl.scripts.process.group import ScriptGroup
+    from hpcdl.core.protocols import Add, Array
+
+
+class ProcessSet:
+    """The ranks `ranks`, by number; every rank of the job makes it, in the same order as other sets. Collective.
+
+    Those that are not in it have it too, so that they know; they may not compute with it.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        world = session()
+        size = world.communicator.size
+        self.ranks: tuple[int, ...] = tuple(sorted(set(ranks)))
+        if not self.ranks or self.ranks[0] < 0 or self.ranks[-1] >= size:
+            raise UsageError(f"ProcessSet({list(ranks)}): name at least one rank, each from 0 to {size - 1}")
+        world.group.agree(f"hpcdl.ProcessSet({list(self.ranks)})")
+        part = world.communicator.split(int(world.communicator.rank in self.ranks), world.communicator.rank)
+        self._group = ScriptGroup(part) if self.included() else None
+
+    def included(self) -> bool:
+        """Whether this rank is in it."""
+        return session().communicator.rank in self.ranks
+
+    def rank(self) -> int:
+        """This rank's number within the set; UsageError where it is not in it."""
+        return self.group.rank
+
+    def size(self) -> int:
+        """Number of ranks in the set."""
+        return len(self.ranks)
+
+    @property
+    def group(self) -> ScriptGroup:
+        """What collectives of the set go through; UsageError on a rank that is not in it."""
+        if self._group is None:
+            raise UsageError(
+                f"rank {session().communicator.rank} is not in ProcessSet({list(self.ranks)}); "
+                "call this on the set's ranks alone (if process_set.included())"
+            )
+        return self._group
+
+
+def group_of(process_set: ProcessSet | None) -> ScriptGroup:
+    """The set's group; without a set that of all ranks."""
+    return session().group if process_set is None else process_set.group
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def unconverted(function: Called) -> Called:
+    """`function`, which AutoGraph leaves as it is: within a `tf.function` it would be written anew, without need.
+
+    TensorFlow's own mark, set without importing TensorFlow.
+    """
+    vars(function)["autograph_info__"] = {}
+    return function
+
+
+def _minimum(target: Array, incoming: Array) -> None:
+    numpy.minimum(target, incoming, out=target)
+
+
+def _maximum(target: Array, incoming: Array) -> None:
+    numpy.maximum(target, incoming, out=target)
+
+
+def _product(target: Array, incoming: Array) -> None:
+    numpy.multiply(target, incoming, out=target)
+
+
+ADDS: dict[str, Add | None] = {"sum": None, "mean": None, "min": _minimum, "max": _maximum, "product": _product}
+"""How two ranks' values become one, by the operation's name; None is the plain sum."""
+
+
+def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[Array]:
+    """Reduce arrays over the group, as new arrays. UsageError for types that the operation has no meaning for."""
+    for value in values:
+        if value.dtype.kind not in "iufcV" or (op == "mean" and value.dtype.kind in "iu"):
+            raise UsageError(f"{op} of {value.dtype} values: cast them first, or use op=hpcdl.Sum for whole numbers")
+    group.agree(f"allreduce {op}", [_form_of(value) for value in values])
+    results: list[Array] = [numpy.array(value) for value in values]
+    if group.size == 1:
+        return results
+    workspace = group.keep("workspace", lambda: Workspace(measure=False))
+
+    def reduce(buffer: Array) -> None:
+        auto.allreduce(group.messages, buffer, workspace, ADDS[op])
+
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        alike = [index for index, value in enumerate(values) if value.dtype == dtype]
+        flat = numpy.concatenate([results[index].reshape(-1) for index in alike]).astype(_wide(dtype), copy=False)
+        group.summing(reduce)(flat)
+        flat = (flat / group.size if op == "mean" else flat).astype(dtype, copy=False)
+        parts = numpy.split(flat, numpy.cumsum([results[index].size for index in alike])[:-1])
+        for index, part in zip(alike, parts, strict=True):
+            results[index] = part.reshape(values[index].shape)
+    return results
+
+
+def _wide(dtype: Any) -> Any:
+    """What values are summed in: half precision would round at every rank, and overflow where their mean does not."""
+    return numpy.float32 if dtype.kind in "fV" and dtype.itemsize < 4 else dtype
+
+
+def gather_arrays(group: ScriptGroup, values: Sequence[Array]) -> list[Array]:
+    """Every rank's rows, in rank order."""
+    rows = [value.reshape(-1) if value.ndim == 0 else value for value in values]
+    _check_movable(rows)
+    group.agree("allgather", [f"{value.dtype} (rows, {', '.join(map(str, value.shape[1:]))})" for value in rows])
+    if group.size == 1:
+        return [value.copy() for value in rows]
+    return [numpy.concatenate(pieces) for pieces in gather_pieces(group.messages, rows)]
+
+
+def broadcast_arrays(group: ScriptGroup, values: Sequence[Array], root_rank: int) -> list[Array]:
+    """The root's values, as new arrays."""
+    _check_movable(values)
+    group.agree(f"broadcast from rank {root_rank}", [_form_of(value) for value in values])
+    results: list[Array] = [numpy.array(value, order="C") for value in values]
+    if group.size > 1:
+        for result in results:
+            if result.size:
+                group.messages.broadcast(result.reshape(-1), root_rank)
+    return results
+
+
+def equal_splits(group: ScriptGroup, shape: Sequence[int]) -> Array:
+    """How many rows each rank gets where they are to be equally many."""
+    if not shape or shape[0] % group.size:
+        raise UsageError(
+            f"alltoall of shape {tuple(shape)} over {group.size} ranks: make the first dimension a multiple, or "
+            "give splits"
+        )
+    return numpy.full(group.size, shape[0] // group.size, numpy.int64)
+
+
+def swap_rows(group: ScriptGroup, value: Array, splits: Any) -> tuple[Array, Array]:
+    """Rows to each rank, and from each rank with how many."""
+    counts = numpy.asarray(splits, numpy.int64).reshape(-1)
+    _check_movable([value])
+    if not value.ndim or counts.size != group.size or counts.sum() != len(value) or (counts < 0).any():
+        raise UsageError(
+            f"alltoall of shape {value.shape} with splits {counts.tolist()}: give one number for each of "
+            f"{group.size} ranks, that sum up to the first dimension"
+        )
+    group.agree("alltoall", [f"{value.dtype} (rows, {', '.join(map(str, value.shape[1:]))})"])
+    if group.size == 1:
+        return value.copy(), counts
+    theirs = swap_numbers(group.messages, counts.reshape(-1, 1))[:, 0]
+    outgoing = numpy.split(numpy.ascontiguousarray(value), numpy.cumsum(counts)[:-1])
+    incoming = [numpy.empty((count, *value.shape[1:]), value.dtype) for count in theirs]
+    swap_pieces(group.messages, outgoing, incoming)
+    return numpy.concatenate(incoming), theirs
+
+
+def _check_movable(values: Sequence[Array]) -> None:
+    for value in values:
+        if value.dtype.kind in "OSUT":
+            raise UsageError(f"arrays of {value.dtype} do not travel; use hpcdl.broadcast_object or allgather_object")
+
+
+def _form_of(value: Array) -> str:
+    return f"{value.dtype} {value.shape}"
+
 
 Value = TypeVar("Value")
 Operation = Literal["sum", "mean", "min", "max", "product"]
@@ -34,7 +198,7 @@ Max: Final = "max"
 Product: Final = "product"
 
 
-@arrays.unconverted
+@unconverted
 def allreduce(
     value: Value,
     op: Operation = Mean,
@@ -52,7 +216,7 @@ def allreduce(
     )[0]
 
 
-@arrays.unconverted
+@unconverted
 def grouped_allreduce(
     values: Sequence[Value],
     op: Operation = Mean,
@@ -62,8 +226,8 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
 ) -> list[Value]:
     """`allreduce` of several values at once: those of one type travel as one message."""
-    if op not in arrays.ADDS:
-        raise UsageError(f"op={op!r}: a reduction is one of {', '.join(arrays.ADDS)}")
+    if op not in ADDS:
+        raise UsageError(f"op={op!r}: a reduction is one of {', '.join(ADDS)}")
     group = group_of(process_set)
     if not all(_is_number(value) for value in values):  # a count of samples, say, makes no training distributed
         note_exchange()
@@ -73,7 +237,7 @@ def grouped_allreduce(
         plain = [tensors.as_tensor(value) for value in values]
         reduced = tensors.allreduce(group, _scaled(plain, prescale_factor), op)
     else:
-        reduced = arrays.reduce_arrays(group, _scaled([numpy.asarray(value) for value in values], prescale_factor), op)
+        reduced = reduce_arrays(group, _scaled([numpy.asarray(value) for value in values], prescale_factor), op)
         reduced = [_as_given(array) for array in reduced]
     return _scaled(reduced, postscale_factor)
 
@@ -91,7 +255,7 @@ def _scaled(given: Sequence[Any], factor: float) -> list[Any]:
     return [one * numpy.asarray(factor, kind) for one, kind in zip(given, kinds, strict=True)]
 
 
-@arrays.unconverted
+@unconverted
 def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
     """All ranks' values one after the other along the first dimension, which alone may differ; scalars make a vector.
 
@@ -101,12 +265,12 @@ def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
     if _are_tensors([value]):
         gathered: Value = _tensors().allgather(group, value)
         return gathered
-    (result,) = arrays.gather_arrays(group, [numpy.asarray(value)])
+    (result,) = gather_arrays(group, [numpy.asarray(value)])
     joined: Any = result
     return joined  # type: ignore[no-any-return]
 
 
-@arrays.unconverted
+@unconverted
 def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
     """The root's value on every rank; shapes and types are the same on all."""
     group = group_of(process_set)
@@ -114,7 +278,7 @@ def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | Non
     if _are_tensors([value]):
         sent: Value = _tensors().broadcast(group, value, root_rank)
         return sent
-    (result,) = arrays.broadcast_arrays(group, [numpy.asarray(value)], root_rank)
+    (result,) = broadcast_arrays(group, [numpy.asarray(value)], root_rank)
     same: Value = _as_given(result)
     return same
 
@@ -123,7 +287,7 @@ def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | Non
 def alltoall(value: Value, splits: None = None, *, process_set: ProcessSet | None = None) -> Value: ...
 @overload
 def alltoall(value: Value, splits: Any, *, process_set: ProcessSet | None = None) -> tuple[Value, Any]: ...
-@arrays.unconverted
+@unconverted
 def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None = None) -> Any:
     """Rows of `value` to each rank: `splits[r]` of them to rank r, equally many where it is not given.
 
@@ -134,13 +298,11 @@ def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None =
         received, counts = _tensors().alltoall(group, value, splits)
     else:
         array = numpy.asarray(value)
-        received, counts = arrays.swap_rows(
-            group, array, arrays.equal_splits(group, array.shape) if splits is None else splits
-        )
+        received, counts = swap_rows(group, array, equal_splits(group, array.shape) if splits is None else splits)
     return received if splits is None else (received, counts)
 
 
-@arrays.unconverted
+@unconverted
 def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet | None = None) -> Value:
     """This rank's share of the reduced value: its rows along the first dimension, dealt out evenly in rank order.
 
@@ -156,7 +318,7 @@ def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet
     return share
 
 
-@arrays.unconverted
+@unconverted
 def barrier(*, process_set: ProcessSet | None = None) -> None:
     """Return when every rank has called."""
     group_of(process_set).agree("hpcdl.barrier")
@@ -175,9 +337,9 @@ def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSe
     group = group_of(process_set)
     _check_root(group, root_rank)
     text = numpy.frombuffer(_as_json(value if group.rank == root_rank else None), numpy.uint8)
-    (length,) = arrays.broadcast_arrays(group, [numpy.array([text.size])], root_rank)
+    (length,) = broadcast_arrays(group, [numpy.array([text.size])], root_rank)
     padded = text.copy() if group.rank == root_rank else numpy.zeros(int(length[0]), numpy.uint8)
-    (sent,) = arrays.broadcast_arrays(group, [padded], root_rank)
+    (sent,) = broadcast_arrays(group, [padded], root_rank)
     answer: Value = given_back(json.loads(sent.tobytes()))
     return answer
 
@@ -190,7 +352,7 @@ def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> 
     return [given_back(json.loads(text.tobytes())) for text in texts]
 
 
-@arrays.unconverted
+@unconverted
 def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> None:
     """Give all ranks the root's values of Keras's or TensorFlow's variables, in a `tf.function` too."""
     group = group_of(process_set)

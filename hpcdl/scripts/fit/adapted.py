@@ -1,9 +1,9 @@
-"""Layers that learn from data before a fit, vocabularies and normalisation: over all ranks, and held alike."""
+"""Layers that learn from data before a fit or beside it: vocabularies and normalisation, over all ranks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -11,14 +11,49 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.arrays import gather_arrays
+from hpcdl.scripts.collectives import tensors
+from hpcdl.scripts.collectives.primitives import gather_arrays, group_of
 from hpcdl.scripts.process.session import session
-from hpcdl.step.keras_internals import layers_in
-from hpcdl.supervision.safety import digest_of
+from hpcdl.step.keras_internals import layers_in, replace_moments
+from hpcdl.supervision.control import digest_of
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
+
+
+def synchronize_normalization() -> None:
+    """Have Keras's layer do over the ranks what it says; before any step is traced, and once."""
+
+    def over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def moments(self: Any, inputs: Any, mask: Any) -> Any:
+            if not self.synchronized:
+                return plain(self, inputs, mask)
+            if mask is not None:
+                raise UsageError(f"{self.name}: synchronized=True with a mask is not supported; leave one of them out")
+            return moments_over_ranks(inputs, self._reduction_axes)
+
+        return moments
+
+    replace_moments(over_ranks)
+
+
+def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:
+    """Mean and variance of `inputs` over `axes` and all ranks, which gradients go through; batches may differ."""
+    values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
+    count = tf.cast(tf.size(values) / tf.size(tf.reduce_sum(values, axes)), values.dtype)
+    sums = tf.concat([tf.reduce_sum(values, axes), [count]], 0)
+    total = _total(sums)
+    mean = total[:-1] / total[-1]
+    shape = [1 if axis in axes else values.shape[axis] for axis in range(len(values.shape))]
+    squares = _total(tf.reduce_sum(tf.math.squared_difference(values, tf.reshape(mean, shape)), axes))
+    return tf.cast(mean, inputs.dtype), tf.cast(squares / total[-1], inputs.dtype)
+
+
+def _total(values: Any) -> Any:
+    """The sum over the ranks; not hpcdl.allreduce, which makes a step count as distributed."""
+    return tensors.allreduce(group_of(None), [values], "sum")[0]
+
 
 _ROWS = 4096
 """Of an array that ranks give each other at once."""

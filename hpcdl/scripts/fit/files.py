@@ -20,7 +20,7 @@ from hpcdl.core.storage.disk import create, make_folder, remove_file, replacing,
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
 from hpcdl.scripts.process.session import is_rank, session
 from hpcdl.step.keras_internals import saving_functions
-from hpcdl.supervision.safety import digest_of
+from hpcdl.supervision.control import digest_of
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup

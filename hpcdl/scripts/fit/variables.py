@@ -19,7 +19,7 @@ from hpcdl.scripts.fit.model import center_of, leaves_of, optimizers_of, set_own
 from hpcdl.scripts.process.undistributed import CHOSEN
 from hpcdl.step.keras_internals import accumulators_of, declared_fixed
 from hpcdl.strategies.allreduce.worker import broadcast_variables
-from hpcdl.supervision.safety import digest_of
+from hpcdl.supervision.control import digest_of
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator

@@ -17,16 +17,15 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
-from hpcdl.core.processes.signals import caught
+from hpcdl.core.processes.streams import caught
 from hpcdl.core.storage.lock import writing
 from hpcdl.faults.inject import Injection
-from hpcdl.node.accelerators import claimed
-from hpcdl.node.gpu_use import GpuUse
+from hpcdl.node.accelerators import GpuUse, claimed
 from hpcdl.rank.main import supervised
 from hpcdl.rank.start import ALONE, leave
 from hpcdl.run import rundir
 from hpcdl.run.ended import verdict
-from hpcdl.run.going_back import script_way_back
+from hpcdl.run.listing import script_way_back
 from hpcdl.scripts.process import session
 from hpcdl.scripts.process.exit import (
     called_in,

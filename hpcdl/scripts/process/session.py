@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.core.backend import check_backend
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import check_backend
 from hpcdl.core.storage.disk import remove_folder
 from hpcdl.scripts.process.exit import Ending
 from hpcdl.scripts.process.undistributed import watch_training

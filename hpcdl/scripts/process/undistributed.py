@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from hpcdl.core.backend import BACKEND_VARIABLE, TENSORFLOW
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import BACKEND_VARIABLE, TENSORFLOW
 from hpcdl.core.units import listed
 
 ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"

@@ -26,11 +26,14 @@ from hpcdl.step.keras_internals import (
     replace_function,
     tells_training,
 )
-from hpcdl.step.kernels.attention import attention
-from hpcdl.step.kernels.convolution import pointwise_convolution
-from hpcdl.step.kernels.normalization import batch_normalization, layer_normalization
-from hpcdl.step.kernels.pointwise import compiled
-from hpcdl.step.kernels.recurrent import lstm
+from hpcdl.step.kernels.operations import (
+    attention,
+    batch_normalization,
+    compiled,
+    layer_normalization,
+    lstm,
+    pointwise_convolution,
+)
 
 TOLERANCE = 1e-5
 """Largest difference from Keras's result, over the largest number of its kind: outputs, gradients, statistics."""

@@ -22,9 +22,8 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.collectives import recursive_doubling
-from hpcdl.collectives.slices import plan_buckets
+from hpcdl.collectives.slices import Workspace, plan_buckets, unseen
 from hpcdl.collectives.table import COLLECTIVES
-from hpcdl.collectives.workspace import Workspace, unseen
 from hpcdl.comm.arithmetic import float16_scale
 from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.core.errors import UsageError

@@ -12,9 +12,15 @@ import numpy
 from hpcdl.core.processes.wall import WALL
 from hpcdl.strategies.base.salvage import CenterPart
 from hpcdl.strategies.base.strategy import Context
-from hpcdl.strategies.elastic.equations import descend, descend_with_momentum, elastic_momentum_step, elastic_step
 from hpcdl.strategies.elastic.link import Link
-from hpcdl.strategies.elastic.replica import Background, Replica
+from hpcdl.strategies.elastic.replica import (
+    Background,
+    Replica,
+    descend,
+    descend_with_momentum,
+    elastic_momentum_step,
+    elastic_step,
+)
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -19,9 +19,8 @@ import numpy
 from hpcdl.core.errors import StoppedEarly
 from hpcdl.core.protocols import Communicator, Request
 from hpcdl.strategies.base.strategy import Context
-from hpcdl.strategies.elastic import message as center_message
-from hpcdl.strategies.elastic.message import Endpoint, Message, server_spans, sizes_within
-from hpcdl.strategies.elastic.server import CenterServer, Rule
+from hpcdl.strategies.elastic import server as center_message
+from hpcdl.strategies.elastic.server import CenterServer, Endpoint, Message, Rule, server_spans, sizes_within
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -10,8 +10,7 @@ import numpy
 
 from hpcdl.comm.observed import waiting_for
 from hpcdl.core.protocols import Communicator
-from hpcdl.strategies.elastic.message import server_spans
-from hpcdl.strategies.elastic.server import Rule, Staleness
+from hpcdl.strategies.elastic.server import Rule, Staleness, server_spans
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -160,7 +159,7 @@ class RemoteLink(LockFreeLink):
 
     An exchange reads the center, applies the rule to what it has read, and adds the difference to the center element by
     element (MPI_Get, MPI_Accumulate): what two workers add at once both counts, only what they read may be old. It
-    needs an MPI whose windows change while their owner computes (comm/mpi/one_sided.py).
+    needs an MPI whose windows change while their owner computes (comm/mpi/calls.py).
     """
 
     pause_s = 0.05

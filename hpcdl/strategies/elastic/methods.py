@@ -18,7 +18,7 @@ _BASELINE = "asynchronous SGD"
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method whose workers exchange with a center; its equations are numbered as in SC17 (equations.py).
+    """A method whose workers exchange with a center; its equations are numbered as in SC17 (replica.py).
 
     `in_rank_order`: the center serves its workers round robin; otherwise first come, first served, one at a time, which
     is the lock of the methods that have one. `lock_free` ones have no server: workers change the center themselves.

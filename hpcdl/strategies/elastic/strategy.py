@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdl.comm.mpi.one_sided import no_passive_progress
+from hpcdl.comm.mpi.calls import no_passive_progress
 from hpcdl.strategies.base.strategy import Context, Server, Worker
 from hpcdl.strategies.elastic.center_replicas import CenterReplica, ElasticReplica, PullingReplica
 from hpcdl.strategies.elastic.link import HostedLink, Link, ServerLink

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.core.errors import RankError, StoppedEarly
-from hpcdl.strategies.parameter_server import agreement
-from hpcdl.strategies.parameter_server.agreement import ANSWER_TAG, DATA_TAG, HEADER_TAG, receive_layout
-from hpcdl.strategies.parameter_server.placement import ITEM_BYTES
+from hpcdl.strategies.parameter_server import placement
+from hpcdl.strategies.parameter_server.placement import ANSWER_TAG, DATA_TAG, HEADER_TAG, ITEM_BYTES, receive_layout
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator, Request
@@ -68,7 +67,7 @@ class AveragingServer:
 
     def serve(self) -> dict[str, Any]:
         """Average until the workers have finished; StoppedEarly where they stop before the end."""
-        headers = numpy.zeros((self._num_workers, len(agreement.header(agreement.STEP, 0))))
+        headers = numpy.zeros((self._num_workers, len(placement.header(placement.STEP, 0))))
         while True:
             coming = [
                 self._communicator.irecv(row, worker, HEADER_TAG) for worker, row in enumerate(headers)
@@ -78,9 +77,9 @@ class AveragingServer:
             kinds = {int(kind) for kind in headers[:, 0]}
             if len(kinds) > 1:
                 raise RankError(f"workers disagree on what comes next: {sorted(kinds)}", rank=self._communicator.rank)
-            if kinds == {agreement.FINISH}:
+            if kinds == {placement.FINISH}:
                 return self._ledger.as_json()
-            if kinds == {agreement.STOP}:
+            if kinds == {placement.STOP}:
                 raise StoppedEarly(f"stopped with the workers after {self._ledger.steps} steps")
             self._average_step()
             if self._answers:
@@ -135,7 +134,7 @@ class AveragingServer:
         self._ledger.busy_seconds += time.perf_counter() - began
 
     def _answer(self, headers: Array) -> None:
-        message = agreement.answer(headers[:, 2:].sum(axis=0), int(headers[0, 1]))
+        message = placement.answer(headers[:, 2:].sum(axis=0), int(headers[0, 1]))
         leaving = [self._communicator.isend(message, worker, ANSWER_TAG) for worker in range(self._num_workers)]
         for request in leaving:
             self._communicator.wait_any([request])
@@ -219,7 +218,7 @@ class _Client:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.header = agreement.header(agreement.STEP, 0)
+        self.header = placement.header(placement.STEP, 0)
         self.room = numpy.zeros(0, numpy.float32)
         self.number = _BETWEEN_STEPS
         self.request: Request | None = None
@@ -246,7 +245,7 @@ class QuorumServer:
         self._rounds: Rounds | None = None
         self._leaving: list[tuple[Request, tuple[int, int] | None]] = []
         self._asking: dict[int, list[int]] = {}
-        self._wishes = numpy.zeros(agreement.NUM_FLAGS)
+        self._wishes = numpy.zeros(placement.NUM_FLAGS)
         self._agreed: dict[int, Array] = {}
         self._newest = -1
         self._stopped = False
@@ -273,8 +272,8 @@ class QuorumServer:
         client.request = None
         if client.number != _BETWEEN_STEPS:
             self._take_gradient(client)
-        elif client.kind in (agreement.FINISH, agreement.STOP):
-            self._stopped |= client.kind == agreement.STOP
+        elif client.kind in (placement.FINISH, placement.STOP):
+            self._stopped |= client.kind == placement.STOP
             self._clients.remove(client)
         else:
             self._wishes = numpy.maximum(self._wishes, client.header[2:])
@@ -296,7 +295,7 @@ class QuorumServer:
             for each in self._clients:
                 each.room = numpy.zeros(max(lengths, default=0), numpy.float32)
         client.number = 0
-        if client.kind == agreement.FOLLOW:
+        if client.kind == placement.FOLLOW:
             for number in range(len(self._rounds.lengths)):
                 self._hand_out(client, number)
             client.number = len(self._rounds.lengths)
@@ -330,7 +329,7 @@ class QuorumServer:
             self._ledger.steps += 1
             self._agreed = {kept: wishes for kept, wishes in self._agreed.items() if kept >= step - MAX_LAG - 1}
             self._agreed[step] = self._wishes
-            self._wishes = numpy.zeros(agreement.NUM_FLAGS)
+            self._wishes = numpy.zeros(placement.NUM_FLAGS)
             self._answer(step)
         client.number += 1
         self._expect_next(client)
@@ -359,5 +358,5 @@ class QuorumServer:
         if step > self._newest:
             return
         for rank in self._asking.pop(step, []):
-            message = agreement.answer(self._agreed[step], self._newest)
+            message = placement.answer(self._agreed[step], self._newest)
             self._leaving.append((self._communicator.isend(message, rank, ANSWER_TAG), None))

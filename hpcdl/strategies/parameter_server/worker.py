@@ -11,14 +11,30 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.collectives.workspace import unseen
+from hpcdl.collectives.slices import unseen
 from hpcdl.comm.observed import recorder_of
 from hpcdl.strategies.allreduce.worker import broadcast_variables, exchange_bucket, packed
 from hpcdl.strategies.base.graph import FiniteGuard, bucket_recorded, timestamp
 from hpcdl.strategies.base.strategy import Context, Worker
-from hpcdl.strategies.parameter_server import agreement
-from hpcdl.strategies.parameter_server.agreement import ANSWER_TAG, DATA_TAG, HEADER_TAG, send_layout
-from hpcdl.strategies.parameter_server.placement import Bucket, Piece, held_bytes, imbalance, messages, plan
+from hpcdl.strategies.parameter_server.placement import (
+    ANSWER_TAG,
+    DATA_TAG,
+    FINISH,
+    FOLLOW,
+    HEADER_TAG,
+    NUM_FLAGS,
+    STEP,
+    STOP,
+    Bucket,
+    Piece,
+    header,
+    held_bytes,
+    imbalance,
+    messages,
+    no_answer,
+    plan,
+    send_layout,
+)
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator, Finished, Request
@@ -37,8 +53,8 @@ class ServerClient:
         self._servers = range(communicator.size - num_servers, communicator.size)
         self._placement, self._bucket_bytes, self._message_bytes = placement, bucket_bytes, message_bytes
         self._messages: list[tuple[Piece, ...]] = []
-        self._answer = agreement.no_answer()
-        self._wishes = numpy.zeros(agreement.NUM_FLAGS)
+        self._answer = no_answer()
+        self._wishes = numpy.zeros(NUM_FLAGS)
         self._num_followed = 0
         self.buckets: tuple[Bucket, ...] = ()
         self.follows = False
@@ -61,7 +77,7 @@ class ServerClient:
         """Begin a step; one that the others have finished already is only followed."""
         self.follows = bool(self._answer[-1] >= step)
         self._num_followed += self.follows
-        self._send_header(agreement.FOLLOW if self.follows else agreement.STEP, step)
+        self._send_header(FOLLOW if self.follows else STEP, step)
         self._wishes[:] = 0
 
     def exchange(self, number: int, buffer: Array) -> None:
@@ -90,7 +106,7 @@ class ServerClient:
 
     def leave(self, *, early: bool = False) -> None:
         """Let the servers go."""
-        self._send_header(agreement.STOP if early else agreement.FINISH, 0)
+        self._send_header(STOP if early else FINISH, 0)
 
     def as_json(self) -> dict[str, Any]:
         """Placement and its balance; how many steps were followed only."""
@@ -103,7 +119,7 @@ class ServerClient:
         }
 
     def _send_header(self, kind: int, step: int) -> None:
-        message = agreement.header(kind, step, self._wishes)
+        message = header(kind, step, self._wishes)
         for request in [self._communicator.isend(message, server, HEADER_TAG) for server in self._servers]:
             self._communicator.wait_any([request])
 

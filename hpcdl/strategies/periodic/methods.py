@@ -2,7 +2,7 @@
 
 Sources: Stich 2018 (arXiv 1805.09767); Lin, Stich, Patel and Jaggi 2018 (arXiv 1808.07217); Wang, Tantia, Ballas and
 Rabbat 2019 (arXiv 1910.00643); Douillard and others 2023 (arXiv 2311.08105) and 2025 (arXiv 2501.18512). A new method
-is a row here and, where its equation is new, a function in equations.py. Strings and numbers only.
+is a row here and, where its equation is new, a function in shared.py. Strings and numbers only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PeriodicMethod:
     source: str
     equations: str
     rule: str
-    """What an exchange does with the mean change: a name of equations.py's RULES."""
+    """What an exchange does with the mean change: a name of shared.py's RULES."""
     period: int
     outer_rate: float | None = None
     outer_momentum: float | None = None

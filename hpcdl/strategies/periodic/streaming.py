@@ -28,15 +28,12 @@ from hpcdl.collectives import auto
 from hpcdl.collectives.slices import spans
 from hpcdl.comm.observed import BUCKET, recorder_of
 from hpcdl.core.errors import UsageError
-from hpcdl.strategies.allreduce.blocks import BlockFormat, sum_in_two_passes
-from hpcdl.strategies.allreduce.fp4 import FP4
-from hpcdl.strategies.allreduce.int8 import INT8
+from hpcdl.strategies.allreduce.few_bits import FP4, INT8, BlockFormat, sum_in_two_passes
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.elastic.replica import Background
-from hpcdl.strategies.elastic.wire import HalfDifferences
-from hpcdl.strategies.periodic.equations import mix
+from hpcdl.strategies.elastic.sync_easgd import HalfDifferences
 from hpcdl.strategies.periodic.methods import METHODS
-from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights, given_or
+from hpcdl.strategies.periodic.shared import PREFIX, SharedWeights, given_or, mix
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array

@@ -3,6 +3,8 @@
 Graphs of tf.compat.v1: variables lie on the servers (replica_device_setter), workers fetch them every step, and
 SyncReplicasOptimizer averages the gradients there and applies TensorFlow's own optimizer. The Keras 3 model is called
 with those variables through `stateless_call`. The servers run TensorFlow, unlike those of `ps`.
+
+The graph of one `grpc-ps` worker: variables on the servers, the model's step here, SyncReplicasOptimizer between.
 """
 
 from __future__ import annotations
@@ -10,16 +12,189 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import tensorflow as tf
 
-from hpcdl.core.errors import StoppedEarly
+from hpcdl.config.schema import OptimizerConfig
+from hpcdl.core.errors import StoppedEarly, originals
+from hpcdl.core.processes.wall import WALL
+from hpcdl.strategies.base.graph import FiniteGuard, connected, timestamp
 from hpcdl.strategies.base.strategy import Context, Server, Worker
-from hpcdl.strategies.parameter_server.placement import imbalance
+from hpcdl.strategies.parameter_server.placement import ITEM_BYTES, imbalance
 from hpcdl.strategies.tensorflow_grpc.cluster import start_server
-from hpcdl.strategies.tensorflow_grpc.graph import StepGraph
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+v1 = tf.compat.v1
+KERAS_EPSILON = 1e-7
+
+_OPTIMIZERS: dict[str, Callable[[OptimizerConfig, Any], Any]] = {
+    "sgd": lambda config, rate: v1.train.GradientDescentOptimizer(rate),
+    "momentum": lambda config, rate: v1.train.MomentumOptimizer(rate, config.momentum),
+    "nesterov": lambda config, rate: v1.train.MomentumOptimizer(rate, config.momentum, use_nesterov=True),
+    "adam": lambda config, rate: v1.train.AdamOptimizer(rate, epsilon=KERAS_EPSILON),
+}
+"""TensorFlow's own optimizers. Their momentum holds sums of gradients where Keras's holds steps: the same updates at a
+constant learning rate, a change of which acts on Keras's momentum later."""
+
+
+class _RateAfterGradients:
+    """An optimizer that reads its learning rate when all gradients of a step have come, not one step too early.
+
+    SyncReplicasOptimizer's thread begins a step's update as soon as the one before is done, and then waits for
+    gradients; the leading worker sets the rate before it sends its own.
+    """
+
+    def __init__(self, config: OptimizerConfig, rate: Any) -> None:
+        self._rate = rate
+        self._gradients: list[Any] = []
+        self._optimizer = _OPTIMIZERS[config.optimizer](config, self._read)
+
+    def apply_gradients(self, pairs: Any, *arguments: Any, **named: Any) -> Any:
+        """The update."""
+        pairs = list(pairs)
+        self._gradients = [gradient for gradient, _ in pairs]
+        return self._optimizer.apply_gradients(pairs, *arguments, **named)
+
+    def _read(self) -> Any:
+        with tf.control_dependencies(self._gradients):
+            return self._rate.read_value()
+
+
+class StepGraph:
+    """One worker's graph and session. Weights live on the servers, moving statistics and seeds in the Keras model."""
+
+    def __init__(self, context: Context, model: Any, objective: Any, target: str, log: Callable[[str], None]) -> None:
+        self._model, self._target = model, target
+        self._names = [variable.path for variable in model.trainable_variables]
+        self._rank, self._num_workers = context.communicator.rank, context.num_workers
+        self.guard = FiniteGuard(self._rank)
+        self._coordinator = v1.train.Coordinator()
+        self._session: Any = None
+        self._rate = 0.0
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self._build(context, objective, log)
+        self.server_bytes = [
+            sum(_bytes_of(weight) for weight in self._weights if tf.DeviceSpec.from_string(weight.device).task == task)
+            for task in range(context.num_servers)
+        ]
+
+    def initialise(self, weights: Sequence[Array]) -> None:
+        """Give the servers' variables their first values; the leading worker does, before the others begin."""
+        with self._graph.as_default():
+            session = v1.Session(self._target, config=self._session_config())
+            session.run(v1.global_variables_initializer())
+            for variable, value in zip(self._weights, weights, strict=True):
+                variable.load(value, session)
+            session.close()
+
+    def begin(self, *, leads: bool) -> None:
+        """Open the session; the leading worker also runs the thread that applies averaged gradients."""
+        with self._graph.as_default():
+            self._session = v1.Session(self._target, config=self._session_config())
+            self._session.run(self._optimizer.chief_init_op if leads else self._optimizer.local_step_init_op)
+            if leads:
+                runner = self._optimizer.get_chief_queue_runner()
+                runner.create_threads(self._session, self._coordinator, daemon=True, start=True)
+
+    def step(self, images: Any, labels: Any, learning_rate: float) -> tuple[Any, ...]:
+        """One step: loss, metric sums, and the times of the last gradient and of the end of the exchange."""
+        if self._rank == 0 and learning_rate != self._rate:
+            self._session.run(self._set_rate, {self._rate_in: learning_rate})
+            self._rate = learning_rate
+        state = self._model.non_trainable_variables
+        feed = dict(zip(tf.nest.flatten((self._images, self._labels)), tf.nest.flatten((images, labels)), strict=True))
+        feed |= {place: variable.numpy() for place, variable in zip(self._state_in, state, strict=True)}
+        with originals():
+            fetched = self._session.run([self._results, self._state_out, self._train], feed)
+        for variable, value in zip(state, fetched[1], strict=True):
+            variable.assign(value)
+        loss, sums, had_gradients = fetched[0]
+        return loss, sums, had_gradients, WALL.now_s()
+
+    def weights(self) -> list[Array]:
+        """The servers' variables."""
+        fetched: list[Array] = self._session.run(self._weights)
+        return fetched
+
+    def close(self) -> None:
+        """Stop the thread and leave the session."""
+        self._coordinator.request_stop()
+        self._session.close()
+
+    def _build(self, context: Context, objective: Any, log: Callable[[str], None]) -> None:
+        here = f"/job:worker/task:{self._rank}/cpu:0"
+        place = v1.train.replica_device_setter(
+            worker_device=here,
+            cluster={"ps": [""] * context.num_servers, "worker": [""] * context.num_workers},
+            ps_strategy=_PS_STRATEGIES[context.exchange.placement or "round-robin"](context.num_servers),
+        )
+        model = self._model
+        with v1.device(place):
+            self._weights = [
+                v1.get_variable(f"weight_{number}", item.shape, tf.as_dtype(item.dtype), tf.zeros_initializer())
+                for number, item in enumerate(model.trainable_variables)
+            ]
+            global_step = v1.train.get_or_create_global_step()
+            rate = v1.get_variable("learning_rate", (), tf.float32, tf.zeros_initializer(), trainable=False)
+            self._rate_in = v1.placeholder(tf.float32, ())
+            self._set_rate = rate.assign(self._rate_in)
+            inputs = {item.name: v1.placeholder(tf.float32, (None, *item.shape[1:])) for item in model.inputs}
+            self._images = inputs if len(inputs) > 1 else next(iter(inputs.values()))
+            self._labels = tf.nest.map_structure(lambda spec: v1.placeholder(spec.dtype, spec.shape), objective.labels)
+            self._state_in = [
+                v1.placeholder(tf.as_dtype(item.dtype), item.shape) for item in model.non_trainable_variables
+            ]
+            outputs, self._state_out, extra = model.stateless_call(
+                [tf.convert_to_tensor(weight) for weight in self._weights],
+                self._state_in,
+                self._images,
+                training=True,
+                return_losses=True,
+            )
+            loss = objective.loss(self._labels, outputs)
+            total = tf.add_n([loss, *extra]) if extra else loss
+            gradients = connected(tf.gradients(total * context.weight, self._weights), self._weights, self._names, log)
+            with tf.control_dependencies([self.guard.before_exchange(gradients, self._names)]):
+                had_gradients = timestamp()
+                gradients = [tf.identity(gradient) for gradient in gradients]
+            self._results = (loss, objective.sums(self._labels, outputs), had_gradients)
+            self._optimizer = v1.train.SyncReplicasOptimizer(
+                _RateAfterGradients(context.optimizer, rate),
+                replicas_to_aggregate=self._num_workers,
+                total_num_replicas=self._num_workers,
+            )
+            pairs = list(zip(gradients, self._weights, strict=True))
+            self._train = self._optimizer.apply_gradients(pairs, global_step=global_step)
+
+    def _session_config(self) -> Any:
+        # Without the filter a worker would wait for all other workers' servers to answer.
+        return v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{self._rank}"])
+
+
+class _Greedy:
+    """The server with the fewest bytes so far, as GreedyLoadBalancingStrategy did before TensorFlow dropped it."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._loads = [0] * num_servers
+
+    def __call__(self, operation: Any) -> int:
+        server = self._loads.index(min(self._loads))
+        shape = tf.TensorShape(operation.get_attr("shape"))
+        self._loads[server] += int(shape.num_elements()) * operation.get_attr("dtype").size
+        return server
+
+
+_PS_STRATEGIES: dict[str, Callable[[int], Any]] = {"round-robin": lambda num_servers: None, "greedy": _Greedy}
+"""What replica_device_setter calls for each variable; None is its own round robin."""
+
+
+def _bytes_of(variable: Any) -> int:
+    return int(numpy.prod(variable.shape.as_list(), dtype=numpy.int64)) * ITEM_BYTES
+
 
 _FINISHED, _STOPPED = "finished", "stopped"
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import DTYPES, RESERVED, Field, is_name, is_picture
+from hpcdl.data.format.manifest import DTYPES, RESERVED, Field, is_name, is_picture
 from hpcdl.data.sources.base.flat import (
     LAST,
     MOST_ARRAY_BYTES,
@@ -31,8 +31,7 @@ from hpcdl.data.sources.base.flat import (
     plausible,
     stamp_of,
 )
-from hpcdl.data.sources.base.index import Index, IndexWriter
-from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")

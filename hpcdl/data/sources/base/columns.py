@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import CODINGS, Categories
+from hpcdl.data.format.manifest import CODINGS, Categories
 from hpcdl.data.sources.base.arrays import (
     EXACT,
     INPUT_NAMES,
@@ -31,8 +31,7 @@ from hpcdl.data.sources.base.arrays import (
     shape_text,
 )
 from hpcdl.data.sources.base.flat import is_id, names_class
-from hpcdl.data.sources.base.index import IndexWriter
-from hpcdl.data.sources.base.source import Array, SourceFacts
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, some
 
 MOST_ONE_HOT = 1000

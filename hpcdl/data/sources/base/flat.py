@@ -16,10 +16,12 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
-from hpcdl.data.sources.base.index import ROW, IndexWriter, Rows
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
+    ROW,
     Array,
+    IndexWriter,
+    Rows,
     SourceChanged,
     SourceFacts,
     SourceSpec,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from hpcdl.core.errors import SourceError, UsageError
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.arrays import field_name
 from hpcdl.data.sources.base.source import Array, Content, SourceSpec, UnreadableSample
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from hpcdl.core.errors import HpcdlError, SourceError
 from hpcdl.core.paths import own_program
-from hpcdl.core.processes import signals
+from hpcdl.core.processes import streams
 from hpcdl.core.processes.lifeline import end_with_parent
 from hpcdl.data.sources.reader.samples import item_of, item_text
 from hpcdl.data.sources.reader.spool import NotedSample, NotedValue
@@ -134,7 +134,7 @@ class _Process:
 def serve(read: ReadItem, parent: int) -> None:
     """Read items as the parent asks, until it ends or asks no more."""
     end_with_parent(parent)
-    signals.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a reader prints, be it from C, must not come between the answers
     for line in sys.stdin:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdl.core.errors import shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import DTYPES
+from hpcdl.data.format.manifest import DTYPES
 from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.base.splits import SPLIT_WORDS
 

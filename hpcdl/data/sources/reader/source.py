@@ -3,29 +3,41 @@
 Listing takes every sample once. A generator's samples are kept in the work folder until the shards are written. Of
 items the small values alone are kept: each is read again when its shard is written, and must be what it was. Processes
 beside this one read items where that pays.
+
+A reader of the user's own, FILE.py:NAME: its code runs where the command line names it, and nowhere else.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import sys
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError, UsageError, shown
+from hpcdl.core.errors import SourceError, UnknownNameError, UsageError, failure, shown
 from hpcdl.core.progress import progress
+from hpcdl.core.storage.files import read_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.fields import Field
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
-from hpcdl.data.sources.base.index import Index, IndexWriter
-from hpcdl.data.sources.base.source import Array, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.reader.code import FORM, UserReader, user_reader
+from hpcdl.data.sources.base.source import (
+    Array,
+    Index,
+    IndexWriter,
+    SourceChanged,
+    SourceFacts,
+    SourceSpec,
+    UnreadableSample,
+)
 from hpcdl.data.sources.reader.processes import OTHERS_FROM_S, TELLING_S, Found, ItemsLeft, read_items, serve
 from hpcdl.data.sources.reader.samples import (
     RETURNS,
@@ -46,6 +58,59 @@ from hpcdl.data.sources.reader.spool import (
     noted,
     small_values,
 )
+
+FORM = "--reader FILE.py:NAME, a function or class that is called with the path of SOURCE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserReader:
+    """What --reader names: `content` is what is run, `digest` its SHA-256."""
+
+    spec: str
+    path: Path
+    name: str
+    content: bytes
+    digest: str
+
+    def called(self, source: Path) -> Any:
+        """What the function or class returns for `source`; SourceError names the line that fails."""
+        module = ModuleType(f"hpcdl_user_reader_{self.path.stem}")
+        module.__file__ = str(self.path.absolute())
+        sys.modules[module.__name__] = module  # as an import does: classes in the file look themselves up there
+        with self.running():
+            exec(compile(self.content, str(self.path), "exec"), vars(module))
+        function = getattr(module, self.name, None)
+        if function is None:
+            known = [name for name, own in vars(module).items() if callable(own) and own.__module__ == module.__name__]
+            raise UnknownNameError(f"name in the reader {self.path}:", self.name, known)
+        if not callable(function):
+            raise UsageError(f"reader {self.spec} is not a function but {type(function).__name__}; give {FORM}")
+        with self.running():
+            return function(source)
+
+    @contextmanager
+    def running(self, what: str = "") -> Iterator[None]:
+        """Inside runs the user's code, on `what`: it prints to stderr, and its errors are one line that says where."""
+        try:
+            with redirect_stdout(sys.stderr):  # stdout is for --json, and for what writing processes report
+                yield
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            raise SourceError(f"reader {self.spec}{what and f', {what}'} {failure(error, str(self.path))}") from error
+
+
+def user_reader(spec: str) -> UserReader:
+    """The reader that `spec` names, its file read but not run; UsageError where there is none."""
+    file, _, name = spec.rpartition(":")
+    if not file.endswith(".py") or not name.isidentifier():
+        raise UsageError(f"--reader {shown(spec)} is not understood; give {FORM}")
+    path = Path(file).expanduser()
+    try:
+        content = read_bytes(path)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--reader {shown(spec)}: cannot read {shown(file)}: {why}; give {FORM}") from error
+    return UserReader(spec=spec, path=path, name=name, content=content, digest=hashlib.sha256(content).hexdigest())
+
 
 _END = object()
 _SPLIT_ORDER = ("train", "val", "test")

@@ -1,0 +1,329 @@
+"""`hpcdl shard | inspect`: from any source to verified shards, what a data folder holds, and how to mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved, takes_settings
+from hpcdl.cli.output import Commentary, print_json, print_table, put, say
+from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import typed
+from hpcdl.core.processes.streams import caught
+from hpcdl.core.protocols import Communicator
+from hpcdl.core.units import counted, format_bytes, format_count, format_seconds, listed
+from hpcdl.data.write.request import ShardConfig, ShardRequest
+from hpcdl.models.table import network_for
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to `app`."""
+    _register_shard(app)
+    _register_inspect(app)
+
+
+def _register_shard(app: typer.Typer) -> None:
+    app.command(name="shard", epilog="Example: hpcdl shard images shards --image-size 224 --split train=0.9,val=0.1")(
+        shard
+    )
+
+
+@takes_settings(ShardConfig)
+def shard(
+    flags: dict[str, Any],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or file of samples, or synthetic:NAME.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    reader: Annotated[
+        str,
+        typer.Option(
+            "--reader", metavar="FILE.py:NAME", help="Your own function or class that reads SOURCE; its code is run."
+        ),
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Resume where an earlier call stopped.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    config: ConfigFlag = None,
+    pairs: SetFlag = None,
+    quiet: QuietFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """Pack images, or samples of any fields, from any source into HDF5 shards."""
+    settings = resolved(ShardConfig, "shard", flags, config, pairs)
+    request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume, reader=reader)
+    from hpcdl.data.write import writing
+
+    commentary = Commentary(quiet=quiet)
+    planned = functools.partial(_show_plan, tell=commentary.say)
+    if dry_run:
+        job = writing.dry_run(request)
+        _show_plan(job, tell=say)
+        if json:
+            print_json(_plan_document(job))
+        return
+    communicator = _ranks()
+    with caught(_as_ctrl_c, (signal.SIGTERM, signal.SIGHUP)):
+        try:
+            report = writing.shard(request, communicator=communicator, planned=planned)
+        except writing.OtherRankFailed as error:
+            raise typer.Exit(error.exit_code) from None
+    if communicator is not None and communicator.rank:
+        return
+    if json:
+        print_json(_report_document(report, folder))
+        return
+    _show_report(report, folder, commentary)
+
+
+def _ranks() -> Communicator | None:
+    """The ranks of the launcher that started this process, if one did."""
+    from hpcdl.cluster.environment import placement
+
+    place = placement()
+    if place is None or place.size == 1:
+        return None
+    from hpcdl.comm.mpi.communicator import world
+
+    return world(place.size)
+
+
+def _as_ctrl_c(number: int) -> None:
+    """A scheduler's SIGTERM and a terminal that closes stop as Ctrl-C does: whole shards stay for --resume."""
+    raise KeyboardInterrupt
+
+
+def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
+    plan = job.plan
+    shape = "x".join(str(side) for side in job.sample_shape)
+    classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
+    if job.spec.reader:
+        tell(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
+    if job.pictures:
+        tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+    else:
+        tell(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
+        for item in job.fields:
+            tell(f"  {item.describe()}")
+    for line in job.facts.remarks:
+        tell(f"  {line}")
+    for name, count in plan.shards.items():
+        tell(f"  {name}: {counted(plan.num_samples[name], 'sample')} in {counted(count, 'shard')}")
+    for reason in plan.reasons:
+        tell(f"  {reason}")
+
+
+def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
+    manifest = report.manifest
+    skipped = manifest.skipped
+    for name in skipped[:10]:
+        say(f"skipped: {name}")
+    if len(skipped) > 10:
+        say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
+    kept = f", {report.kept} kept from before" if report.kept else ""
+    if report.seconds:
+        say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
+    else:
+        say(f"{target} was finished before, nothing is written; whether the source has changed since was not looked at")
+    model = network_for(manifest.sample_shape) if manifest.pictures else "FILE.py:build"
+    checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
+    commentary.say(f"next: {checked}, or {trained}")
+
+
+def _plan_document(job: Any) -> dict[str, Any]:
+    return {
+        "format": job.spec.format,
+        "encoding": job.encoding,
+        "sample_shape": list(job.sample_shape),
+        "dtype": job.dtype,
+        "num_classes": len(job.facts.class_names),
+        "understood": list(job.facts.remarks),
+        **({"fields": [dataclasses.asdict(item) for item in job.fields]} if not job.pictures else {}),
+        "plan": dataclasses.asdict(job.plan),
+    }
+
+
+def _report_document(report: Any, target: Path) -> dict[str, Any]:
+    manifest = report.manifest
+    return {
+        "folder": str(target),
+        "splits": {name: entry.num_samples for name, entry in manifest.splits.items()},
+        "shards": len(manifest.shards()),
+        "written": report.written,
+        "kept": report.kept,
+        "skipped": list(manifest.skipped),
+        "seconds": report.seconds,
+    }
+
+
+_CLASSES_SHOWN = 20
+
+
+def _register_inspect(app: typer.Typer) -> None:
+    app.command(name="inspect", epilog="Example: hpcdl inspect shards --verify")(inspect)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `hpcdl shard` made.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read everything: checksums fit, pictures decode.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Verify, and write damaged shards again.")] = False,
+    source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help="What the data was made from.")] = None,
+    reader: Annotated[
+        str, typer.Option("--reader", metavar="FILE.py:NAME", help="Your own reader that made the data, to mend it.")
+    ] = "",
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Save N sample pictures as PNG.")] = 0,
+    show: Annotated[bool, typer.Option("--show", help="Write a page: samples drawn, classes, ranges, twins.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where pictures and page go [DIR-samples, here].")
+    ] = None,
+    quiet: QuietFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a data folder holds; check and mend it."""
+    from hpcdl.core.storage.disk import check_outputs, make_output_folder
+
+    if repair != (source is not None):
+        raise UsageError("--repair and --from belong together: hpcdl inspect DIR --repair --from SOURCE")
+    if reader and not repair:
+        raise UsageError("--reader is for --repair: hpcdl inspect DIR --repair --from SOURCE --reader FILE.py:NAME")
+    commentary = Commentary(quiet=quiet)
+    document: dict[str, Any] = {}
+    if show:
+        check_outputs([_page_path(folder, out)])
+    if verify or repair:
+        document.update(_check(folder, source, reader, commentary, keep=json))
+    from hpcdl.data.show import inspection
+
+    found = inspection.inspect(folder)
+    if found.unknown_shards:
+        say(
+            f"warning: the manifest of {folder} does not name {listed(found.unknown_shards)}: nobody reads such files. "
+            "Are they of another data set? Move them away"
+        )
+    if out is not None and (samples or show):
+        make_output_folder(out)
+    if samples:
+        document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
+    if show:
+        document["page"] = _page(folder, out)
+    if json:
+        print_json({**dataclasses.asdict(found), **document})
+        return
+    _show(found)
+    model = "FILE.py:build" if found.fields else network_for(found.sample_shape)
+    words = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
+    commentary.say(f"next: {typed(*words)}")
+
+
+def _page_path(folder: Path, out: Path | None) -> Path:
+    return (out or Path()) / f"{folder.resolve().name}-data.html"
+
+
+def _check(folder: Path, source: str | None, reader: str, commentary: Commentary, *, keep: bool) -> dict[str, Any]:
+    """Verify, and with a source mend; CorruptError where damage remains."""
+    from hpcdl.data.show import inspection
+
+    done = 0
+    with commentary.progress("verifying", inspection.bytes_to_verify(folder)) as bar:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(done, format_bytes(done))
+
+        checked = inspection.verify(folder, on_bytes=on_bytes)
+    repaired: list[str] = []
+    if source is not None and checked.bad_shards:
+        from hpcdl.data.write.writing import repair
+
+        repaired = repair(folder, source, checked.bad_shards, reader)
+        for name in repaired:
+            say(f"written again: {name}")
+        checked = inspection.verify(folder)
+    found = {
+        "faults": list(checked.faults), "bad_shards": list(checked.bad_shards), "undecodable": list(checked.undecodable)
+    }  # fmt: skip
+    if keep and (checked.faults or checked.undecodable):
+        print_json({"folder": str(folder), **found})
+    inspection.require_sound(folder, checked)
+    decoded = f", and every picture of {format_count(checked.num_decoded)} decodes" if checked.num_decoded else ""
+    say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits{decoded}")
+    return {"verified": True, **found, "repaired": repaired}
+
+
+def _page(folder: Path, out: Path | None) -> str:
+    """Write the page; its path."""
+    from hpcdl.core.storage.files import write_output
+    from hpcdl.data.show.inspection import look
+    from hpcdl.data.show.page import page
+
+    path = _page_path(folder, out)
+    content = page(look(folder))
+    write_output(path, content)
+    say(f"page: {path}")
+    return str(path)
+
+
+def _pictures(folder: Path, samples: int, out: Path) -> list[str]:
+    from hpcdl.data.format.dataset import open_dataset
+    from hpcdl.data.show.inspection import write_pictures
+
+    dataset = open_dataset(str(folder))
+    split = dataset.splits.get("train") or next(iter(dataset.splits.values()))
+    written = write_pictures(dataset, split, samples, out)
+    say(f"{len(written)} pictures of {split.name} in {out}")
+    return [str(path) for path in written]
+
+
+def _show(found: Any) -> None:
+    shape = "x".join(str(side) for side in found.sample_shape)
+    packed = f", {found.compression}" if found.compression else ""
+    rows = [
+        ("name", found.name),
+        ("source", found.source_format),
+        *([("reader", f"{found.reader}, SHA-256 {found.reader_sha256}")] if found.reader else []),
+        *(
+            [("field", item.describe() + _scaling(item)) for item in found.fields]
+            or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
+        ),
+        *[("words", _words(item.name, own)) for item in found.fields for own in item.categories],
+        ("classes", format_count(found.num_classes)),
+        ("block", f"{found.block_samples} samples"),
+        ("file system", found.file_system),
+        ("seed", str(found.seed)),
+        ("written by", f"hpcdl {found.hpcdl_version}"),
+    ]
+    if found.stripes:
+        rows.insert(-2, ("stripes", f"{found.stripes.count} OST(s) of {format_bytes(found.stripes.size)}"))
+    if found.num_skipped:
+        rows.append(("skipped", f"{found.num_skipped} samples, named in the manifest"))
+    print_table(("what", "value"), rows)
+    put()
+    print_table(
+        ("split", "samples", "shards", "bytes"),
+        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
+    )
+    if not found.splits[0].histogram:
+        return
+    put()
+    names = list(found.splits[0].histogram)[:_CLASSES_SHOWN]
+    header = ("class", *(split.name for split in found.splits))
+    print_table(header, [(name, *(format_count(s.histogram[name]) for s in found.splits)) for name in names])
+    if found.num_classes > _CLASSES_SHOWN:
+        put(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
+
+
+def _scaling(item: Any) -> str:
+    if item.statistics is None:
+        return ""
+    low, high = min(item.statistics.low), max(item.statistics.high)
+    return f", {low:.4g} to {high:.4g}, scaled by {item.normalise}"
+
+
+def _words(name: str, own: Any) -> str:
+    more = ", ..." if len(own.words) > _CLASSES_SHOWN else ""
+    listed = ", ".join(own.words[:_CLASSES_SHOWN])
+    return f"{own.column} as {own.coding}, from place {own.place} of {name} on: {listed}{more}"

@@ -1,1 +1,0 @@
-"""Commands for data: shards and what is in them."""

@@ -1,1 +1,0 @@
-"""Commands for a node: what it has, and its best setting."""

@@ -1,0 +1,104 @@
+"""`hpcdl models | strategies | examples`: what comes with hpcdl, listed; examples are copied too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.core.units import format_bytes, format_count
+from hpcdl.models.table import MODELS
+
+_FIELDS = ("name", "parameters", "moving_statistics", "macs", "gradient_bytes", "input_shape", "classes")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to `app`."""
+    _register_models(app)
+    _register_strategies(app)
+    _register_examples(app)
+
+
+def _register_models(app: typer.Typer) -> None:
+    app.command("models", epilog="Example: hpcdl models --json")(models)
+
+
+def models(json: JsonFlag = False) -> None:
+    """List the networks with their sizes.
+
+    Parameters, multiply-accumulates per image (MACs) and bytes of gradients.
+    """
+    if json:
+        print_json({"models": [{field: getattr(info, field) for field in _FIELDS} for info in MODELS.values()]})
+        return
+    print_table(
+        ["model", "parameters", "MACs", "gradients", "input", "classes", "summary"],
+        [
+            [
+                info.name,
+                format_count(info.parameters),
+                format_count(info.macs),
+                format_bytes(info.gradient_bytes),
+                "x".join(map(str, info.input_shape)),
+                format_count(info.classes),
+                info.summary,
+            ]
+            for info in MODELS.values()
+        ],
+    )
+    say("next: hpcdl train --model NAME --data DIR, or a function of your own: --model path/to/file.py:build")
+
+
+def _register_strategies(app: typer.Typer) -> None:
+    app.command(epilog="Example: hpcdl strategies --json")(strategies)
+
+
+def strategies(json: JsonFlag = False) -> None:
+    """List the parallel strategies.
+
+    With --json also their sources and what goes with them.
+    """
+    from hpcdl.strategies.table import listed_strategies
+
+    strategies = listed_strategies()
+    if json:
+        print_json({"strategies": [info.as_json() for info in strategies]})
+        return
+    print_table(("strategy", "family", "what it does"), [(info.name, info.family, info.summary) for info in strategies])
+    say("next: hpcdl train --strategy NAME --model lenet --data DIR --ranks N")
+
+
+def _register_examples(app: typer.Typer) -> None:
+    app.command(epilog="Example: hpcdl examples digits my_model.py")(examples)
+
+
+def examples(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to copy; without any, all are listed.")
+    ] = None,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Copy into this folder.")] = Path(),
+    json: JsonFlag = False,
+) -> None:
+    """List the examples that come with hpcdl, or copy some into a folder.
+
+    A file that is there with other content is never replaced.
+    """
+    from hpcdl.core.pages.manual import copy_examples, list_examples
+
+    if not names:
+        found = list_examples()
+        if json:
+            print_json({"examples": [{"name": item.name, "summary": item.summary} for item in found]})
+            return
+        print_table(["example", "what it is"], [[item.name, item.summary] for item in found])
+        say("next: hpcdl examples NAME copies it here")
+        return
+    copied = copy_examples(names, to)
+    if json:
+        print_json({"copied": [str(path) for path in copied]})
+        return
+    for path in copied:
+        put(f"copied: {path}")

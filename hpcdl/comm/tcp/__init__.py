@@ -1,1 +1,0 @@
-"""Control messages without MPI: an authenticated star around rank 0."""

@@ -1,0 +1,177 @@
+"""What `--compress` and `--trace` ask for: short texts of the command line, as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdl.core.errors import shown
+from hpcdl.core.units import format_bytes, parse_bytes
+
+NONE = "none"
+PLAIN = (NONE, "fp16", "bf16")
+"""Number formats: every value travels, rounded or not."""
+WITH_REST = ("int8", "topk", "powersgd")
+"""Kinds of gradients that leave something over, which the next gradient takes along."""
+BY_BLOCK = ("int8", "fp4")
+"""Kinds of changes of weights in few bits, with a scale for each block."""
+TYPED = (*PLAIN, "int8", "fp4", "topk:1%", "powersgd:4")
+"""All of them, as one types them."""
+_PERCENT = re.compile(r"topk:(\d{1,3}(?:\.\d{1,6})?)%")
+_RANK = re.compile(r"powersgd:(\d{1,6})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """A form of what travels; `text` is the shortest word for it.
+
+    Of topk `percent` of the values travel, of powersgd matrices of this `rank`.
+    """
+
+    kind: str = NONE
+    text: str = NONE
+    percent: float = 100.0
+    rank: int = 0
+
+    @property
+    def keeps_rest(self) -> bool:
+        """Whether a worker keeps what did not travel of gradients, for the next step (error feedback)."""
+        return self.kind in WITH_REST
+
+
+def parse_compression(value: Any) -> Compression:
+    """The form that `int8`, `topk:1%` or `powersgd:4` asks for; ValueError says what is possible."""
+    text = str(value).strip()
+    if text in (*PLAIN, *BY_BLOCK):
+        return Compression(kind=text, text=text)
+    if found := _PERCENT.fullmatch(text):
+        percent = float(found[1])
+        if not 0 < percent <= 100:
+            raise ValueError(f"{shown(value)} is out of range; the share is above 0% and at most 100%")
+        return Compression(kind="topk", text=f"topk:{percent:.9g}%", percent=percent)
+    if found := _RANK.fullmatch(text):
+        rank = int(found[1])
+        if rank < 1:
+            raise ValueError(f"{shown(value)} is out of range; the rank is at least 1")
+        return Compression(kind="powersgd", text=f"powersgd:{rank}", rank=rank)
+    for kind, form in (("topk", "topk:P%, such as topk:1%"), ("powersgd", "powersgd:R, such as powersgd:4")):
+        if text.partition(":")[0] == kind:
+            raise ValueError(f"{shown(value)} does not say how much; write {form}")
+    raise ValueError(f"{shown(value)} is not one of {', '.join(TYPED)}")
+
+
+OFF, STEPS, FULL = "off", "steps", "full"
+LEVELS = (OFF, STEPS, FULL)
+"""Nothing; the parts of a step, its buckets, and what lies between steps; each message too."""
+UNASKED = "steps,ranks=0-15,size=1MiB"
+"""What every run keeps that was not asked for anything else: of its last two thousand steps or so, in few files."""
+DEFAULT_BYTES = 64 << 20
+LEAST_BYTES = 1 << 20
+MOST_BYTES = 16 << 30
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_STEPS = re.compile(r"(\d{1,15})(?::(\d{1,15}))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSpec:
+    """A trace that was asked for. `ranks` are pairs of first and last; none: all.
+
+    `first` to `end` (without it) and beside those every `every`-th step are kept; with neither all of them.
+    """
+
+    level: str = OFF
+    first: int | None = None
+    end: int | None = None
+    every: int | None = None
+    ranks: tuple[tuple[int, int], ...] = ()
+    num_bytes: int = DEFAULT_BYTES
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether `rank` is traced."""
+        return self.level != OFF and (not self.ranks or any(first <= rank <= last for first, last in self.ranks))
+
+    def has_step(self, step: int) -> bool:
+        """Whether the spans of `step` are kept."""
+        if self.first is None and self.every is None:
+            return True
+        within = self.first is not None and self.first <= step and (self.end is None or step < self.end)
+        return within or (self.every is not None and step % self.every == 0)
+
+    @property
+    def text(self) -> str:
+        """The shortest words that mean the same."""
+        words = [self.level]
+        if self.first is not None:
+            words.append(f"steps={self.first}:{self.end}" if self.end is not None else f"steps={self.first}")
+        words += [f"every={self.every}"] if self.every is not None else []
+        if self.ranks:
+            words.append("ranks=" + "+".join(f"{a}-{b}" if b > a else str(a) for a, b in self.ranks))
+        if self.num_bytes != DEFAULT_BYTES:
+            words.append(f"size={format_bytes(self.num_bytes).replace(' ', '')}")
+        return ",".join(words)
+
+
+def is_trace_spec(text: str) -> bool:
+    """Whether `text` looks like what stands behind --trace, right or wrong, and not like the next word of a command."""
+    return text in LEVELS or re.match(rf"[a-z]+=|({'|'.join(LEVELS)}),", text) is not None
+
+
+def parse_trace(value: Any) -> TraceSpec:
+    """The trace that `steps=100:110,every=50,ranks=0-7` asks for; ValueError says what is possible."""
+    if isinstance(value, bool):
+        return TraceSpec(level=STEPS if value else OFF)
+    found: dict[str, Any] = {"level": STEPS}
+    key = ""
+    for item in str(value).split(","):
+        name, equals, rest = item.strip().partition("=")
+        if not equals and name in LEVELS:
+            found["level"] = name
+        elif not equals and key == "ranks" and _RANGE.fullmatch(name):  # ranks=0-3,8
+            found["ranks"] = (*found["ranks"], *_ranks(name)["ranks"])
+        elif equals and name in _READERS:
+            key = name
+            found |= _READERS[name](rest)
+        else:
+            raise ValueError(
+                f"{shown(item.strip())} is not part of a trace; write a level ({', '.join(LEVELS)}), steps=100:110, "
+                "every=50, ranks=0-7 or size=64MiB, with commas between"
+            )
+    return TraceSpec(**found)
+
+
+def _steps(text: str) -> dict[str, Any]:
+    match = _STEPS.fullmatch(text)
+    if match is None or (match[2] is not None and int(match[2]) <= int(match[1])):
+        raise ValueError(f"steps={text} is not a range; write steps=100:110 (100 to 109) or steps=100 (and all after)")
+    return {"first": int(match[1]), "end": int(match[2]) if match[2] is not None else None}
+
+
+def _every(text: str) -> dict[str, Any]:
+    if not re.fullmatch(r"\d{1,15}", text) or int(text) < 1:
+        raise ValueError(f"every={text} is not a number of steps; write every=50")
+    return {"every": int(text)}
+
+
+def _ranks(text: str) -> dict[str, Any]:
+    matches = [_RANGE.fullmatch(part) for part in text.split("+")]
+    pairs = [(int(match[1]), int(match[2] or match[1])) for match in matches if match is not None]
+    if len(pairs) < len(matches) or any(last < first for first, last in pairs):
+        raise ValueError(f"ranks={text} is not a list of ranks; write ranks=0-7 or ranks=0+8+16-23")
+    return {"ranks": tuple(pairs)}
+
+
+def _size(text: str) -> dict[str, Any]:
+    size = parse_bytes(text)
+    if not LEAST_BYTES <= size <= MOST_BYTES:
+        raise ValueError(f"size={text} is out of range; a rank's trace takes 1MiB to 16GiB")
+    return {"num_bytes": size}
+
+
+_READERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "steps": _steps,
+    "every": _every,
+    "ranks": _ranks,
+    "size": _size,
+}

@@ -1,1 +1,0 @@
-"""Sources that hold arrays."""

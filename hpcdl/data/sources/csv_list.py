@@ -1,0 +1,395 @@
+"""A table of image files with a class or a quantity each; files lie beside it or where they say.
+
+The column of files is found by its values; that of labels and that of splits by their names in the head, or by place:
+file,label or file,label,split.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.flat import is_id, numbered, plausible, spellings
+from hpcdl.data.sources.base.images import PictureField, quantity_field
+from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some
+from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
+
+LONGEST_LINE = 1 << 20
+_LABELS = (
+    "label", "labels", "class", "classes", "target", "targets", "category", "y", "class_name", "label_name", "class_id",
+    "classid", "label_id", "diagnosis", "species", "breed",
+)  # fmt: skip
+_SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
+_BATCH = 4096
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
+_SPLIT = re.compile(r"\w[\w-]{0,63}")
+"""It names a folder."""
+_Batch = dict[str, list[tuple[int, int, tuple[bytes, os.stat_result]]]]
+"""Split to line number, label and file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """Which column is what, by number; `names` are those of the head, if there is one."""
+
+    count: int
+    file: int
+    label: int
+    split: int | None
+    names: Sequence[str]
+
+
+class CsvSource:
+    """Image files that a table lists."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._spec, self._table = spec, Path(spec.location)
+        self._root = os.fsencode(self._table.parent)
+        self._files = WholeFiles()
+        self._picture = PictureField(spec)
+        self._quantities: Array | None = None
+        self._index: Index | None = None
+        self.named: set[str] = set()
+        """Splits that the table names."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A file called *.csv or *.tsv that lists files."""
+        return location.is_file() and location.suffix.lower() in (".csv", ".tsv") and is_list_of_files(location)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List the rows of the table, in its order."""
+        columns = self._columns()
+        labels = [label for _, label, _ in self._lines(columns)]
+        if not labels:
+            raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
+        remarks = self._remarks(columns)
+        left = sorted(split for split in self.named if leaves_out_split(split, self._spec.leave_out))
+        remarks += [f"left out: the split {split}" for split in left]
+        if self._are_quantities(labels, columns):
+            self._list(index, columns, [0] * len(labels))
+            values = np.array([float(label) for label in labels], np.float32)
+            if not np.isfinite(values).all():
+                line = int(np.argmin(np.isfinite(values)))
+                raise SourceError(
+                    f"{self._table}: the quantity {shown(labels[line])} is not finite; leave that line out"
+                )
+            values.tofile(Path(self._spec.work) / "array0")
+            paths = (path for path, _, _ in self._lines(columns))
+            picture = self._picture.field("image", (self._open(path) for path in paths))
+            name = columns.names[columns.label] if columns.names else "target"
+            fields = [picture, quantity_field(name)]
+            return SourceFacts(
+                class_names=["all"],
+                samples_are="fields",
+                sample_shape=picture.shape,
+                dtype=picture.dtype,
+                fields=fields,
+                decodes=True,
+                remarks=[*remarks, f"labels are quantities from {values.min():g} to {values.max():g}"],
+            )
+        remarks += self._remarks_on_repeats(columns)
+        names, numbers, lines = _classes(labels, self._spec.target_kind, str(self._table))
+        self._list(index, columns, [numbers[label] for label in labels])
+        return SourceFacts(class_names=names, samples_are="files", remarks=[*remarks, *lines])
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
+        """The bytes of an image file."""
+        path = os.path.join(self._root, index.name(int(row["place"])))  # noqa: PTH118
+        return self._files.read(path, row, lambda: self.describe(row, facts, index))
+
+    def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
+        """The pixels and the quantity of a row."""
+        index = self._index = self._index or Index(Path(self._spec.work))
+        if self._quantities is None:
+            self._quantities = np.fromfile(Path(self._spec.work) / "array0", np.float32)
+        return [self._picture.read(self.read(row, facts, index), facts.fields[0]), self._quantities[int(row["file"])]]
+
+    def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
+        """The file as the table names it."""
+        return index.name(int(row["place"])).decode("utf-8", "replace")
+
+    def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
+        """Not asked for: no field of images varies in length."""
+        raise AssertionError("images and quantities are of one shape each")
+
+    def _open(self, name: str) -> tuple[str, bytes]:
+        path = os.fsdecode(os.path.join(self._root, os.fsencode(name)))  # noqa: PTH118
+        with open_regular(path) as file:
+            return name, file.read()
+
+    def _list(self, index: IndexWriter, columns: _Columns, labels: Sequence[int]) -> None:
+        batch: _Batch = {}
+        checked = 0
+        for count, ((name, _, split), label) in enumerate(zip(self._lines(columns), labels, strict=True)):
+            path = os.path.join(self._root, os.fsencode(name))  # noqa: PTH118  bytes: names need not be UTF-8
+            try:
+                stat = os.stat(path)  # noqa: PTH116
+            except (OSError, ValueError) as error:  # ValueError: a zero byte
+                why = error.strerror if isinstance(error, OSError) else error
+                raise SourceError(
+                    f"{self._table}: cannot read {shown(name)}: {why}{self._found_below(name)}"
+                ) from error
+            if self._spec.checks and not is_called_image(name) and checked < MOST_ODD:
+                check_magic(os.fsdecode(path), name)
+                checked += 1
+            own = batch.setdefault(split, [])
+            own.append((count, label, (os.fsencode(name), stat)))
+            if count % _BATCH == _BATCH - 1:
+                _add(index, batch)
+        _add(index, batch)
+
+    def _found_below(self, name: str) -> str:
+        """Where a file lies that is not beside the table, if a folder there holds it."""
+        below = (own for own in self._table.parent.iterdir() if own.is_dir() and "\0" not in name)
+        there = next((own for own in below if (own / name).exists()), None)
+        return (
+            f"; it lies in {there.name}: write {there.name}/ before the names, or move the table there" if there else ""
+        )
+
+    def _are_quantities(self, labels: Sequence[str], columns: _Columns) -> bool:
+        """Whether labels are measured numbers; SourceError where they may be, and it was not said."""
+        wish = self._spec.target_kind
+        different = set(labels)
+        odd = next((label for label in different if not _NUMBER.fullmatch(label)), None)
+        if wish == "regression" and odd is not None:
+            raise SourceError(
+                f"{self._table}: the label {shown(odd)} is not a number; leave out --target-kind regression"
+            )
+        if wish:
+            return wish == "regression"
+        what = shown(columns.names[columns.label]) if columns.names else "the second column"
+        if odd is None and not all(_WHOLE.fullmatch(label) for label in different):
+            if any(float(label) % 1 for label in different):
+                return True
+            raise SourceError(
+                f"{self._table}: {what} holds whole numbers written as {shown(min(different))}: classes or quantities? "
+                "Give --target-kind class or --target-kind regression"
+            )
+        if not plausible(len(different), len(labels)) or (columns.names and is_id(columns.names[columns.label])):
+            remedy = "" if odd is not None else ", or --target-kind regression for quantities"
+            raise SourceError(
+                f"{self._table}: {what} holds {len(different)} different values in {len(labels)} lines: are these "
+                f"classes? Give --target-kind class{remedy}, or --label-field with another column"
+            )
+        return False
+
+    def _remarks(self, columns: _Columns) -> list[str]:
+        used = {columns.file, columns.label, columns.split}
+        left = [name for number, name in enumerate(columns.names) if number not in used]
+        if not columns.names:
+            return []
+        found = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
+        return found + ([f"columns not used: {some(left)}"] if left else [])
+
+    def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
+        """Lines about files that are listed more than once; SourceError where their labels differ."""
+        keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
+        often, counts = np.unique(keys, return_counts=True)
+        repeated = set(often[counts > 1].tolist())
+        if not repeated:
+            return []
+        seen: dict[str, tuple[str, str]] = {}
+        over_splits: dict[str, None] = {}
+        for (name, label, split), key in zip(self._lines(columns), keys.tolist(), strict=True):
+            if key not in repeated:
+                continue
+            other, before = seen.setdefault(name, (label, split))
+            if other != label and self._spec.target_kind != "class":
+                raise SourceError(
+                    f"{self._table}: {shown(name)} is listed as {shown(other)} and as {shown(label)}: several labels "
+                    "of one picture need an array of 0 and 1 for each (--reader FILE.py:NAME); correct the list, or "
+                    "give --target-kind class for a sample of each line"
+                )
+            if before != split:
+                over_splits[name] = None
+        remarks = [f"{len(seen)} files are listed more than once, such as {shown(next(iter(seen)))}"] if seen else []
+        return remarks + ([f"files in more than one split: {some(over_splits)}"] if over_splits else [])
+
+    def _columns(self) -> _Columns:
+        lines = [fields for _, fields in itertools.islice(self._rows(), 2)]
+        if not lines:
+            raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
+        head = _is_head(lines)
+        names = [field.strip() for field in lines[0]] if head else []
+        sample = lines[-1]
+        if names and len(sample) > 1 and len(sample) != len(names):
+            raise SourceError(f"{self._table} line 2: {len(sample)} fields; {len(names)} as in the head")
+        files = [number for number, field in enumerate(sample) if _is_file(field)] or [0]
+        wish = self._spec.image_field
+        file = self._named(wish, names) if wish else files[0]
+        if len(files) > 1 and not wish and names:
+            raise SourceError(
+                f"{self._table}: the columns {some(names[number] for number in files)} name files: which are the "
+                f"images? Give --image-field, and --label-field for the labels"
+            )
+        label = self._label_column(names, file, len(sample))
+        split = self._split_column(names, {file, label}, len(sample))
+        return _Columns(count=len(lines[0]), file=file, label=label, split=split, names=names)
+
+    def _named(self, wish: str, names: Sequence[str]) -> int:
+        if wish not in names:
+            known = f"it has {some(names)}" if names else "it has no head; write one that names the columns"
+            raise SourceError(f"{self._table} has no column {shown(wish)}; {known}")
+        return names.index(wish)
+
+    def _label_column(self, names: Sequence[str], file: int, count: int) -> int:
+        if self._spec.label_field:
+            return self._named(self._spec.label_field, names)
+        if count == 1:
+            raise SourceError(f"{self._table} line 1: 1 fields; write file,label or file,label,split")
+        known = [number for number, name in enumerate(names) if name.lower() in _LABELS and number != file]
+        if len(known) == 1:
+            return known[0]
+        others = [number for number in range(count) if number != file]
+        if names and len(others) > 1:
+            usual = [number for number in others if names[number].lower() not in _SPLITS]
+            if len(usual) != 1:
+                raise SourceError(
+                    f"{self._table}: which column is the label? Give --label-field, one of "
+                    f"{some(names[number] for number in others)}"
+                )
+            return usual[0]
+        return others[0]
+
+    def _split_column(self, names: Sequence[str], taken: set[int], count: int) -> int | None:
+        if not names:
+            return 2 if count == 3 else None
+        found = [number for number, name in enumerate(names) if name.lower() in _SPLITS and number not in taken]
+        return found[0] if found else None
+
+    def _lines(self, columns: _Columns) -> Iterator[tuple[str, str, str]]:
+        rows = self._rows()
+        for number, fields in itertools.islice(rows, 1, None) if columns.names else rows:
+            split = self._split_of(number, fields, columns)
+            self.named.add(split)
+            if not leaves_out_split(split, self._spec.leave_out):
+                yield self._line(number, fields, columns, split)
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        number = 0
+        mark = delimiter(self._table)
+        with open_regular(self._table) as file:
+            try:
+                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=mark), 1):
+                    if fields:
+                        yield number, fields
+            except (csv.Error, ValueError) as error:
+                raise SourceError(f"{self._table} line {number + 1}: {error}") from error
+
+    def _split_of(self, number: int, fields: list[str], columns: _Columns) -> str:
+        split = UNSPLIT
+        if columns.split is not None and columns.split < len(fields):
+            split = fields[columns.split].strip().lower()
+        if not _SPLIT.fullmatch(split):
+            raise SourceError(
+                f"{self._table} line {number}: a split cannot be called {shown(split)}; write train, val or test"
+            )
+        return SPLIT_WORDS.get(split, split)
+
+    def _line(self, number: int, fields: list[str], columns: _Columns, split: str) -> tuple[str, str, str]:
+        least = max(columns.file, columns.label, columns.split or 0) + 1
+        right = len(fields) == columns.count if columns.names else least <= len(fields) <= 3
+        right = right or (not columns.names and len(fields) in (2, 3))
+        for at, what in ((columns.file, "file"), (columns.label, "label")):
+            if right and not fields[at].strip():
+                without = f", or give --leave-out {split} for a split without labels" if split != UNSPLIT else ""
+                raise SourceError(f"{self._table} line {number}: the {what} is empty; write one{without}")
+        if not right:
+            wanted = f"{columns.count} as in the head" if columns.names else "write file,label or file,label,split"
+            raise SourceError(f"{self._table} line {number}: {len(fields)} fields; {wanted}")
+        return fields[columns.file].strip(), fields[columns.label].strip(), split
+
+
+def _classes(labels: Sequence[str], target_kind: str, where: str) -> tuple[Sequence[str], dict[str, int], list[str]]:
+    """Names of classes, the number of each label, and what to tell: by their own numbers, or in the order of names."""
+    different = sorted(set(labels))
+    whole = all(_WHOLE.fullmatch(label) for label in different)
+    written = spellings(different, target_kind, where) if whole else None
+    if written is None:
+        return different, {label: number for number, label in enumerate(different)}, []
+    found = np.unique(np.array([int(label) for label in different], np.int64))
+    names, remarks = numbered(found)
+    numbers = {label: int(np.searchsorted(found, int(label))) if remarks else int(label) for label in different}
+    return [written.get(int(name), name) for name in names], numbers, remarks
+
+
+def _add(index: IndexWriter, batch: _Batch) -> None:
+    for split, own in batch.items():
+        index.add_files(split, [count for count, _, _ in own], [label for _, label, _ in own], [one for *_, one in own])
+    batch.clear()
+
+
+def is_list_of_files(path: Path) -> bool:
+    """Whether a table's lines, behind its head, name a file each."""
+    with open_regular(path) as file:
+        try:
+            lines = list(itertools.islice(csv.reader(text_lines(file), delimiter=delimiter(path)), 3))
+        except (csv.Error, ValueError):
+            return path.suffix.lower() == ".csv"
+    lines = [fields for fields in lines if fields]
+    if not lines:
+        return path.suffix.lower() == ".csv"
+    if {field.strip().lower() for field in lines[0][:2]} in (
+        {"file", "label"},
+        {"filename", "label"},
+        {"path", "label"},
+    ):
+        return True
+    if not _is_head(lines[:2]):
+        return len(lines[0]) <= 3 and _is_file(lines[0][0])
+    return len(lines) > 1 and any(map(_is_file, lines[1]))
+
+
+def _is_head(lines: Sequence[Sequence[str]]) -> bool:
+    """Whether a first line names columns: none of its fields is a file or a number, and there is more to come."""
+    if {field.strip().lower() for field in lines[0][:2]} in (
+        {"file", "label"},
+        {"filename", "label"},
+        {"path", "label"},
+    ):
+        return True
+    numbers = any(_NUMBER.fullmatch(field.strip()) for field in lines[0])
+    return not numbers and not any(map(_is_file, lines[0])) and len(lines) > 1 and any(map(_is_file, lines[1]))
+
+
+def _is_file(field: str) -> bool:
+    text = field.strip()
+    return (
+        _NUMBER.fullmatch(text) is None and " - " not in text and _FILE.fullmatch(text) is not None and len(text) < 4096
+    )
+
+
+def delimiter(path: Path) -> str:
+    """What stands between the values: by the file's ending, or in a .csv without commas what its first line has."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    with open_regular(path) as file:
+        head = file.readline(LONGEST_LINE)
+    if usual.encode() in head:
+        return usual
+    return next((other for other in ";\t," if other.encode() in head), usual)
+
+
+def text_lines(file: BinaryIO) -> Iterator[str]:
+    """The lines of `file`, whose names need not be UTF-8; ValueError for one that is not a line of names."""
+    start = b"\xef\xbb\xbf"
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
+        yield line.removeprefix(start).decode("utf-8", "surrogateescape")
+        start = b""

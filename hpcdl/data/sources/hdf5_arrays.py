@@ -1,0 +1,255 @@
+"""Arrays in HDF5 files (netCDF-4 ones too): images (N,C,H,W) or (N,H,W,C) with labels (N), or any named fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.hdf5 import ArrayFile
+from hpcdl.data.sources.base.arrays import (
+    TARGET_NAMES,
+    ArrayGroup,
+    FieldSource,
+    FoundArray,
+    PlacedArray,
+    names_remark,
+    one_enumeration,
+    shape_text,
+)
+from hpcdl.data.sources.base.flat import (
+    LAST,
+    ArrayFiles,
+    ask_of_labels,
+    changed,
+    channels_last,
+    checked_labels,
+    is_image,
+    name_classes,
+    stamp_of,
+    stored_dtype,
+    turned_remark,
+)
+from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import by_names, some
+
+_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
+_OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
+"""Endings of files that may be HDF5, which their first bytes tell."""
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_LINKS_SHOWN = 3
+_PLACES = (0, 512, 1024, 2048)
+
+
+class Hdf5Source(FieldSource):
+    """One HDF5 file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._fields = (spec.image_field, spec.label_field)
+        self._axes = spec.axes
+        self._open: dict[str, ArrayFile] = {}
+        self._linked: dict[str, None] = {}
+        """Other files that were read, in order."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files with one of HDF5's usual endings, or with its signature."""
+        return bool(_files(location))
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Find the arrays of each file and list their samples."""
+        paths = _files(self._location)
+        if not paths:
+            raise SourceError(
+                f"{self._location} holds no HDF5 files: neither endings ({', '.join(_ENDINGS)}) nor HDF5's signature; "
+                "MATLAB saves HDF5 with -v7.3"
+            )
+        facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
+        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *self._link_remarks()])
+
+    def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
+        listed, remarks = ArrayFiles(index), dict[str, None]()
+        called: list[dict[int, str]] = []
+        for split, path in self._by_split(paths):
+            file = self._file(str(path))
+            image_name, label_name = self._names(path, file)
+            shape, dtype = file.kind(image_name)
+            where = f"{path}: {image_name}"
+            if len(shape) < 3 or not shape[0]:
+                raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            odd = next(((own, why) for own in (image_name, label_name) if (why := file.packed(own))), None)
+            if odd is not None:
+                raise SourceError(
+                    f"{path}: {odd[0]} {odd[1]}, and images with classes are taken as they are stored; take the values "
+                    f"as fields: --input {image_name}=NAME --target {label_name}=NAME"
+                )
+            found = file.whole(label_name)
+            labels = checked_labels(found, shape[0], f"{path}: {label_name}")
+            ask_of_labels(label_name, found.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
+            sample_shape, first = channels_last(shape[1:], self._axes, where)
+            self._note_links(path, image_name)
+            self._note_links(path, label_name)
+            if unused := [name for name in file.shapes() if name not in (image_name, label_name)]:
+                remarks[f"arrays not used: {some(unused)}"] = None
+            stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
+            kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
+            kind = (sample_shape, stored_dtype(dtype, where))
+            listed.add(split, labels, kind, kept, stored)
+            called.append(file.called(label_name))
+            if file.turns(image_name):
+                remarks[turned_remark(image_name)] = None
+            remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])
+        facts = listed.facts(self._location)
+        words = one_enumeration(called, str(self._location))
+        names = [words.get(int(name), name) for name in facts.class_names]
+        told = facts.remarks if not words else [names_remark("labels", names)]
+        return dataclasses.replace(facts, class_names=names, remarks=[*told, *remarks])
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image."""
+        number = int(row["file"])
+        axes, name, path = facts.files[number].split(":", 2)
+        if not Path(path).is_file() or stamp_of(path) != facts.stamps[number]:
+            raise changed(path)
+        try:
+            image = self._file(path).sample(name, int(row["place"]))
+        except SourceError as error:
+            raise UnreadableSample(f"{self.describe(row, facts, index)} cannot be read: {error}") from error
+        if image.ndim == 2:
+            return image[:, :, np.newaxis]
+        return image.transpose(1, 2, 0) if axes == "nchw" else image
+
+    def describe_picture(self, place: int, file: str) -> str:
+        """File, data set and number of the image."""
+        _, name, path = file.split(":", 2)
+        return f"image {place} of {Path(path).name}:{name}"
+
+    def _holds_images(self, paths: list[Path]) -> bool:
+        """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.target_kind == "regression" and any(self._fields):
+            images, labels = self._names(paths[0], self._file(str(paths[0])))
+            self.inputs, self.targets = (images,), (labels,)
+            return False
+        if self._spec.inputs or self._spec.targets or any(self._fields):
+            return not (self._spec.inputs or self._spec.targets)
+        for path in paths:
+            file = self._file(str(path))
+            try:
+                images, labels = self._names(path, file)
+            except SourceError:
+                return False
+            shape, dtype = file.kind(images)
+            found = file.whole(labels)
+            if not is_image(images, shape, dtype) or self._spec.target_kind == "regression":
+                return False
+            if file.packed(images) or file.packed(labels):
+                return False
+            if not self._spec.target_kind and not name_classes(found, shape[0]):
+                return False
+        return True
+
+    def _parts(self, paths: list[Path]) -> list[ArrayGroup]:
+        parts = []
+        for split, path in self._by_split(paths):
+            arrays = {
+                name: FoundArray(shape_text(shape, dtype), functools.partial(self._placed_at, path, name))
+                for name, (shape, dtype) in self._file(str(path)).arrays().items()
+            }
+            parts.append(ArrayGroup(split=split, arrays=arrays))
+        return parts
+
+    def _by_split(self, paths: list[Path]) -> list[tuple[str, Path]]:
+        found = by_names(paths, self._spec) if self._location.is_dir() else {UNSPLIT: paths}
+        return [(split, path) for split, own in found.items() for path in own]
+
+    def _note_links(self, path: Path, name: str) -> None:
+        """Keep the other files that an array's values lie in: a change of theirs is one of the source."""
+        for other in self._file(str(path)).files_behind(name) if self._spec.follow_links else ():
+            self._linked[str(other.absolute())] = None
+
+    def _link_remarks(self) -> list[str]:
+        """What links were followed, for the user to read."""
+        base = (self._location if self._location.is_dir() else self._location.parent).absolute()
+        paths = map(Path, self._linked)
+        names = [str(path.relative_to(base) if path.is_relative_to(base) else path) for path in paths]
+        more = f" and {len(names) - _LINKS_SHOWN} more" if len(names) > _LINKS_SHOWN else ""
+        return [f"links followed to {', '.join(map(shown, names[:_LINKS_SHOWN]))}{more}"] if names else []
+
+    def _placed_at(self, path: Path, name: str) -> PlacedArray:
+        file = self._file(str(path))
+        self._note_links(path, name)
+        strings = file.strings(name)
+        if strings is not None:
+            return self.placed_text(strings, name)
+        varying = file.lengths_vary(name)
+        if varying is not None:
+            return self.placed(*varying)
+        shape, dtype = file.kind(name)
+        copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
+        called, told = file.called(name), [turned_remark(name)] if file.turns(name) else []
+        told += file.doubts(name)
+        decoded = file.decoded(name, copy)
+        if decoded is not None:
+            remarks = "; ".join([f"{name}: {decoded[1]}", *told])
+            return PlacedArray(
+                path=copy, shape=shape, dtype=decoded[0], called=called, filled=dtype.kind in "iu", remarks=remarks
+            )
+        where, offset = file.place(name, copy)
+        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="; ".join(told))
+
+    def _file(self, path: str) -> ArrayFile:
+        if path not in self._open:
+            last = self._spec.sample_axis == LAST and self._work not in Path(path).parents  # copies have them first
+            self._open[path] = ArrayFile(Path(path), follow=self._spec.follow_links, last=last)
+        return self._open[path]
+
+    def _names(self, path: Path, file: ArrayFile) -> tuple[str, str]:
+        """The paths of images and labels in a file: as given, or the only ones that fit."""
+        shapes = file.shapes()
+        images, labels = self._fields
+        for name in (images, labels):
+            if name is not None and name.strip("/") not in shapes:
+                known = f"it has {', '.join(shapes)}" if shapes else (
+                    "it has none that --image-field can name, as MATLAB's, whose axes have another order; give --input "
+                    "NAME=image --target NAME=label"
+                )  # fmt: skip
+                raise SourceError(f"{path} has no data set {name!r}; {known}")
+        fitting = [name for name, shape in shapes.items() if len(shape) >= 3]
+        images = images or ("images" if "images" in fitting else fitting[0] if len(fitting) == 1 else None)
+        if images is not None:
+            length = shapes[images.strip("/")][0]
+            numbers = [name for name, shape in shapes.items() if shape in ((length,), (length, 1)) and name != images]
+            usual = [name for name in numbers if name.rsplit("/", 1)[-1].lower() in TARGET_NAMES]
+            labels = labels or ("labels" if "labels" in numbers else usual[0] if len(usual) == 1 else None)
+        if images is None or labels is None:
+            raise SourceError(
+                f"{path}: which data sets? Give --image-field and --label-field of {', '.join(shapes) or 'none'}"
+            )
+        return images.strip("/"), labels.strip("/")
+
+
+def _files(location: Path) -> list[Path]:
+    """The HDF5 files at `location`: by their endings, or by HDF5's signature."""
+    if location.is_file():
+        usual = location.suffix.lower() in _ENDINGS
+        return [location] if usual or _is_hdf5(location) else []
+    paths = [path for path in files_of(location) if path.name[0] != "."]
+    found = [path for path in paths if path.suffix.lower() in _ENDINGS]
+    others = [path for path in paths if path.suffix.lower() in _OTHERS]
+    if found or not others or not _is_hdf5(others[0]):  # one look: of a folder of many files it is asked, too
+        return found
+    return [path for path in others if _is_hdf5(path)]
+
+
+def _is_hdf5(path: Path) -> bool:
+    """Whether HDF5's signature stands at one of the places where it may stand; MATLAB's is behind 512 bytes."""
+    with open_regular(path) as file:
+        return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _PLACES)

@@ -1,1 +1,0 @@
-"""Sources that are files of images."""

@@ -1,0 +1,84 @@
+"""Files of plain numbers without a header (numpy.memmap, Fortran, instruments): the user says type and shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.flat import is_made_of
+from hpcdl.data.sources.base.source import IndexWriter, SourceFacts
+
+_ENDINGS = (".bin", ".dat", ".raw", ".mmap", ".memmap")
+_WISH = re.compile(
+    r"(?P<file>[^=]+)=(?P<name>[^:=]+):(?P<dtype>[^:]+)(?::(?P<shape>\d+(?:x\d+)*)?(?::(?P<skip>\d+))?)?"
+)
+_FORM = "FILE=NAME:DTYPE:SHAPE, the shape that of one sample (images.bin=x:float32:64x64x3; y:int32 for one value)"
+
+
+class MemmapSource(FieldSource):
+    """A folder of raw files, or one of them; --input and --target say FILE=NAME:DTYPE[:SHAPE[:BYTES-TO-SKIP]]."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files with an ending that raw numbers often have."""
+        return is_made_of(location, _ENDINGS)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Take the files that --input and --target name."""
+        spec = self._spec
+        for flag, wishes in (("--input", spec.inputs), ("--target", spec.targets)):
+            if not wishes:
+                raise SourceError(f"{self._location}: raw numbers do not tell their type; give {flag} {_FORM}")
+        arrays: dict[str, FoundArray] = {}
+        self.inputs = self._named("--input", spec.inputs, arrays)
+        self.targets = self._named("--target", spec.targets, arrays)
+        return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=arrays)], index)
+
+    def _named(self, flag: str, wishes: Sequence[str], arrays: dict[str, FoundArray]) -> Sequence[str]:
+        """`wishes` without types and shapes, which go to `arrays`."""
+        plain = []
+        for wish in wishes:
+            found = _WISH.fullmatch(wish)
+            if found is None:
+                raise SourceError(f"{flag} {shown(wish)}: write {_FORM}")
+            array = self._array(flag, found)
+            arrays[found["file"]] = FoundArray(
+                shape_text(array.shape, array.dtype.name), functools.partial(_same, array)
+            )
+            plain.append(f"{found['file']}={found['name']}")
+        return plain
+
+    def _array(self, flag: str, wish: re.Match[str]) -> PlacedArray:
+        folder = self._location if self._location.is_dir() else self._location.parent
+        path = folder / wish["file"]
+        if not path.is_file():
+            raise SourceError(f"{flag}: {folder} has no file {shown(wish['file'])}")
+        try:
+            dtype = np.dtype(wish["dtype"])
+        except (TypeError, ValueError) as error:
+            raise SourceError(
+                f"{flag}: there is no type {shown(wish['dtype'])}; give one such as float32 or >i2"
+            ) from error
+        if dtype.kind not in "biuf":
+            raise SourceError(f"{flag}: {dtype} is not a type of plain numbers; give one such as float32 or >i2")
+        shape = tuple(int(side) for side in (wish["shape"] or "").split("x") if side)
+        sample_bytes, skip = math.prod(shape) * dtype.itemsize, int(wish["skip"] or 0)
+        size = path.stat().st_size - skip
+        if not sample_bytes or size < 0 or size % sample_bytes:
+            raise SourceError(
+                f"{path} has {path.stat().st_size} bytes, and samples of {shape_text(shape, dtype.name)} have "
+                f"{sample_bytes}{f' behind {skip}' if skip else ''}: no whole number of them; correct type or shape"
+            )
+        return PlacedArray(path=path, offset=skip, shape=(size // sample_bytes, *shape), dtype=dtype)
+
+
+def _same(array: PlacedArray) -> PlacedArray:
+    return array

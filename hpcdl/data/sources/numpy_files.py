@@ -1,0 +1,343 @@
+"""Arrays in .npz archives or in .npy files side by side: images with labels, or any named fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import lzma
+import math
+import shutil
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError
+from hpcdl.core.storage.files import open_regular
+from hpcdl.core.units import format_bytes
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import (
+    ArrayGroup,
+    FieldSource,
+    FoundArray,
+    PlacedArray,
+    path_split,
+    shape_text,
+    without_split,
+)
+from hpcdl.data.sources.base.flat import (
+    LAST,
+    ArrayFiles,
+    FlatFiles,
+    ask_of_labels,
+    channels_last,
+    checked_labels,
+    is_image,
+    name_classes,
+    stored_dtype,
+    turned_remark,
+)
+from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import IGNORE, is_clutter, left_out, some
+
+_PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
+_MOST_HEADER_BYTES = 16_384
+_COPY_BYTES = 64 << 20
+_DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, NotImplementedError, struct.error)
+"""What Python's and numpy's readers raise for archives and headers that are wrong."""
+
+
+class NumpySource(FieldSource):
+    """A .npz file, a .npy file of images with --label-field naming that of the labels, or a folder of both."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._fields = (spec.image_field, spec.label_field)
+        self._axes = spec.axes
+        self._files = FlatFiles()
+        self._num_unpacked = 0
+        self._found: dict[str, PlacedArray] = {}
+        self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A .npz or .npy file, or a folder with .npy files."""
+        if location.is_dir():
+            return bool(_array_files(location))
+        return location.suffix in (".npy", ".npz")
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
+        if not self._holds_images():
+            return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
+        listed, pairs = ArrayFiles(index), self._pairs()
+        used = {name for pair in pairs.values() for name in pair}
+        unused = [name for name in self._names() if name not in used]
+        remarks = [f"arrays not used: {some(unused)}"] if unused else []
+        for split, (image_name, label_name) in pairs.items():
+            images, labels = self._array(image_name), self._array(label_name)
+            where = f"{self._location}: {image_name}"
+            if len(images.shape) < 3 or not images.shape[0]:
+                raise SourceError(f"{where} has the shape {images.shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
+            if not labels.shape or not labels.shape[0]:
+                raise SourceError(f"{self._location}: {label_name} has the shape {labels.shape}; labels are (N)")
+            numbers = checked_labels(np.asarray(labels.values()), images.shape[0], f"{self._location}: {label_name}")
+            values = np.asarray(labels.values()).reshape(-1)
+            ask_of_labels(label_name, values, self._spec.target_kind, f"{self._location}: {label_name}")
+            shape, first = channels_last(images.shape[1:], self._axes, where)
+            kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
+            listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
+            remarks += [images.remarks] if images.remarks and images.remarks not in remarks else []
+        facts = listed.facts(self._location)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
+        """One image."""
+        assert facts.sample_shape is not None
+        file = int(row["file"])
+        if file not in self._places:
+            begin, kind, order, name = facts.files[file].split(":", 3)
+            self._places[file] = (int(begin), np.dtype(kind), order, name)
+        offset, dtype, axes, path = self._places[file]
+        height, width, channels = facts.sample_shape
+        size = height * width * channels * dtype.itemsize
+        content = self._files.read(path, facts.stamps[file], offset + int(row["place"]) * size, size)
+        values = np.frombuffer(content, dtype)
+        if axes == "nchw":
+            return values.reshape(channels, height, width).transpose(1, 2, 0)
+        return values.reshape(height, width, channels)
+
+    def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
+        """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        if facts.fields or facts.sample_shape is None:
+            return super().read_fields_block(rows, facts, dtypes)
+        file = int(rows[0]["file"])
+        offset, kind, axes, path = facts.files[file].split(":", 3)
+        if axes != "nhwc" or np.dtype(kind) != np.dtype(dtypes[0]) or (rows["file"] != file).any():
+            return None
+        out = np.empty((len(rows), *facts.sample_shape), kind)
+        whole = self._files.read_rows(path, facts.stamps[file], int(offset), rows["place"], out)
+        return [out, rows["label"]] if whole else None
+
+    def describe_picture(self, place: int, file: str) -> str:
+        """Number of the image, and its file."""
+        return f"image {place} of {Path(file.split(':', 3)[3]).name}"
+
+    def _holds_images(self) -> bool:
+        """Whether these are images with a class each, and not samples of named fields."""
+        if self._spec.target_kind == "regression" and all(self._fields):
+            self.inputs, self.targets = ((name or "",) for name in self._fields)
+            return False
+        if self._spec.inputs or self._spec.targets or any(self._fields):
+            return not (self._spec.inputs or self._spec.targets)
+        try:
+            pairs = self._pairs()
+        except SourceError:
+            return False
+        for image_name, label_name in pairs.values():
+            images, labels = self._array(image_name), self._array(label_name)
+            if not is_image(image_name, images.shape, images.dtype) or self._spec.target_kind == "regression":
+                return False
+            if not self._spec.target_kind and not name_classes(np.asarray(labels.values()), images.shape[0]):
+                return False
+        return True
+
+    def _arrays(self) -> dict[str, FoundArray]:
+        """Every array there is; those beside a single .npy file too, which then is the input."""
+        if self._location.suffix == ".npy":
+            self.inputs = self._spec.inputs or (self._location.stem,)
+            names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
+        else:
+            names = self._names()
+        found = {}
+        for name in names:
+            array = self._array(name)
+            kind = "text" if array.dtype.kind in "SU" else array.dtype.name
+            found[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
+        return found
+
+    def _as_field(self, name: str, array: PlacedArray) -> PlacedArray:
+        if not array.shape:
+            raise SourceError(f"{self._location}: {name} is a single value; a field has one for each sample")
+        if array.dtype.kind not in "SU":
+            return array
+        if len(array.shape) != 1:
+            raise SourceError(
+                f"{self._location}: {name} holds strings in the shape {array.shape}; one a sample is needed"
+            )
+        try:
+            values = array.values().tolist()
+        except ValueError as error:  # numbers that no letter has
+            raise SourceError(f"{self._location}: {name} holds text that is damaged: {_one_line(error)}") from error
+        return self.placed_text(values, name)
+
+    def _names(self) -> list[str]:
+        if self._location.is_dir():
+            names = sorted(path.stem for path in _array_files(self._location))
+        elif self._location.suffix == ".npz":
+            with _opened(self._location) as archive:
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+        else:
+            return [self._location.stem]
+        self.named.update(names)
+        return [name for name in names if not left_out(name, self._spec.leave_out)]
+
+    def _pairs(self) -> dict[str, tuple[str, str]]:
+        """The names of images and labels by split."""
+        names, (images, labels) = self._names(), self._fields
+        if self._location.suffix == ".npy":
+            if labels is None:
+                raise SourceError(
+                    f"{self._location}: name the file with its labels, for example --label-field labels.npy"
+                )
+            return {UNSPLIT: (self._location.stem, labels)}
+        if images or labels:
+            wanted = (images or "images", labels or "labels")
+            missing = [name for name in wanted if name not in names]
+            if missing:
+                raise SourceError(f"{self._location} has no array {missing[0]!r}; it has {', '.join(names)}")
+            return {UNSPLIT: wanted}
+        divided = self._divided_pairs(names)
+        plain = next((pair for pair in _PAIRS if set(pair) <= set(names)), None)
+        if not divided and plain is None:
+            raise SourceError(
+                f"{self._location}: which arrays? Give --image-field and --label-field of {', '.join(names)}"
+            )
+        return divided or {UNSPLIT: plain or ("", "")}
+
+    def _divided_pairs(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """x and y of each split that their names say: x_train beside y_train, x_valid beside y_valid, ..."""
+        if self._spec.split_names == IGNORE:
+            return {}
+        found: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
+        for name in names:
+            if (split := path_split(name)) in found:
+                found[split].setdefault(without_split(name), name)
+        return {split: (own["x"], own["y"]) for split, own in found.items() if {"x", "y"} <= set(own)}
+
+    def _array(self, name: str) -> PlacedArray:
+        if name not in self._found:
+            self._found[name] = self._look(name)
+        return self._found[name]
+
+    def _look(self, name: str) -> PlacedArray:
+        folder = self._location if self._location.is_dir() else self._location.parent
+        if self._location.suffix == ".npz":
+            return self._member(f"{name}.npy")
+        path = folder / (name if name.endswith(".npy") else f"{name}.npy")
+        if not path.is_file():
+            raise SourceError(f"no such file: {path}; give --label-field")
+        found, column_first = _stored(path, 0, str(path))
+        more = path.stat().st_size - _end_of(found)
+        array = self._rows_first(name, found, column_first)
+        told = [
+            array.remarks,
+            f"{name}: {more:,} bytes behind its array are not read: of a second one?" if more else "",
+        ]
+        return dataclasses.replace(array, remarks="; ".join(filter(None, told)))
+
+    def _rows_first(self, name: str, array: PlacedArray, column_first: bool) -> PlacedArray:
+        """An array whose samples lie one behind the other: itself, or a copy in C order with the samples first."""
+        turns = self._spec.sample_axis == LAST and len(array.shape) > 1 and array.shape[-1] != 1
+        if not turns and (not column_first or len(array.shape) < 2):
+            return array
+        shape = (array.shape[-1], *array.shape[:-1]) if turns else array.shape
+        copy = self._work / f"array{len(list(self._work.glob('array*')))}"
+        rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(shape[1:])))
+        order: Literal["F", "C"] = "F" if column_first else "C"
+        with copy.open("wb") as out:
+            for first in range(0, shape[0], rows):  # mapped anew each time: what was read no longer counts as memory
+                values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order)
+                values = np.moveaxis(values, -1, 0) if turns else values
+                out.write(np.ascontiguousarray(values[first : first + rows]).data)
+        remarks = ["saved in Fortran order, read as numpy reads it"] * column_first + [turned_remark(name)] * turns
+        return dataclasses.replace(array, path=copy, offset=0, shape=shape, remarks="; ".join(remarks))
+
+    def _member(self, name: str) -> PlacedArray:
+        """A member of the archive where it lies, or unpacked."""
+        shown = f"{self._location}: {name}"
+        with _opened(self._location) as archive:
+            if name not in archive.namelist():
+                raise SourceError(f"{shown} is not an array: members of an archive end in .npy")
+            member = archive.getinfo(name)
+            if member.compress_type == zipfile.ZIP_STORED:
+                with self._location.open("rb") as file:
+                    file.seek(max(0, member.header_offset) + 26)
+                    lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
+                return self._rows_first(
+                    name.removesuffix(".npy"),
+                    *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown),
+                )
+            if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack a piece of others whole
+                raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
+            unpacked = self._work / f"{self._num_unpacked}.npy"
+            self._num_unpacked += 1
+            try:
+                with archive.open(member) as packed, unpacked.open("wb") as out:
+                    out.write(packed.read(_MOST_HEADER_BYTES))
+                    out.flush()
+                    left = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1  # no more than its header says
+                    free = shutil.disk_usage(self._work).free
+                    if left > free:
+                        raise SourceError(
+                            f"{shown} unpacks to {format_bytes(left)}; {format_bytes(free)} are free in {self._work}"
+                        )
+                    while left > 0 and (piece := packed.read(min(left, 1 << 20))):
+                        left -= out.write(piece)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
+                raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
+        return self._rows_first(name.removesuffix(".npy"), *_stored(unpacked, 0, shown))
+
+
+def _array_files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.npy") if not is_clutter(path.name)]
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, *_DAMAGED) as error:
+        raise SourceError(f"{path} is not a .npz archive: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _stored(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
+    """The array whose .npy header stands at `offset` of `path`, all of whose values are there; if in Fortran order."""
+    found, column_first = _placed(path, offset, shown)
+    if path.stat().st_size < _end_of(found):
+        raise SourceError(f"{shown} is cut short: its header says that its shape is {found.shape}")
+    return found, column_first
+
+
+def _end_of(array: PlacedArray) -> int:
+    """Bytes of the file up to the array's end."""
+    return array.offset + math.prod(array.shape) * array.dtype.itemsize
+
+
+def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
+    """What the .npy header at `offset` of `path` says, and whether the order is Fortran's; objects are refused."""
+    with open_regular(path) as file:
+        file.seek(offset)
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of arrays saved by Python 2
+                shape, column_first, dtype = read(file)
+        except (TypeError, SyntaxError, tokenize.TokenError, RecursionError, *_DAMAGED) as error:
+            raise SourceError(f"{shown} is not a numpy array: {_one_line(error)}") from error
+        position = file.tell()
+    if dtype.hasobject:
+        raise SourceError(f"{shown} holds Python objects; save plain numbers")
+    if min(shape, default=0) < 0 or not dtype.itemsize:
+        raise SourceError(f"{shown} is not a numpy array: it has the shape {shape} of {dtype}")
+    return PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype), bool(column_first)

@@ -1,0 +1,345 @@
+"""Parquet files: columns of numbers, text, lists, or image files as Hugging Face's data sets have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, UsageError, shown
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
+from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, told_of_missing
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, UnreadableSample
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
+
+_ENDINGS = (".parquet", ".pq")
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_LOOKED_INTO = 256
+_CHUNK_BYTES, _MOST_ROWS = 8 << 20, 1 << 16
+_BUFFER_BYTES = 1 << 20
+"""With a buffer pyarrow reads page by page; without one a row group's column whole."""
+
+
+class _Table:
+    """The rows of Parquet files with the same columns, read some at a time; with `words` those of one split alone.
+
+    `words` are what the column `split` holds for it.
+    """
+
+    def __init__(self, source: ParquetSource, paths: Sequence[Path], words: frozenset[str] = frozenset()) -> None:
+        self._source, self._paths, self._words = source, paths, words
+        with source.understood(paths[0]):
+            schema = self._file(paths[0]).schema_arrow
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(f"{paths[0]} has two columns called {shown(twice)}; rename one")
+        for path in paths[1:]:
+            with source.understood(path):
+                other = self._file(path).schema_arrow
+            if not other.equals(schema):
+                odd = next((field.name for field in other if field not in schema), "their order")
+                raise SourceError(f"{path} has other columns, or types, than {paths[0].name} ({shown(odd)})")
+        self.schema = schema.remove(schema.get_field_index("split")) if words else schema
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        return list(self.schema.names)
+
+    def of_split(self, words: Iterable[str]) -> _Table:
+        """The rows of one split, by what the column `split` says."""
+        return _Table(self._source, self._paths, frozenset(words))
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        """The values of a column as pyarrow arrays of some MiB."""
+        wanted = [name, "split"] if self._words and name != "split" else [name]
+        for path in self._paths:
+            with self._source.understood(path):
+                file = self._file(path)
+                rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // _row_bytes(file.metadata, name)))
+                for batch in file.iter_batches(rows, columns=wanted, use_threads=False):
+                    column = batch.column(batch.schema.get_field_index(name))
+                    if self._words:
+                        words = batch.column(batch.schema.get_field_index("split")).to_pylist()
+                        column = column.filter(_pyarrow()[0].array([_word(own) in self._words for own in words]))
+                    if _pyarrow()[0].types.is_dictionary(column.type):
+                        column = column.cast(column.type.value_type)
+                    yield column
+
+    def contents(self, name: str) -> Iterator[bytes | None]:
+        """The image files of a column; None where there is none."""
+        for chunk in self.chunks(name):
+            for value in chunk.to_pylist():
+                yield value["bytes"] if isinstance(value, dict) else value
+
+    def _file(self, path: Path) -> Any:
+        return _pyarrow()[1].ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+def _row_bytes(metadata: Any, name: str) -> int:
+    """About how many bytes a column's values have in each row of a file, unpacked."""
+    found = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = (group.column(at) for at in range(group.num_columns))
+        found += sum(own.total_uncompressed_size for own in columns if f"{own.path_in_schema}.".startswith(f"{name}."))
+    return max(1, int(found // max(1, metadata.num_rows)))
+
+
+def _word(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+class ParquetSource(ColumnSource):
+    """One Parquet file, or a folder of them; files called train*, val*, test* or a column `split` make splits.
+
+    Row groups are read some rows at a time, column by column: memory does not grow with the files.
+    """
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files with one of Parquet's endings."""
+        return is_made_of(location, _ENDINGS)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read what is asked for, column by column."""
+        files = files_by_split(self._location, _ENDINGS, self._spec)
+        left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
+        self.named.update(left)
+        facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
+        told = told_of_missing(self._location, _ENDINGS)
+        told += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+
+    def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
+        tables = {split: _Table(self, paths) for split, paths in files.items()}
+        if not tables:
+            raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
+        first = next(iter(tables.values()))
+        for split, table in tables.items():
+            if table.names != first.names:
+                odd = sorted({*table.names} ^ {*first.names}) or table.names
+                raise SourceError(
+                    f"{self._location}: the files of {split} have other columns ({shown(odd[0])}); make them alike, or "
+                    f"give --leave-out with a split, such as test"
+                )
+        if list(tables) == [UNSPLIT] and "split" in first.names:
+            tables = self._by_column(first)
+        image = self._image_column(first)
+        if image is not None:
+            return self._list_images(tables, image, index)
+        return self.list_columns(
+            {
+                split: {name: self._column(table, name) for name in table.names if not _PANDAS_INDEX.fullmatch(name)}
+                for split, table in tables.items()
+            },
+            index,
+        )
+
+    @contextmanager
+    def understood(self, path: Path) -> Iterator[None]:
+        """SourceError for what pyarrow cannot read."""
+        arrow, _ = _pyarrow()
+        try:
+            yield
+        except (arrow.ArrowException, OSError) as error:
+            raise SourceError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())[:200]}") from error
+
+    def _by_column(self, table: _Table) -> dict[str, _Table]:
+        words: dict[str, str] = {}
+        for chunk in table.chunks("split"):
+            words |= {word: SPLIT_WORDS.get(word, word) for word in map(_word, chunk.unique().to_pylist())}
+        odd = min({*words.values()} - {"train", "val", "test"}, default=None)
+        if odd is not None:
+            raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
+        return {
+            split: table.of_split(word for word, own in words.items() if own == split)
+            for split in dict.fromkeys(words.values())
+        }
+
+    def _column(self, table: _Table, name: str) -> TableColumn:
+        types = _pyarrow()[0].types
+        kind = table.schema.field(name).type
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        place = functools.partial(self._placed_column, table, name)
+        if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+            numbers = functools.partial(self._numbers, table, name)
+            return TableColumn(shown=str(kind), kind="number", place=numbers, numbers=numbers)
+        text = types.is_string(kind) or types.is_large_string(kind)
+        return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=place)
+
+    def _numbers(self, table: _Table, name: str) -> PlacedArray:
+        """A column of numbers; of whole ones with holes (null) float64, and NaN for these."""
+        floats = _pyarrow()[0].types.is_floating(table.schema.field(name).type)
+        holes = not floats and any(chunk.null_count for chunk in table.chunks(name))
+
+        def values() -> Iterator[Array]:
+            for chunk in table.chunks(name):
+                with self.understood(self._location):
+                    own = chunk.cast("float64") if holes else chunk
+                yield own.to_numpy(zero_copy_only=False)
+
+        return dataclasses.replace(self.written(values()), filled=holes)
+
+    def _placed_column(self, table: _Table, name: str) -> PlacedArray:
+        """Text, or lists of numbers; SourceError for other types and for missing values."""
+        types, kind = _pyarrow()[0].types, table.schema.field(name).type
+        missing = sum(chunk.null_count for chunk in table.chunks(name))
+        if missing:
+            raise SourceError(f"{self._location}: {name} has no value in {missing} rows (null); fill or drop them")
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_string(kind) or types.is_large_string(kind):
+            with self._gathered(name) as gathered:
+                for chunk in table.chunks(name):
+                    for value in chunk.cast("large_binary").to_pylist():
+                        gathered.add(value, "a row")
+                return gathered.placed()
+        if _holds_bytes(kind):
+            return self._pictures(table, name)
+        levels = 0
+        while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            levels, kind = levels + 1, kind.value_type
+        number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+        if not levels or not number:
+            raise SourceError(
+                f"{self._location}: {name} is {table.schema.field(name).type}; fields are numbers, text or lists of "
+                "numbers: save dates and decimals as numbers, and each part of a struct as a column"
+            )
+        return self._lists(table, name, levels)
+
+    def _gathered(self, name: str, *, fixed: bool = False) -> GatheredArray:
+        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
+        return GatheredArray(path, f"{self._location}: {name}", fixed=fixed)
+
+    def _pictures(self, table: _Table, name: str) -> PlacedArray:
+        """A column of image files as pixels, as the files have them: masks keep their numbers."""
+        from hpcdl.data.sources.base.images import decode_mask
+
+        with self._gathered(name, fixed=True) as gathered:
+            for number, content in enumerate(table.contents(name)):
+                try:
+                    gathered.add(decode_mask(content or b"", size=None), f"row {number}")
+                except UnreadableSample as error:
+                    raise SourceError(f"{self._location}: {name} of row {number}: {error}") from error
+            return gathered.placed()
+
+    def _lists(self, table: _Table, name: str, levels: int) -> PlacedArray:
+        """Lists of lists of numbers as samples: all of one shape, or of any length along the first axis."""
+        inner: list[set[int]] = [set() for _ in range(levels - 1)]
+        outer: list[Array] = []
+
+        def values() -> Iterator[Array]:
+            for chunk in table.chunks(name):
+                outer.append(chunk.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+                flat = chunk.flatten()
+                for lengths in inner:
+                    lengths |= set(np.unique(flat.value_lengths().to_numpy(zero_copy_only=False)).tolist())
+                    flat = flat.flatten()
+                if any(len(lengths) > 1 for lengths in inner):
+                    raise SourceError(
+                        f"{self._location}: lists in {name} differ in length within a sample; only the first axis may "
+                        "vary"
+                    )
+                if flat.null_count:
+                    raise SourceError(f"{self._location}: lists in {name} have holes (null); fill them, or save NaN")
+                yield flat.to_numpy(zero_copy_only=False)
+
+        placed = self.written(values())
+        sides = [int(next(iter(lengths), 0)) for lengths in inner]
+        lengths = np.concatenate(outer) if outer else np.zeros(0, np.int64)
+        if len(lengths) and (lengths == lengths[0]).all():
+            return dataclasses.replace(placed, shape=(len(lengths), int(lengths[0]), *sides))
+        starts = placed.path.with_name(f"{placed.path.name}.offsets")
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(starts)
+        return dataclasses.replace(placed, shape=(int(lengths.sum()), *sides), offsets=starts)
+
+    def _image_column(self, table: _Table) -> str | None:
+        """The column of image files, where samples are images with a class."""
+        spec = self._spec
+        if spec.inputs or spec.targets or spec.target_kind == "regression":
+            return None
+        names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.names]
+        for name in names:
+            if name in table.names and _holds_bytes(table.schema.field(name).type):
+                first = next((one for one in itertools.islice(table.contents(name), _LOOKED_INTO) if one), b"")
+                if is_image_head(first[:16]):
+                    return name
+        if spec.image_field:
+            raise SourceError(
+                f"{self._location}: the column {shown(spec.image_field)} holds no image files; "
+                f"it has {', '.join(map(shown, table.names[:20]))}"
+            )
+        return None
+
+    def _list_images(self, tables: dict[str, _Table], image: str, index: IndexWriter) -> SourceFacts:
+        """Unpack the image files into the work folder, and list them with their labels."""
+        if self._spec.categories:
+            raise UsageError(
+                f"--categories {self._spec.categories[0]} is for columns beside the images: name all with --input and "
+                "--target"
+            )
+        schema = next(iter(tables.values())).schema
+        label = self._spec.label_field or next(
+            (name for name in (*TARGET_NAMES, "fine_label") if name in schema.names), None
+        )
+        if label is None or label not in schema.names:
+            raise SourceError(
+                f"{self._location}: which column is the label? Give --label-field, one of "
+                f"{', '.join(map(shown, schema.names[:20]))}"
+            )
+        listed = EncodedFiles(index, self._spec)
+        for split, table in tables.items():
+            path = self._work / f"images.{split}"
+            with path.open("wb") as file:
+                listed.add_file(split, path, self._unpacked(table, image, label, file))
+        return listed.facts(_class_names(schema, label))
+
+    def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
+        """Write the image files of a table one behind the other; first byte, bytes and label of each."""
+        place = 0
+        labels = (value for chunk in table.chunks(label) for value in chunk.to_pylist())
+        for number, (content, own) in enumerate(zip(table.contents(image), labels, strict=True)):
+            if content is None:
+                raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
+            file.write(content)
+            yield place, len(content), own
+            place += len(content)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    types = _pyarrow()[0].types
+    if types.is_struct(kind):
+        return "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _class_names(schema: Any, label: str) -> list[str]:
+    """Names that Hugging Face's data sets keep of a column's classes; none where they do not."""
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        names = features[label]["names"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError("Parquet needs the package pyarrow; pip install 'hpcdl[parquet]'") from None
+    return pyarrow, pyarrow.parquet

@@ -1,1 +1,0 @@
-"""Sources that hold a sample after another: TFRecord, tar files, prepared data sets."""

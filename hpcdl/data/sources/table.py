@@ -1,0 +1,335 @@
+"""CSV tables with a column for each quantity, its type found from its values."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
+from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
+from hpcdl.data.sources.base.flat import spellings
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out
+from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
+
+_ENDINGS = (".csv", ".tsv")
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_VALUES = 1 << 18
+"""So many are held at once, 60 bytes each or more."""
+_SPACE = re.compile(r"[^\S\n]")
+_NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
+_LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
+_LONG = re.compile(r"[+-]?[0-9]{19,}")
+"""Digits of a number that neither int64 nor float64 holds: a code."""
+_NOTATION = re.compile(
+    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
+)
+"""Numbers that are not written as float() takes them: decimal commas, marks of thousands, percent, hexadecimal."""
+
+
+class TableSource(ColumnSource):
+    """A .csv or .tsv file whose first line names the columns; one called `split` divides the rows."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._names: list[str] = []
+        self._splits: dict[str, str] = {}
+        """The split by the word for it in the column `split`, in the order in which they come."""
+        self._num_files = 0
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A table that is not a list of files."""
+        if not location.is_file() or location.suffix.lower() not in _ENDINGS:
+            return False
+        return not is_list_of_files(location)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read the table once, some rows at a time: numbers go to files of their own, by column and split.
+
+        Missing values are NaN. Text is read once more where it is asked for.
+        """
+        columns: dict[str, _Column] = {}
+        for names, rows in self._rows():
+            self._names = names
+            columns = columns or {name: _Column(self._new_path) for name in names}
+            for split, own in self._by_split(rows):
+                for column, values in zip(columns.values(), zip(*own, strict=True), strict=True):
+                    column.take(values, split)
+        if not columns:
+            raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
+        self._ask_of_odd(columns)
+        splits = set(self._splits.values())
+        odd = min(splits - {"train", "val", "test", UNSPLIT}, default=None)
+        if odd is not None:
+            raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
+        columns.pop("split", None)
+        for name, column in columns.items():
+            if column.kind != "text" and column.code and self._names_classes(name):
+                column.written_as = self._spellings(name)
+        tables = {
+            split: {name: self._column(name, column, split) for name, column in columns.items()}
+            for split in dict.fromkeys(self._splits.values())
+        }
+        return self.list_columns(tables, index)
+
+    def _new_path(self) -> Path:
+        self._num_files += 1
+        return self._work / f"gathered{self._num_files}"
+
+    def _column(self, name: str, column: _Column, split: str) -> TableColumn:
+        if column.kind == "text" or not column.present or column.written_as is None:
+            return TableColumn(shown="text", kind="text", place=lambda: self._text(name, split))
+        placed = column.placed(split)
+        return TableColumn(shown=column.kind, kind="number", place=lambda: placed, numbers=lambda: placed)
+
+    def _names_classes(self, name: str) -> bool:
+        """Whether the values of a column are classes, by what is known before they are looked at."""
+        targets = [own.rpartition("=")[0] or own for own in self._spec.targets]
+        called = name in targets or (not targets and name.lower() in TARGET_NAMES)
+        return called and self._spec.target_kind != "regression" and not left_out(name, self._spec.leave_out)
+
+    def _spellings(self, name: str) -> dict[int, str] | None:
+        """How a column of codes writes its numbers; None where they are to stay text."""
+        found: set[str] = set()
+        for split in dict.fromkeys(self._splits.values()):
+            for words in self._text(name, split).string_chunks():
+                found.update(word for word in words.tolist() if word.lower() not in _MISSING)
+        whole = {word for word in found if _WHOLE.fullmatch(word)}
+        return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == found else {}
+
+    def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
+        """SourceError for columns that are used, and whose values are numbers otherwise written, or codes."""
+        spec = self._spec
+        inputs, targets = ([own.rpartition("=")[0] or own for own in wishes] for wishes in (spec.inputs, spec.targets))
+        words = [own.rpartition("=")[0] for own in spec.categories]
+        for name, column in columns.items():
+            if (
+                name in words
+                or left_out(name, spec.leave_out)
+                or (name not in targets and inputs and name not in inputs)
+            ):
+                continue
+            target = name in targets or (not targets and name.lower() in TARGET_NAMES)
+            if column.kind == "text" and column.written and not (target and spec.target_kind == "class"):
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds numbers written as {shown(column.written)}; "
+                    "write them with a point alone, without marks of thousands or units (pandas.read_csv has decimal= "
+                    f"and thousands=), or give --leave-out {name}"
+                )
+            numbers = column.kind != "text" or column.numbers
+            if numbers and column.code and not target and name not in inputs:
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds {shown(column.code)}: a number, or a code? Give "
+                    f"--categories {name}=codes or {name}=one-hot, or --leave-out {name}, or for numbers name the "
+                    "inputs, each with --input COLUMN=NAME"
+                )
+
+    def _by_split(self, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:
+        """Rows of one split each, by the words in the column `split`, which are noted in `_splits`."""
+        if "split" not in self._names:
+            self._splits[""] = UNSPLIT
+            yield UNSPLIT, rows
+            return
+        at = self._names.index("split")
+        words = [row[at].strip().lower() for row in rows]
+        self._splits |= {word: SPLIT_WORDS.get(word, word) for word in dict.fromkeys(words)}
+        for split in dict.fromkeys(self._splits.values()):
+            own = [row for row, word in zip(rows, words, strict=True) if self._splits[word] == split]
+            if own:
+                yield split, own
+
+    def _text(self, name: str, split: str) -> PlacedArray:
+        at = self._names.index(name)
+        with GatheredArray(self._new_path(), f"{self._location}: {name}") as gathered:
+            for _, rows in self._rows():
+                for own, part in self._by_split(rows):
+                    if own == split:
+                        for row in part:
+                            gathered.add(row[at].strip(), "a row")
+            return gathered.placed()
+
+    def _rows(self) -> Iterator[tuple[list[str], list[list[str]]]]:
+        """The names of the columns with some rows at a time."""
+        names: list[str] = []
+        rows: list[list[str]] = []
+        for number, fields in self._lines():
+            if not names:
+                names = self._head(fields)
+                if self._spec.head != "none":
+                    continue
+            if len(fields) != len(names):
+                raise SourceError(
+                    f"{self._location} line {number}: {len(fields)} values for {len(names)} columns; write all"
+                )
+            rows.append(fields)
+            if len(rows) * len(names) >= _VALUES:
+                yield names, rows
+                rows = []
+        if rows:
+            yield names, rows
+
+    def _head(self, fields: list[str]) -> list[str]:
+        """The names of the columns, by the first line."""
+        if self._spec.head == "none":
+            return [f"c{place}" for place in range(1, len(fields) + 1)]
+        names = [field.strip() for field in fields]
+        if _is_sample(names):
+            raise SourceError(
+                f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line, or "
+                "give --head none, which calls them c1, c2, ..."
+            )
+        if "" in names:
+            raise SourceError(
+                f"{self._location} line 1: column {names.index('') + 1} has no name (pandas writes the numbers of rows "
+                "so, unless index=False is given); name it, and leave it out by --leave-out if it is no feature"
+            )
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(
+                f"{self._location} line 1: the column {shown(twice)} is named twice; is this line a sample? Then give "
+                "--head none"
+            )
+        return names
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        number = 0
+        with open_regular(self._location) as file:
+            try:
+                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(self._location)), 1):
+                    "".join(fields).encode()
+                    if fields:
+                        yield number, fields
+            except UnicodeEncodeError as error:
+                raise SourceError(
+                    f"{self._location} line {number}: it is not UTF-8; save the table as UTF-8"
+                ) from error
+            except (csv.Error, ValueError) as error:
+                raise SourceError(f"{self._location} line {number + 1}: {error}") from error
+
+
+class _Column:
+    """A column as it is read: its type so far, what is odd about its values, and its numbers in a file a split."""
+
+    def __init__(self, new_path: Callable[[], Path]) -> None:
+        self._new_path = new_path
+        self._paths: dict[str, Path] = {}
+        self._counts: dict[str, int] = {}
+        self.kind = "int64"
+        """int64, float64 or text: what all of its values are."""
+        self.present = False
+        """Whether a value is not missing."""
+        self.written = ""
+        """Of a column all of whose values are numbers, this one is not written as float() takes it."""
+        self.code = ""
+        """A whole number with zeros before it, or of more digits than numbers keep."""
+        self.written_as: dict[int, str] | None = {}
+        """How codes write their numbers, of a target; None where they are to stay text."""
+        self.numbers = True
+        """Of text: whether all of its values are numbers, however written."""
+
+    def take(self, column: Sequence[str], split: str) -> None:
+        """Take more values, which lie behind those before them in their split."""
+        if self.kind == "text" and not self.numbers and self.present:
+            return
+        values, lines = _as_lines(column)
+        self.present = self.present or any(value.lower() not in _MISSING for value in values)
+        numbers = self._numbers(values, lines)
+        if numbers is None:
+            self.kind = "text"
+            self._look_at_text(values)
+            return
+        if not self.code and (zeros := _ZEROS.search(lines)):
+            self.code = zeros[0]
+        if split not in self._paths:
+            self._paths[split], self._counts[split] = self._new_path(), 0
+        with self._paths[split].open("ab") as file:  # one at a time: a table may have thousands of columns
+            numbers.tofile(file)
+        self._counts[split] += len(numbers)
+
+    def placed(self, split: str) -> PlacedArray:
+        """The numbers of a split."""
+        shape, called = (self._counts[split],), self.written_as or {}
+        return PlacedArray(path=self._paths[split], shape=shape, dtype=np.dtype(self.kind), called=called)
+
+    def _numbers(self, values: Sequence[str], lines: str) -> Array | None:
+        """Values as numbers of the column's type, which they may widen; None for text."""
+        if self.kind == "text":
+            return None
+        if self.kind == "int64":
+            if not _NOT_WHOLE.search(lines):
+                return np.fromiter(map(int, values), np.int64, len(values))
+            self._widen()
+        if _LONG_LINE.search(lines):
+            return None
+        try:
+            return _floats(values)
+        except ValueError:
+            return None
+
+    def _widen(self) -> None:
+        """Whole numbers become float64, as float() of their digits: both round to the nearest."""
+        self.kind = "float64"
+        for split, old in self._paths.items():
+            self._paths[split] = self._new_path()
+            with self._paths[split].open("wb") as file:
+                for start in range(0, self._counts[split], _VALUES):
+                    part = np.fromfile(old, np.int64, _VALUES, offset=8 * start)
+                    part.astype(np.float64).tofile(file)
+
+    def _look_at_text(self, values: Sequence[str]) -> None:
+        for own in values if self.numbers else ():
+            if _NOTATION.fullmatch(own):
+                self.written = self.written or own
+            elif _LONG.fullmatch(own):
+                self.code = self.code or own
+            elif not _is_number(own):
+                self.numbers, self.written = False, ""
+                return
+
+
+def _is_number(value: str) -> bool:
+    try:
+        _floats([value])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_sample(head: list[str]) -> bool:
+    """Whether a first line holds a sample: numbers alone that do not rise, as column numbers and wavelengths do."""
+    try:
+        numbers = [float(name) for name in head]
+    except ValueError:
+        return False
+    return not all(before < after for before, after in itertools.pairwise(numbers))
+
+
+def _as_lines(column: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Values without spaces around them, and the same as one text with a line each, for patterns to search."""
+    lines = "\n".join(column)
+    if not _SPACE.search(lines) and lines.count("\n") == len(column) - 1:
+        return column, lines
+    values = [value.strip().replace("\n", " ") for value in column]  # a value of two lines is text, not two numbers
+    return values, "\n".join(values)
+
+
+def _floats(values: Sequence[str]) -> Array:
+    """Values as numbers; NaN for what is missing. ValueError for others, among them what only Python takes (1_000)."""
+    if any("_" in value for value in values):
+        raise ValueError
+    try:
+        return np.fromiter(map(float, values), np.float64, len(values))
+    except ValueError:
+        return np.array([float(value) if value.lower() not in _MISSING else np.nan for value in values], np.float64)

@@ -1,0 +1,325 @@
+"""Folders that TensorFlow Datasets has prepared: TFRecord files that a features.json describes; without TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.format.manifest import DTYPES
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray
+from hpcdl.data.sources.base.flat import EncodedFiles
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
+from hpcdl.data.sources.base.splits import SPLIT_WORDS
+from hpcdl.data.sources.tfrecord import example_features, records
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_HEAD_BYTES = 12
+"""Of a record: length and its checksum."""
+_MOST_LISTED = 64
+"""A folder with more entries is none that only holds versions or variants of a data set."""
+
+_File = tuple[Path, int]
+"""A file and how many records it should hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Feature:
+    """`kind` is `image`, `class`, `text`, `tensor` or, for what is not taken, what it is called."""
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    sequence: bool = False
+    raw: bool = False
+    names: Sequence[str] = ()
+
+
+class TfdsSource(FieldSource):
+    """The folder of a prepared version, or one above it that leads to just one."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A folder with dataset_info.json and features.json, or with a version's folder that has them."""
+        return location.is_dir() and bool(_run_plan(location))
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read every record for what is wanted of it."""
+        folders = _run_plan(self._location) if self._location.is_dir() else []
+        if len(folders) != 1:
+            found = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
+            raise SourceError(
+                f"{self._location} holds several prepared data sets: {found}; give the folder of one"
+                if folders
+                else f"{self._location} holds no prepared data set: no features.json beside dataset_info.json"
+            )
+        (folder,) = folders
+        info = _document(folder / "dataset_info.json")
+        try:
+            features = dict(_flattened(_document(folder / "features.json"), "", folder))
+            splits = self._splits(folder, info)
+            self._take_supervised(info, features)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SourceError(
+                f"{folder}: features.json or dataset_info.json is not as TensorFlow Datasets writes it ({error}); "
+                "prepare the data set again"
+            ) from error
+        if not self._spec.inputs and not self._spec.targets:
+            kinds = [features[own[0]].kind for own in (self.inputs, self.targets) if len(own) == 1]
+            if kinds == ["image", "class"] and not features[self.inputs[0]].sequence:
+                return self._list_images(splits, self.inputs[0], self.targets[0], features, index)
+        groups = []
+        for split, files in splits.items():
+            arrays = {
+                path: FoundArray(_remarks(feature), functools.partial(self._gathered, files, path, feature))
+                for path, feature in features.items()
+            }
+            groups.append(ArrayGroup(split=split, arrays=arrays))
+        return self.list_parts(groups, index)
+
+    def _splits(self, folder: Path, info: Mapping[str, Any]) -> dict[str, list[_File]]:
+        """The files of each split; SourceError unless all are there."""
+        kind = info.get("fileFormat", "tfrecord")
+        if kind != "tfrecord":
+            raise SourceError(
+                f"{folder} is prepared as {shown(kind)}; prepare it as TFRecord: builder.download_and_prepare("
+                'file_format="tfrecord")'
+            )
+        found: dict[str, list[_File]] = {}
+        for split in info.get("splits") or []:
+            name = str(split.get("name"))
+            lengths = [int(length) for length in split.get("shardLengths") or []]
+            count = len(lengths)
+            ending = re.compile(rf".*-{re.escape(name)}\.tfrecord-\d+-of-0*{count}")
+            paths = sorted(path for path in folder.iterdir() if ending.fullmatch(path.name))
+            if len(paths) != count:
+                raise SourceError(
+                    f"{folder}: the split {name} has {len(paths)} of the {count} files in dataset_info.json; "
+                    "prepare it again"
+                )
+            if sum(lengths):
+                found.setdefault(SPLIT_WORDS.get(name, name), []).extend(zip(paths, lengths, strict=True))
+        if not found:
+            raise SourceError(f"{folder} holds no samples; prepare it again")
+        return found
+
+    def _take_supervised(self, info: Mapping[str, Any], features: Mapping[str, _Feature]) -> None:
+        """What dataset_info.json says is given and sought, unless the user says it; else the only image and class."""
+        spec = self._spec
+        items = ((info.get("supervisedKeys") or {}).get("tuple") or {}).get("items") or []
+        keys = [item.get("featureKey") for item in items]
+        if len(keys) != 2 or not all(key in features for key in keys):
+            keys = [_only(features, kind) for kind in ("image", "class")]
+        if not self.inputs and (spec.image_field or keys[0]):
+            self.inputs = (spec.image_field or keys[0],)
+        if not self.targets and (spec.label_field or keys[1]):
+            self.targets = (spec.label_field or keys[1],)
+        for name in (spec.image_field, spec.label_field):
+            if name and name not in features:
+                raise SourceError(
+                    f"{self._location} has no feature {shown(name)}; it has {', '.join(map(shown, features))}"
+                )
+
+    def _list_images(
+        self,
+        splits: Mapping[str, Sequence[_File]],
+        image: str,
+        label: str,
+        features: Mapping[str, _Feature],
+        index: IndexWriter,
+    ) -> SourceFacts:
+        """Images are read where they lie within the records."""
+        listed = EncodedFiles(index, self._spec)
+        for split, file in ((split, file) for split, files in splits.items() for file in files):
+            found = []
+            for where, offset, content, values in _examples(file):
+                (picture,) = _values(values, image, "bytes_list", where, 1)
+                if not is_image_head(bytes(picture[:16])):
+                    raise SourceError(f"{where}: {image} is no image file")
+                (own,) = _values(values, label, "int64_list", where, 1)
+                found.append((offset + _HEAD_BYTES + content.index(picture), len(picture), int(own)))
+            listed.add_file(split, file[0], found)
+        return listed.facts(features[label].names)
+
+    def _gathered(self, files: Sequence[_File], name: str, feature: _Feature) -> PlacedArray:
+        if feature.kind not in _READERS:
+            raise SourceError(f"{self._location}: {name} is {feature.kind}, which is not taken; name another feature")
+        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
+        read = _READERS[feature.kind]
+        with GatheredArray(path, f"{self._location}: {name}", fixed=feature.kind == "image") as gathered:
+            for where, _, _, values in itertools.chain.from_iterable(map(_examples, files)):
+                gathered.add(read(values, name, feature, where), where)
+            return gathered.placed()
+
+
+def _examples(file: _File) -> Iterator[tuple[str, int, bytes, Any]]:
+    """How a message names a record, its first byte, its content and features; SourceError for damage."""
+    path, length = file
+    count = 0
+    for number, (offset, content, sound) in enumerate(records(path)):
+        count += 1
+        where = f"record {number} of {path.name}"
+        if not sound:
+            raise SourceError(f"{where}: its checksum is wrong; prepare the data set again")
+        yield where, offset, content, example_features(content, where)
+    if count != length:
+        raise SourceError(f"{path} holds {count} records, and dataset_info.json tells of {length}; prepare it again")
+
+
+def _values(features: Any, name: str, kind: str, where: str, count: int | None = None) -> Any:
+    found = getattr(features[name], kind).value if name in features else ()
+    if count is not None and len(found) != count:
+        raise SourceError(f"{where}: {shown(name)} has {len(found)} values, and features.json tells of {count}")
+    return found
+
+
+def _tensor(features: Any, name: str, feature: _Feature, where: str) -> Array:
+    """Numbers in the shape that features.json tells of, with a free first axis where one is unknown."""
+    dtype = np.dtype(feature.dtype)
+    if feature.raw:
+        values = np.frombuffer(_values(features, name, "bytes_list", where, 1)[0], dtype)
+    else:
+        kind = "float_list" if dtype.kind == "f" else "int64_list"
+        values = np.array(_values(features, name, kind, where)).astype(dtype)
+    shape = (-1, *feature.shape) if feature.sequence else feature.shape
+    try:
+        return values.reshape(shape)
+    except ValueError as error:
+        raise SourceError(
+            f"{where}: {shown(name)} has {values.size} values, and features.json tells of the shape {feature.shape}"
+        ) from error
+
+
+def _text(features: Any, name: str, feature: _Feature, where: str) -> bytes:
+    return bytes(_values(features, name, "bytes_list", where, 1)[0])
+
+
+def _class(features: Any, name: str, feature: _Feature, where: str) -> Array | str:
+    (number,) = _values(features, name, "int64_list", where, 1)
+    return feature.names[number] if 0 <= number < len(feature.names) else np.array(number, np.int64)
+
+
+def _image(features: Any, name: str, feature: _Feature, where: str) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return np.asarray(Image.open(io.BytesIO(_text(features, name, feature, where))))
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise SourceError(f"{where}: {shown(name)} is no image that can be read") from error
+
+
+_READERS: Mapping[str, Callable[[Any, str, _Feature, str], Array | bytes | str]] = {
+    "tensor": _tensor,
+    "text": _text,
+    "class": _class,
+    "image": _image,
+}
+"""By kind of feature: its value in a record."""
+
+
+def _flattened(document: Mapping[str, Any], path: str, folder: Path) -> Iterator[tuple[str, _Feature]]:
+    """The features of a features.json by the names that they have in records."""
+    name = str(document.get("pythonClassName", "")).rpartition(".")[2]
+    if "featuresDict" in document:
+        for key, inner in document["featuresDict"].get("features", {}).items():
+            yield from _flattened(inner, f"{path}/{key}" if path else key, folder)
+    elif name in ("Sequence", "Dataset") or "sequence" in document:
+        for key, inner in _flattened((document.get("sequence") or {}).get("feature") or {}, path, folder):
+            plain = inner.kind in ("tensor", "class") and not inner.sequence and not inner.raw
+            dtype = inner.dtype or "int64"
+            yield (
+                key,
+                (
+                    _Feature(kind="tensor", dtype=dtype, shape=inner.shape, sequence=True)
+                    if plain and -1 not in inner.shape
+                    else _Feature(kind=f"a sequence of {inner.kind}")
+                ),
+            )
+    elif name in ("Image", "LabeledImage"):
+        yield path, _Feature(kind="image")
+    elif name == "ClassLabel":
+        yield path, _Feature(kind="class", dtype="int64", names=_names(document, path, folder))
+    elif name == "Text":
+        yield path, _Feature(kind="text")
+    else:
+        yield path, _tensor_feature(document, name)
+
+
+def _tensor_feature(document: Mapping[str, Any], name: str) -> _Feature:
+    tensor = document.get("tensor") or {}
+    dtype = str(tensor.get("dtype", ""))
+    encoding = str(tensor.get("encoding", "none")).lower()
+    if dtype in ("string", "object") and name in ("Tensor", "Scalar"):
+        return _Feature(kind="text" if not (tensor.get("shape") or {}).get("dimensions") else "an array of text")
+    if dtype not in DTYPES or encoding not in ("none", "bytes", ""):
+        return _Feature(kind=f"{name or 'unknown'} of {dtype or 'an unknown type'} ({encoding})")
+    shape = tuple(int(side) for side in (tensor.get("shape") or {}).get("dimensions", []))
+    if -1 in shape[1:]:
+        return _Feature(kind=f"{name} of the shape {shape}")
+    return _Feature(kind="tensor", dtype=dtype, shape=shape, raw=encoding == "bytes")
+
+
+def _names(document: Mapping[str, Any], path: str, folder: Path) -> Sequence[str]:
+    file = folder / f"{path.replace('/', '-')}.labels.txt"
+    count = int((document.get("classLabel") or {}).get("numClasses", 0))
+    if file.is_file():
+        lines = file.read_text("utf-8", "replace").splitlines()
+        if len(lines) == count or not count:
+            return lines
+    return [str(number) for number in range(count)]
+
+
+def _remarks(feature: _Feature) -> str:
+    return feature.kind if feature.kind != "tensor" else f"{'x'.join(map(str, feature.shape)) or 'one'} {feature.dtype}"
+
+
+def _only(features: Mapping[str, _Feature], kind: str) -> str | None:
+    found = [path for path, feature in features.items() if feature.kind == kind]
+    return found[0] if len(found) == 1 else None
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SourceError(f"{path} holds no JSON object; prepare the data set again")
+    return found
+
+
+def _run_plan(location: Path) -> list[Path]:
+    """The folders of prepared versions at, or up to three levels below, `location`."""
+    if _is_prepared(location):
+        return [location]
+    found: list[Path] = []
+    level = [location]
+    for _ in range(3):
+        level = [below for folder in level for below in _folders(folder)]
+        found += [folder for folder in level if _VERSION.fullmatch(folder.name) and _is_prepared(folder)]
+        level = [folder for folder in level if not _VERSION.fullmatch(folder.name)]
+    return sorted(found)
+
+
+def _is_prepared(folder: Path) -> bool:
+    return (folder / "features.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        first = list(itertools.islice(entries, _MOST_LISTED))
+    if len(first) == _MOST_LISTED:
+        return []
+    return [Path(entry.path) for entry in first if entry.is_dir() and entry.name[0] != "."]

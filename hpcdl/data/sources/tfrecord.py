@@ -1,0 +1,559 @@
+"""TFRecord files of tf.train.Example, read without TensorFlow; CRC-32C and protobuf by their libraries.
+
+A record is: length (uint64), masked CRC of the length (uint32), data, masked CRC of the data (uint32).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import io
+import math
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
+from hpcdl.core.units import format_bytes
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
+from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.source import (
+    MOST_SAMPLE_BYTES,
+    ROW,
+    Array,
+    Index,
+    IndexWriter,
+    SourceFacts,
+    SourceSpec,
+    UnreadableSample,
+)
+from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing
+
+_HEAD = struct.Struct("<QI")
+_FRAME = _HEAD.size + 4
+_IMAGE_FIELDS = ("image/encoded", "image_raw", "image", "img")
+_LABEL_FIELDS = ("image/class/label", "label", "labels", "class")
+_SIDES = (
+    ("image/height", "image/width", "image/channels"),
+    ("height", "width", "depth"),
+    ("height", "width", "channels"),
+)
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
+_BATCH = 4096
+_OF = re.compile(r"-of-[0-9]+(?:\.(?:gz|gzip|zlib))?$")
+"""How names end that TensorFlow numbers; of Parquet and archives another ending follows."""
+_NOTHING: Any = {}
+_PACKED_WRONG = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+class TFRecordSource(FieldSource):
+    """One TFRecord file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._image_field, self._label_field = spec.image_field, spec.label_field
+        self._files = FlatFiles()
+        self._class_names: list[str] = []
+        self._gathered: dict[tuple[str, str], PlacedArray] = {}
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files named as TFRecord files are, or one whose first record has a correct length."""
+        return bool(_files(location))
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Read every record for its label and the size of its image."""
+        paths = _files(self._location)
+        if not paths:
+            raise SourceError(
+                f"{self._location} holds no TFRecord files; their names contain .tfrecord, or -00000-of-00001"
+            )
+        split_of = {UNSPLIT: paths} if self._location.is_file() else by_names(paths, self._spec)
+        left = [split for split in split_of if leaves_out_split(split, self._spec.leave_out)]
+        self.named.update(left)
+        split_of = {split: own for split, own in split_of.items() if split not in left}
+        facts = self._listed(split_of, index)
+        told = [] if self._location.is_file() else remarks_on_missing(paths)
+        told += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+
+    def _listed(self, split_of: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
+        paths = [path for own in split_of.values() for path in own]
+        if not paths:
+            raise SourceError(f"{self._location}: --leave-out leaves no file; give fewer names")
+        if not self._holds_images(paths):
+            return self._list_fields(split_of, index)
+        splits = [split for split, own in split_of.items() for _ in own]
+        paths = [self._plain(path) for path in paths]  # an image is read at its place in the file
+        kinds, most = set(), 0
+        for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
+            batch: list[tuple[int, int, int, int, int]] = []
+            for offset, content, sound in records(path):
+                label, size = 0, 0  # a damaged record keeps its place: reading it says so, or leaves it out
+                if sound:
+                    label, size, kind = self._look(content, f"{path} at byte {offset}")
+                    kinds.add(kind)
+                    most = max(most, label)
+                batch.append((offset, size, label, 0, number))
+                if len(batch) == _BATCH:
+                    index.add(split, np.array(batch, ROW))
+                    batch = []
+            index.add(split, np.array(batch, ROW))
+        if len(kinds) > 1:
+            raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
+        shape = kinds.pop() if kinds else None
+        return SourceFacts(
+            class_names=self._class_names or class_numbers(most + 1),
+            samples_are="pixels" if shape else "files",
+            sample_shape=shape,
+            files=[str(path) for path in paths],
+            stamps=[stamp_of(path) for path in paths],
+        )
+
+    def read(self, row: Any, facts: SourceFacts, index: Index) -> bytes | Array:
+        """The image of a record; its checksum is checked."""
+        number, offset = int(row["file"]), int(row["place"])
+        path, stamp = facts.files[number], facts.stamps[number]
+        length, _ = _HEAD.unpack(self._files.read(path, stamp, offset, _HEAD.size))
+        framed = bytes(self._files.read(path, stamp, offset + _HEAD.size, length + 4))
+        if not _sound(framed[:-4], framed[-4:]):
+            raise UnreadableSample(f"{self.describe(row, facts, index)}: its checksum is wrong")
+        content = self._image(example_features(framed[:-4], path), path)
+        if facts.sample_shape is None:
+            return content
+        height, width, channels = facts.sample_shape
+        return np.frombuffer(content, np.uint8).reshape(height, width, channels)
+
+    def describe_picture(self, place: int, file: str) -> str:
+        """File and place of the record."""
+        return f"record at byte {place} of {Path(file).name}"
+
+    def _holds_images(self, paths: list[Path]) -> bool:
+        """Whether records are images with a class each, by flags and the first record; text labels are numbered."""
+        spec = self._spec
+        if spec.inputs or spec.targets or self._image_field or self._label_field:
+            if not (spec.inputs or spec.targets):
+                self._name_labels(paths)
+            return not (spec.inputs or spec.targets)
+        features: Any = next(_examples(paths, damaged=False), ("", {}))[1]
+        if not any(name in features for name in _IMAGE_FIELDS):
+            return not features or any(all(name in features for name in sides) for sides in _SIDES)
+        label = next((name for name in _LABEL_FIELDS if name in features), None)
+        if label and kind_of(features[label]) == "float_list":
+            image = next(name for name in _IMAGE_FIELDS if name in features)
+            raise SourceError(
+                f"{self._location}: the label {shown(label)} is {described(features[label])}: classes or quantities? "
+                f"Give --input {image}=image --target {label}=label and --target-kind class or --target-kind regression"
+            )
+        self._name_labels(paths)
+        return True
+
+    def _name_labels(self, paths: list[Path]) -> None:
+        """Number the classes where labels are their names."""
+        names: set[str] = set()
+        for where, features in _examples(paths, damaged=False):
+            field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
+            if field is None or field not in features or kind_of(features[field]) != "bytes_list":
+                return
+            own = value_of_feature(features, field, StatedType(), where)
+            if not isinstance(own, bytes):
+                raise SourceError(f"{where}: {shown(field)} is a picture, not the name of a class; give --label-field")
+            names.add(own.decode())
+        self._class_names = sorted(names)
+
+    def _list_fields(self, parts: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
+        """Records as samples of named fields, whose types and shapes --input and --target state where bytes are."""
+        types: dict[str, StatedType] = {}
+        self.inputs = stated("--input", self._spec.inputs, types)
+        self.targets = stated("--target", self._spec.targets, types)
+        wanted = [own.rpartition("=")[0] for own in (*self.inputs, *self.targets)]
+        groups = []
+        for split, paths in parts.items():
+            where, features = next(_examples(paths), ("", _NOTHING))
+            if not where:
+                raise SourceError(f"{self._location}: the files of {split} hold no records; there is nothing to shard")
+            arrays = {
+                key: FoundArray(
+                    described(features[key]), functools.partial(self._placed_feature, split, paths, key, wanted, types)
+                )
+                for key in sorted(features)
+            }
+            groups.append(ArrayGroup(split=split, arrays=arrays))
+        return self.list_parts(groups, index)
+
+    def _placed_feature(
+        self, split: str, paths: list[Path], key: str, wanted: list[str], types: dict[str, StatedType]
+    ) -> PlacedArray:
+        if (split, key) not in self._gathered:  # all that is wanted, in one reading
+            keys = dict.fromkeys([*wanted, key])
+            own = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
+            found = gather(_examples(paths), own, self._work, str(self._location))
+            self._gathered.update({(split, name): array for name, array in found.items()})
+        return self._gathered[split, key]
+
+    def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
+        """The parts as they are: names of features say nothing about splits."""
+        return list(parts)
+
+    def _plain(self, path: Path) -> Path:
+        """The file itself, or what it unpacks to, in the work folder."""
+        packing = _packing(path)
+        if not packing:
+            return path
+        plain = self._work / f"{len(list(self._work.glob('*.plain')))}-{path.name}.plain"
+        with open_regular(path) as file, plain.open("wb") as out:
+            try:
+                shutil.copyfileobj(_unpacked(file, packing), out, 1 << 20)
+            except _PACKED_WRONG as error:
+                raise SourceError(f"{path} cannot be unpacked ({packing}): {error}") from error
+        return plain
+
+    def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
+        """Label, size of the image in bytes, and its shape where it is raw pixels."""
+        features = example_features(content, where)
+        image = self._image(features, where)
+        field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
+        values: Any = features[field].int64_list.value if field and field in features else ()
+        if field and field in features and self._class_names and kind_of(features[field]) == "bytes_list":
+            values = [self._class_names.index(bytes(one).decode()) for one in features[field].bytes_list.value]
+        if len(values) != 1 or not 0 <= values[0] < MOST_CLASSES:
+            found = (
+                f"{list(values)[:3]} in {field!r}" if field and field in features else f"the fields {_names(features)}"
+            )
+            raise SourceError(
+                f"{where}: a label is one whole number from 0 to {MOST_CLASSES - 1}; found {found}; give --label-field"
+            )
+        if image.startswith(_MAGIC):
+            return values[0], len(image), None
+        for names in _SIDES:
+            if all(name in features for name in names):
+                shape = [int(side) for name in names for side in features[name].int64_list.value[:1]]
+                if len(shape) == 3 and min(shape) > 0 and math.prod(shape) == len(image):
+                    return values[0], len(image), (shape[0], shape[1], shape[2])
+        raise SourceError(
+            f"{where}: the image is neither JPEG nor PNG, nor raw pixels with height, width and depth beside"
+        )
+
+    def _image(self, features: Any, where: str) -> bytes:
+        field = self._image_field or next((name for name in _IMAGE_FIELDS if name in features), None)
+        values: Any = features[field].bytes_list.value if field and field in features else ()
+        if len(values) != 1:
+            raise SourceError(f"{where}: no image in {field!r}; give --image-field, one of {_names(features)}")
+        return bytes(values[0])
+
+
+def _names(features: Any) -> str:
+    return ", ".join(shown(name) for name in sorted(features)[:20])
+
+
+def masked_crc(content: bytes) -> int:
+    """CRC-32C as TFRecord stores it: rotated by 15 bits, plus a constant."""
+    import google_crc32c
+
+    crc = int(google_crc32c.value(content))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@cache
+def _example_class() -> Any:
+    """The message class tf.train.Example, made from its description in a pool of its own."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="hpcdl/example.proto", package="hpcdl", syntax="proto3")
+    kind = descriptor_pb2.FieldDescriptorProto
+
+    def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
+        made = file.message_type.add(name=name)
+        for field, number, label, type_number, type_name in fields:
+            made.field.add(name=field, number=number, label=label, type=type_number, type_name=type_name or None)
+        return made
+
+    once, many, nested = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED, kind.TYPE_MESSAGE
+    message("BytesList", ("value", 1, many, kind.TYPE_BYTES, ""))
+    message("FloatList", ("value", 1, many, kind.TYPE_FLOAT, ""))
+    message("Int64List", ("value", 1, many, kind.TYPE_INT64, ""))
+    message(
+        "Feature",
+        ("bytes_list", 1, once, nested, ".hpcdl.BytesList"),
+        ("float_list", 2, once, nested, ".hpcdl.FloatList"),
+        ("int64_list", 3, once, nested, ".hpcdl.Int64List"),
+    )
+    features = message("Features", ("feature", 1, many, nested, ".hpcdl.Features.FeatureEntry"))
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.field.add(name="key", number=1, label=once, type=kind.TYPE_STRING)
+    entry.field.add(name="value", number=2, label=once, type=nested, type_name=".hpcdl.Feature")
+    entry.options.map_entry = True
+    message("Example", ("features", 1, once, nested, ".hpcdl.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("hpcdl.Example"))
+
+
+def example_features(content: bytes, where: str) -> Any:
+    """The features of a record by name; SourceError where it is not a tf.train.Example."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _example_class().FromString(content).features.feature
+    except DecodeError as error:
+        raise SourceError(f"{where}: the record is not a tf.train.Example ({error})") from error
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
+    with open_regular(path) as file:
+        packing = _packing(path)
+        offset, size = 0, math.inf if packing else os.fstat(file.fileno()).st_size
+        stream = _unpacked(file, packing)
+        try:
+            while head := stream.read(_HEAD.size):
+                length = _length(head)
+                if length is not None and length > MOST_SAMPLE_BYTES:
+                    raise SourceError(
+                        f"{path}: the record at byte {offset} has {format_bytes(length)}, and one has at most "
+                        f"{format_bytes(MOST_SAMPLE_BYTES)}; write smaller records, or a --reader of your own"
+                    )
+                content = stream.read(length) if length is not None and length < size - offset else b""
+                checksum = stream.read(4)
+                if length is None or len(content) != length or len(checksum) != 4:
+                    raise SourceError(
+                        f"{path}: damaged or cut short at byte {offset}, or compressed by other than gzip or zlib"
+                    )
+                yield offset, content, _sound(content, checksum)
+                offset += _FRAME + length
+        except _PACKED_WRONG as error:
+            raise SourceError(f"{path}: cannot be unpacked ({packing}) at byte {offset}: {error}") from error
+
+
+def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[str, Any]]:
+    """How a message names each record, and its features; SourceError for a `damaged` one, or it is passed over."""
+    for path in paths:
+        for number, (_, content, sound) in enumerate(records(path)):
+            where = f"record {number} of {path.name}"
+            if not sound and damaged:
+                raise SourceError(f"{where}: its checksum is wrong; write the file again")
+            if not sound:
+                continue
+            yield where, example_features(content, where)
+
+
+def _packing(path: Path) -> str:
+    """How the file is compressed, gzip or zlib (TFRecordOptions knows both); empty where it is not."""
+    with open_regular(path) as file:
+        head = file.read(_HEAD.size)
+    if head[:2] == b"\x1f\x8b":
+        return "gzip"
+    # RFC 1950: deflate with a window of 32 KiB, and a checksum of these two bytes. A length may look so; it has a CRC.
+    is_zlib = head[:1] == b"\x78" and int.from_bytes(head[:2]) % 31 == 0
+    return "zlib" if is_zlib and _length(head) is None else ""
+
+
+def _unpacked(file: Any, packing: str) -> Any:
+    """What the open `file` unpacks to, as a stream; closing it closes nothing."""
+    if packing == "zlib":
+        return io.BufferedReader(_Inflated(file), 1 << 20)
+    return gzip.open(file) if packing else file
+
+
+class _Inflated(io.RawIOBase):
+    """A zlib stream, unpacked; EOFError where it is cut short, zlib.error where it is damaged."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._inflate = file, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        """It is to be read."""
+        return True
+
+    def readinto(self, out: Any) -> int:
+        """Fill the head of `out`; the number of bytes, 0 at the end."""
+        found = b""
+        while not found and not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
+            if not packed:
+                raise EOFError("the stream is cut short")
+            found = self._inflate.decompress(packed, len(out))
+        out[: len(found)] = found
+        return len(found)
+
+
+def _sound(content: bytes, checksum: bytes) -> bool:
+    return masked_crc(content) == int.from_bytes(checksum, "little")
+
+
+def _length(head: bytes) -> int | None:
+    if len(head) != _HEAD.size:
+        return None
+    length, crc = _HEAD.unpack(head)
+    return length if masked_crc(head[:8]) == crc else None
+
+
+def _starts_right(path: Path) -> bool:
+    with open_regular(path) as file:
+        try:
+            return _length(_unpacked(file, _packing(path)).read(_HEAD.size)) is not None
+        except _PACKED_WRONG:
+            return False
+
+
+def _files(location: Path) -> list[Path]:
+    if location.is_file():
+        return [location] if _named_so(location.name) or _starts_right(location) else []
+    with os.scandir(location) as entries:
+        return sorted(Path(entry.path) for entry in entries if _is_record_file(entry))
+
+
+def _is_record_file(entry: os.DirEntry[str]) -> bool:
+    return _named_so(entry.name) and not is_clutter(entry.name) and entry.is_file()
+
+
+def _named_so(name: str) -> bool:
+    return ".tfrec" in name or _OF.search(name) is not None
+
+
+FORM = "FEATURE=NAME:DTYPE:SHAPE, the shape that of one sample (x=x:int16:128x128x128x4; y::3 for a list of numbers)"
+_WISH = re.compile(r"(?P<key>[^=]+)=(?P<name>[^:=]+)(?::(?P<dtype>[^:]*)(?::(?P<shape>\d+(?:x\d+)*)?)?)?")
+_LISTS: dict[str, Any] = {
+    "float_list": np.dtype(np.float32),
+    "int64_list": np.dtype(np.int64),
+    "bytes_list": None,
+}
+
+Records = Iterator[tuple[str, Any]]
+"""How a message names a record, and its features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedType:
+    """What the user says of a feature: the type of its bytes, and the shape of a sample."""
+
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> list[str]:
+    """`wishes` as FEATURE=NAME; the types and shapes in them go to `types`."""
+    plain = []
+    for wish in wishes:
+        if "=" not in wish:
+            plain.append(f"{wish}={field_name(wish)}")
+            continue
+        found = _WISH.fullmatch(wish)
+        if found is None:
+            raise SourceError(f"{flag} {shown(wish)} is not understood; write FEATURE=NAME or {FORM}")
+        try:
+            dtype = np.dtype(found["dtype"]) if found["dtype"] else None
+        except (TypeError, ValueError) as error:
+            raise SourceError(
+                f"{flag}: there is no type {shown(found['dtype'])}; give one such as float32 or >i2"
+            ) from error
+        if dtype is not None and dtype.kind not in "biuf":
+            raise SourceError(f"{flag}: {dtype} is not a type of numbers; give one such as float32 or >i2")
+        shape = tuple(int(side) for side in found["shape"].split("x")) if found["shape"] else None
+        if shape is not None and min(shape) < 1:
+            raise SourceError(f"{flag} {shown(wish)}: a shape has sides of 1 and more")
+        types[found["key"]] = StatedType(dtype=dtype, shape=shape)
+        plain.append(f"{found['key']}={found['name']}")
+    return plain
+
+
+def kind_of(feature: Any) -> str:
+    """The list that a feature has; empty where it has none."""
+    return next((name for name in _LISTS if feature.HasField(name)), "")
+
+
+def described(feature: Any) -> str:
+    """A feature in a message."""
+    kind = kind_of(feature)
+    if not kind:
+        return "empty"
+    values = getattr(feature, kind).value
+    if kind == "bytes_list":
+        return f"{len(values[0])} bytes" if len(values) == 1 else f"{len(values)} strings"
+    return f"{len(values)} {_LISTS[kind]}"
+
+
+def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Array | bytes:
+    """A feature of a record as an array, or as text; SourceError where it is neither."""
+    feature = features.get(key)
+    kind = kind_of(feature) if feature is not None else ""
+    if feature is None or not kind:
+        raise SourceError(f"{where} has no value of {shown(key)}; every record needs every field")
+    values = getattr(feature, kind).value
+    if kind != "bytes_list":
+        if own.dtype not in (None, _LISTS[kind]):
+            raise SourceError(
+                f"{where}: {shown(key)} is a list of {_LISTS[kind]}, not of {own.dtype}; leave out the type"
+            )
+        return _shaped(np.array(values, _LISTS[kind]), own.shape, key, where)
+    if len(values) != 1:
+        raise SourceError(f"{where}: {shown(key)} has {len(values)} strings of bytes; a field has one a sample")
+    if own.dtype is not None:
+        if len(values[0]) % own.dtype.itemsize:
+            raise SourceError(f"{where}: {shown(key)} has {len(values[0])} bytes, not a whole number of {own.dtype}")
+        return _shaped(np.frombuffer(values[0], own.dtype), own.shape, key, where)
+    if is_image_head(values[0][:12]):
+        return _picture(values[0], key, where)
+    try:
+        values[0].decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{where}: {shown(key)} is {len(values[0])} bytes that are neither text nor a picture; give their type "
+            f"and shape: {FORM}"
+        ) from error
+    return bytes(values[0])
+
+
+def _shaped(values: Array, shape: tuple[int, ...] | None, key: str, where: str) -> Array:
+    if shape is None:
+        return values
+    if values.size != math.prod(shape):
+        raise SourceError(
+            f"{where}: {shown(key)} has {values.size} values, and the shape {'x'.join(map(str, shape))} has "
+            f"{math.prod(shape)}; correct type or shape"
+        )
+    return values.reshape(shape)
+
+
+def _picture(content: bytes, key: str, where: str) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            return np.asarray(picture.convert("RGB") if picture.mode in ("P", "RGBA", "CMYK", "YCbCr") else picture)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise SourceError(f"{where}: {shown(key)} is not an image that can be read") from error
+
+
+def gather(records: Records, types: Mapping[str, StatedType], work: Path, where: str) -> dict[str, PlacedArray]:
+    """The features that `types` names of all records, in one reading, kept in the work folder."""
+    found: dict[str, GatheredArray] = {}
+    with ExitStack() as stack:
+        for key in types:
+            path = work / f"gathered{len(list(work.glob('gathered*')))}"
+            found[key] = stack.enter_context(GatheredArray(path, f"{where}: {key}"))
+        for record, features in records:
+            for key, own in types.items():
+                found[key].add(value_of_feature(features, key, own, record), record)
+        return {key: _plain(own.placed()) for key, own in found.items()}
+
+
+def _plain(array: PlacedArray) -> PlacedArray:
+    """A list of one number in every sample is a number."""
+    one = array.offsets is None and len(array.shape) == 2 and array.shape[1] == 1
+    return dataclasses.replace(array, shape=array.shape[:1]) if one else array

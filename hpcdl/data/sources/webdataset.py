@@ -1,0 +1,365 @@
+"""WebDataset archives: the members of a .tar whose names agree up to the first dot are one sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import lzma
+import shlex
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.storage.files import open_regular
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
+from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of, told_of_missing
+from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
+
+_LOOKED_INTO = 50
+_PIECE_BYTES = 1 << 20
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_ARCHIVES = (".tar", *_PACKED)
+_IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "tif", "tiff", "webp")
+_NUMBERS = ("cls", "cls2", "index", "inx", "id")
+_TEXTS = ("txt", "text", "transcript")
+_KNOWN = (*_IMAGES, *_TEXTS, *_NUMBERS, "npy", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """Where the bytes of a member lie."""
+
+    path: Path
+    stamp: int
+    offset: int
+    size: int
+
+
+@dataclass(kw_only=True)
+class _Sample:
+    """One sample: its name, and its members by their ending (all that follows the first dot)."""
+
+    name: str
+    path: Path
+    members: dict[str, _Member] = field(default_factory=dict)
+
+
+class WebDatasetSource(FieldSource):
+    """A .tar file or a folder of them; archives called train*, val*, test* make splits if all are called so."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._files = FlatFiles()
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """Files called *.tar, compressed or not."""
+        return is_made_of(location, _ARCHIVES)
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """List the members of every archive; JSON and labels are read."""
+        archives = files_by_split(self._location, _ARCHIVES, self._spec)
+        if not archives:
+            raise SourceError(f"{self._location} holds no .tar archives")
+        facts = self._listed(archives, index)
+        told = told_of_missing(self._location, _ARCHIVES)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *told]) if told else facts
+
+    def _listed(self, archives: Mapping[str, list[Path]], index: IndexWriter) -> SourceFacts:
+        parts = {split: [one for path in paths for one in _samples(path)] for split, paths in archives.items()}
+        parts = self._divided(parts)
+        if not any(_ending(name) in _KNOWN for own in parts.values() for one in own for name in one.members):
+            raise SourceError(
+                f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls. Of another "
+                f"data set unpack them (tar -xf) and give the folder{_inside(next(iter(archives.values()))[0])}"
+            )
+        if self._spec.target_kind == "regression" and self._spec.label_field and not self.targets:
+            self.targets = (f"{self._spec.label_field}={field_name(self._spec.label_field)}",)
+        elif not (self._spec.inputs or self._spec.targets or self._spec.target_kind == "regression"):
+            images = [_image_of(one, self._spec) for own in parts.values() for one in own]
+            if all(images):
+                return self._list_images(parts, index)
+            if self._spec.image_field:
+                raise SourceError(
+                    f"{self._location}: not every sample has an image .{self._spec.image_field}; it has members "
+                    f"{_endings(parts)}"
+                )
+        return self.list_parts(self._groups(parts), index)
+
+    def _divided(self, parts: dict[str, list[_Sample]]) -> dict[str, list[_Sample]]:
+        """`parts` by the folders train, test, ... in their members' names, where archives are not divided."""
+        if list(parts) != [UNSPLIT]:
+            return parts
+        found: dict[str, list[_Sample]] = {}
+        samples = parts[UNSPLIT]
+        for one, split in zip(samples, member_splits([one.name for one in samples], self._spec), strict=True):
+            found.setdefault(split or UNSPLIT, []).append(one)
+        return found
+
+    def _list_images(self, parts: Mapping[str, Sequence[_Sample]], index: IndexWriter) -> SourceFacts:
+        listed = EncodedFiles(index, self._spec)
+        for split, samples in parts.items():
+            by_path: dict[Path, list[tuple[int, int, Any]]] = {}
+            for one in samples:
+                image = _image_of(one, self._spec)
+                assert image is not None
+                by_path.setdefault(one.path, []).append((image.offset, image.size, self._label(one, parts)))
+            for path, found in by_path.items():
+                listed.add_file(split, path, found)
+        return listed.facts()
+
+    def _label(self, sample: _Sample, parts: Mapping[str, Sequence[_Sample]]) -> Any:
+        """The class of an image: a number, or a name."""
+        wish = self._spec.label_field or ("cls" if "cls" in sample.members else "json")
+        ending, _, key = wish.partition("/")
+        if ending not in sample.members:
+            raise SourceError(
+                f"{_shown(sample)} has no .{ending} with its class; give --label-field, one of {_endings(parts)} "
+                "or json/KEY; where folders are the classes, unpack it (tar -xf) and give the folder"
+            )
+        if ending.rpartition(".")[2] != "json":
+            text = self._text(sample, ending).strip()
+            return int(text) if text.removeprefix("-").isdecimal() else text
+        document = self._json(sample, ending)
+        found = [key] if key else [name for name in (*TARGET_NAMES, "cls") if name in document]
+        if not found or found[0] not in document:
+            raise SourceError(
+                f"{_shown(sample)}: its .json has no {shown(key or 'label')}; give --label-field json/KEY, KEY one of "
+                f"{', '.join(map(shown, list(document)[:20]))}"
+            )
+        return document[found[0]]
+
+    def _groups(self, parts: Mapping[str, Sequence[_Sample]]) -> list[ArrayGroup]:
+        """The members of samples as arrays, each called by its ending (x.npy: x), of JSON by key."""
+        first = next(one for own in parts.values() for one in own)
+        places: dict[str, tuple[str, str]] = {}
+        for ending in sorted({name for own in parts.values() for one in own for name in one.members}):
+            if ending.rpartition(".")[2] == "json" and ending in first.members:
+                places |= {f"{_called(ending)}/{key}": (ending, key) for key in self._json(first, ending)}
+            else:
+                path = _called(ending)
+                places[path if path not in places else ending] = (ending, "")
+        self._guess(places)
+        groups = []
+        for split, own in parts.items():
+            arrays = {
+                path: FoundArray(f".{ending}", functools.partial(self._gathered, own, ending, key))
+                for path, (ending, key) in places.items()
+            }
+            groups.append(ArrayGroup(split=split, arrays=arrays))
+        return groups
+
+    def _guess(self, places: Mapping[str, tuple[str, str]]) -> None:
+        """Inputs and targets whose endings say what they are; those asked for by ending get the array's name."""
+        called = {ending: path for path, (ending, key) in places.items() if not key}
+        self.inputs, self.targets = ([_renamed(wish, called) for wish in own] for own in (self.inputs, self.targets))
+        if not self.targets and "cls" in places:
+            self.targets = ("cls=label",)
+        if self.inputs or not self.targets:
+            return
+        taken = [wish.rpartition("=")[0] or wish for wish in self.targets]
+        kinds = (*_IMAGES, *_TEXTS, "npy")
+        left = [path for ending, path in called.items() if path not in taken and _ending(ending) in kinds]
+        if len(left) == 1:
+            self.inputs = (left[0],)
+
+    def _gathered(self, samples: Sequence[_Sample], ending: str, key: str) -> PlacedArray:
+        path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
+        shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
+        with GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES) as gathered:
+            for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
+                gathered.add(value, f"sample {shown(sample.name)}")
+            return gathered.placed()
+
+    def _values(self, samples: Sequence[_Sample], ending: str, key: str) -> Iterator[Array | str | bytes]:
+        if not key:
+            yield from (self._value(one, ending) for one in samples)
+            return
+        found = [_plain(self._json(one, ending).get(key), one, key) for one in samples]
+        kinds = {value.dtype for value in found if isinstance(value, np.ndarray)}
+        common = np.result_type(*kinds) if kinds else None  # 1 beside 0.5 is a number like it
+        yield from (value.astype(common) if isinstance(value, np.ndarray) else value for value in found)
+
+    def _value(self, sample: _Sample, ending: str) -> Array | str | bytes:
+        kind = _ending(ending)
+        if kind in _TEXTS:
+            return self._bytes(sample, ending)
+        if kind in _NUMBERS:
+            text = self._text(sample, ending).strip()
+            if not text.removeprefix("-").isdecimal():
+                raise SourceError(f"{_shown(sample)}: .{ending} holds {shown(text)}; a whole number is needed")
+            return np.array(int(text), np.int64)
+        if kind == "npy":
+            try:
+                found: Array = np.load(io.BytesIO(self._bytes(sample, ending)), allow_pickle=False)
+            except (ValueError, EOFError, OSError) as error:
+                raise SourceError(
+                    f"{_shown(sample)}: .{ending} is no array of numbers: {' '.join(str(error).split())[:200]}"
+                ) from error
+            return found
+        if kind in _IMAGES:
+            return self._picture(sample, ending)
+        known = ", ".join(f".{one}" for one in ("npy", "json", *_TEXTS, *_NUMBERS))
+        raise SourceError(f"{_shown(sample)}: .{ending} is not taken; members are images, {known}")
+
+    def _picture(self, sample: _Sample, ending: str) -> Array:
+        """The pixels as they are: a mask keeps the numbers of its colours."""
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            return np.asarray(Image.open(io.BytesIO(self._bytes(sample, ending))))
+        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+            raise SourceError(f"{_shown(sample)}: .{ending} is no image that can be read") from error
+
+    def _json(self, sample: _Sample, ending: str) -> dict[str, Any]:
+        try:
+            document = json.loads(self._bytes(sample, ending))
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{_shown(sample)}: .{ending} is no JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise SourceError(f"{_shown(sample)}: .{ending} holds {shown(document)}; values by name are needed")
+        return document
+
+    def _text(self, sample: _Sample, ending: str) -> str:
+        try:
+            return self._bytes(sample, ending).decode()
+        except UnicodeError as error:
+            raise SourceError(f"{_shown(sample)}: .{ending} is not UTF-8") from error
+
+    def _bytes(self, sample: _Sample, ending: str) -> bytes:
+        if ending not in sample.members:
+            raise SourceError(f"{_shown(sample)} has no .{ending}, which others have; every sample needs every field")
+        member = sample.members[ending]
+        return bytes(self._files.read(str(member.path), member.stamp, member.offset, member.size))
+
+
+def _samples(path: Path) -> list[_Sample]:
+    """The samples of an archive, in its order."""
+    if path.name.lower().endswith(_PACKED):
+        _refuse_packed(path)
+    found: dict[str, _Sample] = {}
+    stamp, size = stamp_of(path), path.stat().st_size
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                folder, _, base = member.name.rpartition("/")
+                stem, _, ending = base.partition(".")
+                if not member.isfile() or not stem or not ending or _is_clutter(folder):
+                    continue
+                if member.issparse() or member.offset_data + member.size > size:
+                    raise SourceError(f"{path}: {shown(member.name)} is cut short, or a file with holes")
+                sample = found.setdefault(
+                    f"{folder}/{stem}", _Sample(name=f"{folder}/{stem}".removeprefix("/").removeprefix("./"), path=path)
+                )
+                if (
+                    sample.members.setdefault(
+                        ending.lower(), _Member(path=path, stamp=stamp, offset=member.offset_data, size=member.size)
+                    ).offset
+                    != member.offset_data
+                ):
+                    raise SourceError(f"{path} holds {shown(member.name)} twice; each member belongs to one sample")
+            _check_end(path, archive.offset)
+    except tarfile.TarError as error:
+        raise SourceError(f"{path} is no .tar archive, or cut short: {error}") from error
+    return list(found.values())
+
+
+def _check_end(path: Path, end: int) -> None:
+    """SourceError unless zeros alone follow the last member, at least a block: tarfile stops at any other bytes too."""
+    with open_regular(path) as file:
+        file.seek(end)
+        length = 0
+        while piece := file.read(_PIECE_BYTES):
+            if any(piece):
+                raise SourceError(
+                    f"{path}: at byte {end} is no member, and the archive goes on: is it damaged, or several that were "
+                    "put together (cat)? Copy it again, or keep archives apart in one folder"
+                )
+            length += len(piece)
+    if length < tarfile.BLOCKSIZE:
+        raise SourceError(
+            f"{path} is cut short: an archive ends with blocks of zeros, and this one has none; copy it again, or if "
+            f"it was made so: truncate -s +1024 {shlex.quote(str(path))}"
+        )
+
+
+def _is_clutter(folder: str) -> bool:
+    return any(is_clutter(part) for part in folder.split("/") if part not in ("", ".", ".."))
+
+
+def _refuse_packed(path: Path) -> None:
+    """SourceError for a compressed archive: by what lies in it, how to unpack it."""
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            names = [member.name for member in itertools.islice(archive, _LOOKED_INTO)]
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
+        names = ["?.cls"]
+    if any(_ending(name).lower() in _KNOWN for name in names):
+        raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read where they lie")
+    raise SourceError(
+        f"{path} holds {some(names[:3])}, no samples of WebDataset: unpack it (tar -xf) and give the folder"
+    )
+
+
+def _inside(path: Path) -> str:
+    with tarfile.open(path, "r:") as archive:
+        names = [member.name for member in itertools.islice(archive, 3)]
+    return f" (it holds {some(names)})" if names else ""
+
+
+def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
+    """The image of a sample that is an image with a class, and nothing else that is not asked for."""
+    if spec.image_field:
+        return sample.members.get(spec.image_field)
+    found = [ending for ending in sample.members if _ending(ending) in (*_IMAGES, "npy")]
+    labelled = bool(spec.label_field) or not sample.members.keys().isdisjoint(("cls", "json"))
+    return sample.members[found[0]] if len(found) == 1 and found[0] in _IMAGES and labelled else None
+
+
+def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
+    """A value of JSON as an array or text."""
+    if isinstance(value, str):
+        return value
+    try:
+        found = np.array(value)
+    except ValueError:
+        found = np.array(None)
+    if found.dtype.kind not in "bif":
+        raise SourceError(
+            f"{_shown(sample)}: {shown(key)} is {shown(value)}; numbers, even lists of numbers, and text are taken"
+        )
+    return found
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _called(ending: str) -> str:
+    """How the array of members with an ending is called: `x` where they end in .x.npy, else as they end."""
+    return ending.rpartition(".")[0] or ending
+
+
+def _renamed(wish: str, called: Mapping[str, str]) -> str:
+    ending, equals, name = wish.rpartition("=")
+    return f"{called.get(ending, ending)}={name}" if equals else called.get(wish, wish)
+
+
+def _endings(parts: Mapping[str, Sequence[_Sample]]) -> str:
+    return ", ".join(sorted({name for own in parts.values() for one in own for name in one.members})[:20])
+
+
+def _shown(sample: _Sample) -> str:
+    return f"sample {shown(sample.name)} of {sample.path.name}"

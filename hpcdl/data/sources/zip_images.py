@@ -1,0 +1,142 @@
+"""Zip archives of pictures in a folder per class, divided into train, val, test folders or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.core.units import format_bytes
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.flat import EncodedFiles
+from hpcdl.data.sources.base.folders import ask_of_list, pictures_and_masks
+from hpcdl.data.sources.base.glance import IMAGE_ENDINGS, is_image_head
+from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
+
+_HEAD_BYTES = 12
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
+"""What Python raises for archives that are wrong; RuntimeError: encrypted."""
+
+
+class ZipSource(FieldSource):
+    """A .zip file: the pictures are unpacked into the work folder."""
+
+    @staticmethod
+    def recognises(location: Path) -> bool:
+        """A .zip file with a picture in it."""
+        if not location.is_file() or location.suffix.lower() != ".zip":
+            return False
+        try:
+            with zipfile.ZipFile(location) as archive:
+                return any(name.lower().endswith(IMAGE_ENDINGS) for name in archive.namelist())
+        except _DAMAGED:
+            return True  # reading it says what is wrong
+
+    def scan(self, index: IndexWriter) -> SourceFacts:
+        """Unpack the pictures, and list them with their classes."""
+        if self._spec.inputs or self._spec.targets:
+            raise SourceError(f"{self._location}: --input and --target are not for archives of pictures with a class")
+        try:
+            with zipfile.ZipFile(self._location) as archive:
+                return self._listed(archive, index)
+        except _DAMAGED as error:
+            raise SourceError(f"{self._location} cannot be unpacked: {' '.join(str(error).split())[:200]}") from error
+
+    def _listed(self, archive: zipfile.ZipFile, index: IndexWriter) -> SourceFacts:
+        pictures: list[tuple[zipfile.ZipInfo, tuple[str, ...]]] = []
+        others: list[str] = []
+        for member in archive.infolist():
+            parts = PurePosixPath(member.filename).parts
+            self.named.update(parts)
+            if member.is_dir() or any(is_clutter(part) or left_out(part, self._spec.leave_out) for part in parts):
+                continue
+            if member.filename.lower().endswith(IMAGE_ENDINGS):
+                pictures.append((member, parts))
+            else:
+                others.append(member.filename)
+        found = self._by_folders([own for _, own in pictures])
+        remedy = "unpack the archive and give that file as SOURCE"
+        ask_of_list(str(self._location), others, {label for _, label in found}, remedy)
+        self._check_names(pictures)
+        listed = EncodedFiles(index, self._spec)
+        members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
+        for (member, _), (split, label) in zip(pictures, found, strict=True):
+            members.setdefault(split, []).append((member, label))
+        for number, (split, own) in enumerate(members.items()):
+            path = self._work / f"images.{number}"
+            places = []
+            with path.open("wb") as file:
+                for member, label in own:
+                    content = self._content(archive, member)
+                    places.append((file.tell(), len(content), label))
+                    file.write(content)
+            listed.add_file(split, path, places)
+        facts = listed.facts()
+        if others:
+            return dataclasses.replace(facts, remarks=[*facts.remarks, f"left out, no pictures: {some(others)}"])
+        return facts
+
+    def _check_names(self, pictures: Sequence[tuple[zipfile.ZipInfo, tuple[str, ...]]]) -> None:
+        """SourceError for two pictures of one name: unpacked, one of them would be gone."""
+        seen: set[str] = set()
+        for member, _ in pictures:
+            if member.filename in seen:
+                raise SourceError(
+                    f"{self._location}: two pictures are called {shown(member.filename)}, of which unpacking keeps the "
+                    "last: unpack the archive, and shard the folder"
+                )
+            seen.add(member.filename)
+
+    def _content(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+        if member.file_size > MOST_SAMPLE_BYTES:
+            raise SourceError(
+                f"{self._location}: {shown(member.filename)} has {format_bytes(member.file_size)}, and a picture "
+                f"has at most {format_bytes(MOST_SAMPLE_BYTES)}; unpack the archive, and leave that one out"
+            )
+        with archive.open(member) as file:  # the head first: what is no picture may unpack to very much
+            head = file.read(_HEAD_BYTES)
+            if not is_image_head(head):
+                raise SourceError(f"{self._location}: {shown(member.filename)} is not an image; repair the archive")
+            return head + file.read()
+
+    def _by_folders(self, paths: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
+        """Split and class of each picture, by its folders below those that all have in common."""
+        if not paths:
+            raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_ENDINGS)})")
+        folders = [list(own[:-1]) for own in paths]
+        while all(own and own[0] == folders[0][0] for own in folders) and any(len(own) > 1 for own in folders):
+            folders = [own[1:] for own in folders]
+        tops = list(dict.fromkeys(own[0] for own in folders if own))
+        splits = {} if self._spec.split_names == IGNORE else folder_splits(tops)
+        odd = next((top for top in tops if top not in splits), None)
+        if splits and odd is not None and self._spec.split_names == AUTO:
+            raise SourceError(
+                f"{self._location} holds the folders {shown(next(iter(splits)))} and {shown(odd)} side by side: "
+                f"splits, or classes? Give --leave-out {odd}, or --split-names keep (a split of its own), or "
+                "--split-names ignore (all are classes)"
+            )
+        found = []
+        for path, own in zip(paths, folders, strict=True):
+            split, classes = (splits.get(own[0], own[0].lower()), own[1:]) if splits and own else (UNSPLIT, own)
+            if not classes:
+                raise SourceError(
+                    f"{self._location}: {shown('/'.join(path))} lies in no folder of a class; put each into one"
+                )
+            if self._spec.split_names == AUTO and (word := next(filter(split_called, classes[1:]), None)):
+                raise SourceError(
+                    f"{self._location}: {shown(word)} is called by a split, and lies in the class {shown(classes[0])}; "
+                    "put splits above classes, or give --split-names ignore (a part of the class)"
+                )
+            found.append((split, classes[0]))
+        if self._spec.target_kind != "class" and pictures_and_masks([label for _, label in found]):
+            raise SourceError(
+                f"{self._location} holds pictures and masks, not classes; unpack it and shard the folder, or give "
+                "--target-kind class"
+            )
+        return found

@@ -1,1 +1,0 @@
-"""What a report is before it is drawn: sections, tables, cells."""

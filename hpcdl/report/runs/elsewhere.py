@@ -1,0 +1,410 @@
+"""Runs and points measured elsewhere: from a CSV file, and published ones to be drawn beside the user's own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import TrainConfig
+from hpcdl.core.errors import ConfigError, CorruptError, SourceError, UsageError, shown, suggestion
+from hpcdl.core.paths import share_folder
+from hpcdl.core.progress import Progress
+from hpcdl.core.records.from_json import from_json
+from hpcdl.core.storage.files import read_bytes, read_toml
+from hpcdl.core.units import listed
+from hpcdl.report.runs.run import MODES, Run, positive
+from hpcdl.report.runs.sources import Gathered, Walk, gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One published point. `bound` says how the number was given: exact, about, above; `confidence` is papers' own.
+
+    `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes). `mode` is
+    `unstated` where it does not say what is kept fixed. `sentence` is where it stands; `named` the network's name
+    there, where taking it for `model` is our reading. `study` is that of share/hpcdl/studies which repeats it.
+    """
+
+    source: str
+    citation: str
+    url: str
+    mode: str
+    strategy: str
+    model: str
+    workers: int
+    efficiency: float
+    unit: str = "workers"
+    servers: int = 0
+    bound: str = "exact"
+    sentence: str
+    confidence: str
+    named: str = ""
+    note: str = ""
+    study: str = ""
+
+    @property
+    def told_efficiency(self) -> str:
+        """The efficiency as the source gives it: `> 80 %`."""
+        signs = {"above": "> ", "about": "about "}
+        return f"{signs.get(self.bound, '')}{100 * self.efficiency:g} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a publication states without a point that could be drawn.
+
+    Where it has a `mode`, it is of this kind of scaling alone.
+    """
+
+    source: str
+    citation: str
+    url: str
+    claim: str
+    sentence: str
+    confidence: str
+    study: str = ""
+    mode: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What is known of other studies."""
+
+    points: tuple[Reference, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+
+def load_references(folder: Path | None = None) -> Published:
+    """What is published in `folder` (by default that of the installation); nothing where there is no such folder."""
+    where = folder or share_folder() / "references"
+    points: list[Reference] = []
+    statements: list[Statement] = []
+    for path in sorted(where.glob("*.toml")):
+        try:
+            document = read_toml(path, CorruptError)
+            source = document["source"]
+            common = {"source": source["name"], "citation": source["citation"], "url": source["url"]}
+            points += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
+            statements += [from_json(Statement, {**common, **item}) for item in document.get("statement", [])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptError(f"{path} is damaged: {error}") from error
+    return Published(points=tuple(points), statements=tuple(statements))
+
+
+REQUIRED = ("strategy", "model", "nodes", "ranks")
+ONE_OF = (("batch_per_rank", "global_batch"), ("images_per_second", "step_seconds"))
+OPTIONAL = (
+    "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
+    "compute_seconds", "exposed_communication_seconds", "input_seconds", "wait_seconds", "update_seconds",
+    "seconds_per_epoch", "seconds_total", "accuracy",
+    "gradient_bytes", "rounds_per_step", "round_bytes_per_step",
+)  # fmt: skip
+_RESULTS = ("loss", "metrics", "steps")
+"""Settings whose names other tools give to what a run has reached."""
+SETTINGS = {item.name: item for item in all_settings(TrainConfig)
+            if item.matters and item.name not in (*REQUIRED, *OPTIONAL, *_RESULTS)}  # fmt: skip
+"""Columns that are settings of `hpcdl train`: rows that differ in one are never averaged."""
+_KNOWN = (*REQUIRED, *(name for group in ONE_OF for name in group), *OPTIONAL)
+_IDENTITY = (
+    *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
+    "batch_per_rank", "global_batch",
+)  # fmt: skip
+_PARTS = ("input", "compute", "wait", "exposed_communication", "update")
+_MOST_PROBLEMS = 10
+_REST = "\n"
+"""The key of cells that no column is for: no name of a column."""
+_EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
+_SAME_RATE = 1.2
+"""Throughput and seconds of a step may differ by this factor, as a mean and a median of steps do."""
+_SUM_TOLERANCE = 1.02
+"""Parts may exceed the step by this much, as rounding does."""
+
+
+def gather_with(
+    paths: Sequence[Path],
+    imported: tuple[str, Path] | None,
+    bar: Progress | None = None,
+    walks: Mapping[Path, Walk] = MappingProxyType({}),
+) -> Gathered:
+    """The records of `paths`, and those of `imported` (kind and file); UsageError for another kind than csv."""
+    found = gather(paths, bar, walks) if paths else Gathered(runs=())
+    if imported is not None:
+        kind, path = imported
+        if kind != "csv":
+            raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
+        found += read_csv(path)
+    return found
+
+
+def read_csv(path: Path) -> Gathered:
+    """The rows of `path` as runs. ConfigError has a line for each wrong cell; unknown columns are told, not used."""
+    try:
+        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, restkey=_REST, restval="", strict=True)
+        header = [name.strip() for name in reader.fieldnames or ()]
+        while header and not header[-1]:
+            header.pop()  # a spreadsheet's empty columns
+        _check_header(path, header)
+        reader.fieldnames = header
+        read = [(reader.line_num, dict(row)) for row in reader]
+    except FileNotFoundError:
+        raise SourceError(f"no such file: {path}; check --import") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path} is no readable CSV ({error}); save it as UTF-8 with commas") from None
+    problems = [problem for line, row in read for problem in _beyond(f"{path.name}:{line}", row.pop(_REST, ()), header)]
+    rows = [(line, _stripped(row)) for line, row in read]
+    runs = [run for line, row in rows if (run := _run(path, line, row, problems)) is not None]
+    if problems:
+        rest = len(problems) - _MOST_PROBLEMS
+        raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {rest} more mistakes in {path}"] if rest > 0 else [])])
+    if not runs:
+        raise SourceError(f"{path} has a header and no rows; add one row for each run")
+    return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows, runs)))
+
+
+def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: (value or "").strip() for name, value in row.items() if name}
+
+
+def _beyond(where: str, rest: Sequence[str], header: Sequence[str]) -> Iterator[str]:
+    """What is wrong where a row has cells that no column is for: a number was cut in two, and the others moved on."""
+    if any(cell.strip() for cell in rest):
+        cells = len(header) + len(rest)
+        yield f"{where}: {cells} cells for {len(header)} columns; write numbers with a point, quote text with commas"
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        raise ConfigError(
+            [f"{path}: {mark!r} stands between its columns; save it with commas, and numbers with a point"]
+        )
+    twice = [name for name, count in Counter(map(_as_name, filter(None, header))).items() if count > 1]
+    problems = [f"{path}: column {name!r} comes twice; delete one of them" for name in twice]
+    problems += [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
+    problems += [
+        f"{path}: neither column {' nor '.join(map(repr, group))}; one of them is needed"
+        for group in ONE_OF
+        if not set(group) & set(header)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> Run | None:
+    cells = _Cells(f"{path.name}:{line}", row)
+    ranks = cells.whole("ranks")
+    servers = cells.whole("servers", 0, least=0)
+    workers = cells.whole("workers", ranks)
+    nodes = cells.whole("nodes")
+    per_node = cells.whole("ranks_per_node", math.ceil(ranks / nodes))
+    batch, whole_batch = _batches(cells, workers)
+    _check_counts(cells, row, {"ranks": ranks, "workers": workers, "servers": servers, "nodes": nodes}, per_node)
+    mode = row.get("mode", "")
+    if mode not in ("", *MODES):
+        cells.complain("mode", f"{shown(mode)} is none of {', '.join(MODES)}")
+    threads = cells.whole("threads") if row.get("threads") else None
+    if mode == "scale-up" and threads is None:
+        cells.complain("threads", "scale-up needs the number of threads")
+    step = cells.real("step_seconds")
+    rate = cells.real("images_per_second")
+    if rate is None and step is not None:
+        rate = whole_batch / step if step > 0 else 0.0
+    _check_rate(cells, step, rate, whole_batch)
+    parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
+    config = _config(cells, row)
+    for name in ("strategy", "model"):
+        if not row.get(name):
+            cells.complain(name, "is empty")
+    per_epoch, in_all, rounds, round_bytes = map(cells.extent, _EXTENTS)
+    accuracy = cells.share("accuracy")
+    problems += cells.problems
+    if cells.problems:
+        return None
+    return Run(
+        name=cells.where,
+        mode=mode,
+        strategy=row["strategy"],
+        model=row["model"],
+        data=row.get("data", ""),
+        nodes=nodes,
+        ranks=ranks,
+        workers=workers,
+        servers=servers,
+        ranks_per_node=per_node,
+        threads=threads,
+        batch_per_rank=batch,
+        global_batch=whole_batch,
+        machine=row.get("machine", ""),
+        version=row.get("version", ""),
+        images_per_second=rate,
+        step_seconds=total,
+        parts=_completed(parts, total),
+        gradient_bytes=cells.whole("gradient_bytes") if row.get("gradient_bytes") else None,
+        rounds_per_step=rounds,
+        round_bytes_per_step=round_bytes,
+        config=config,
+        seconds_per_epoch=per_epoch,
+        seconds_total=in_all,
+        accuracy=accuracy,
+    )
+
+
+def _config(cells: _Cells, row: Mapping[str, str]) -> dict[str, str]:
+    """The settings that a row states, as text; empty cells state none."""
+    found = {}
+    for column, text in row.items():
+        item = SETTINGS.get(_as_name(column))
+        if item is not None and text:
+            try:
+                found[item.key] = str(item.parse(text))
+            except ValueError as error:
+                cells.complain(column, str(error))
+    return found
+
+
+def _as_name(column: str) -> str:
+    return column.replace("-", "_")
+
+
+class _Cells:
+    """The cells of one row; what is wrong is collected in `problems`."""
+
+    def __init__(self, where: str, row: Mapping[str, str]) -> None:
+        self.where = where
+        self._row = row
+        self.problems: list[str] = []
+
+    def complain(self, column: str, what: str) -> None:
+        """Remember a mistake."""
+        self.problems.append(f"{self.where}: {column}: {what}")
+
+    def whole(self, column: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; without a default an empty cell is a mistake."""
+        text = self._row.get(column, "")
+        if not text and default is not None:
+            return default
+        value = self._parsed(column, text, float) if text else None
+        if value is None or value != value or value != int(value) or not least <= value < 2**53:
+            if text or not self.problems:
+                self.complain(column, f"{shown(text)} is no whole number of {least} or more")
+            return max(least, 1)
+        return int(value)
+
+    def real(self, column: str) -> float | None:
+        """A number, None where the cell is empty or says nan; it may be negative, which the report tells."""
+        text = self._row.get(column, "")
+        value = self._parsed(column, text, float) if text else None
+        return None if value is None or math.isnan(value) else value
+
+    def extent(self, column: str) -> float | None:
+        """A number that is not negative, or None."""
+        value = self.real(column)
+        if value is not None and value < 0:
+            self.complain(column, f"{value:g} is negative")
+        return value
+
+    def share(self, column: str) -> float | None:
+        """A number from 0 to 1, or None."""
+        value = self.real(column)
+        if value is not None and not 0 <= value <= 1:
+            instead = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
+            self.complain(column, f"{value:g} is no share from 0 to 1{instead}")
+        return value
+
+    def _parsed(self, column: str, text: str, parse: Callable[[str], float]) -> float | None:
+        try:
+            value = parse(text)
+        except ValueError:
+            self.complain(column, f"{shown(text)} is no number")
+            return None
+        if math.isinf(value):
+            self.complain(column, f"{shown(text)} is not finite")
+            return None
+        return value
+
+
+def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
+    """Batch per worker and global batch, one from the other."""
+    whole_batch = cells.whole("global_batch", 0, least=1)
+    batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers)) if whole_batch else None)
+    if not whole_batch:
+        return batch, batch * workers
+    passes = cells.whole("accumulate", 1)
+    if whole_batch < workers:
+        cells.complain("global_batch", f"{whole_batch} samples are fewer than the {workers} workers")
+    elif abs(whole_batch - batch * workers * passes) >= workers * passes:
+        parts = f"{batch} per worker x {workers} workers" + (f" x {passes} passes" if passes > 1 else "")
+        cells.complain(
+            "global_batch", f"{whole_batch} is not {parts}; correct one, leave one empty, or give the passes of a step"
+            " in a column accumulate",
+        )  # fmt: skip
+    return batch, whole_batch
+
+
+def _check_counts(cells: _Cells, row: Mapping[str, str], counts: Mapping[str, int], per_node: int) -> None:
+    """Ranks are all processes: workers and servers, at least one on each node."""
+    ranks, workers, servers, nodes = (counts[name] for name in ("ranks", "workers", "servers", "nodes"))
+    if servers and not row.get("workers"):
+        cells.complain(
+            "workers", f"is empty, and {ranks} ranks may count its servers ({servers}) or not; give the workers"
+        )
+    elif workers + servers > ranks:
+        cells.complain("ranks", f"{ranks} cannot be {workers} workers and {servers} servers; it counts all processes")
+    if nodes > ranks:
+        cells.complain("nodes", f"{nodes} are more than the {ranks} ranks")
+    elif per_node < math.ceil(ranks / nodes):
+        cells.complain("ranks_per_node", f"{per_node} on each of {nodes} nodes are fewer than {ranks} ranks")
+
+
+def _check_rate(cells: _Cells, step: float | None, rate: float | None, whole_batch: int) -> None:
+    """Where a row has both, they say the same."""
+    if step is None or rate is None or not positive(step) or not positive(rate):
+        return
+    if not 1 / _SAME_RATE <= rate * step / whole_batch <= _SAME_RATE:
+        cells.complain(
+            "step_seconds", f"{step:g} s for {whole_batch} samples are {whole_batch / step:.4g} a second, and"
+            f" images_per_second is {rate:g}; correct one, or leave one empty",
+        )  # fmt: skip
+
+
+def _parts(cells: _Cells) -> dict[str, float]:
+    found = {name: cells.real(f"{name}_seconds") for name in _PARTS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
+    """The parts with `other` such that they sum to the step; none where they exceed it."""
+    total = sum(parts.values())
+    if not parts or step is None or total > _SUM_TOLERANCE * step:
+        return {}
+    return {**parts, "other": max(0.0, step - total)}
+
+
+def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]], runs: Sequence[Run]) -> list[str]:
+    remarks = []
+    columns = [f"{name}_seconds" for name in _PARTS]
+    longer = [
+        run.name for run, (_, row) in zip(runs, rows, strict=True)
+        if run.usable and not run.parts and any(row.get(name) for name in columns)
+    ]  # fmt: skip
+    if longer:
+        remarks.append(
+            f"parts of a step are longer than the step, and are not used: {listed(longer)}; all are in seconds"
+        )
+    unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
+    if unknown:
+        remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{suggestion(unknown[0], _KNOWN)}")
+    if "repeat" in header:
+        identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
+        keys = Counter(tuple(row.get(name, "") for name in identity) for _, row in rows)
+        doubled = sum(count - 1 for count in keys.values())
+        if doubled:
+            remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")
+    return remarks

@@ -1,0 +1,229 @@
+"""Numbers of few bits with a scale for each block of values: 8 bits for gradients, 4 bits for changes of weights.
+
+Each rank sums a part of the buffer: all others send it theirs packed, and it sends the sum back packed (Tang, Yu, Lian,
+Zhang and Liu 2019, arXiv 1905.05957). Sums are formed in float32, so that nothing overflows. A rank sends 2(p-1)/p of
+the packed buffer, whatever p is.
+
+What rounding leaves over stays with the rank that rounded (two passes with error feedback: Tang and others 2019, arXiv
+1905.05957).
+
+Source: Streaming DiLoCo (Douillard and others 2025, arXiv 2501.18512, section 2.3) sends outer gradients so, and adds
+them up in float32. A block's scale is its largest magnitude. The eight magnitudes are zero and the scale times 1, 1/2,
+..., 1/64; a value takes the nearest one, the larger of two that are as near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy
+
+from hpcdl.collectives.slices import spans, swap_pieces
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array, Communicator
+    from hpcdl.strategies.allreduce.rest import BucketPart, Reduce
+
+
+BLOCK = 256
+"""Values under one scale: 4 bytes more for 256."""
+AT_A_TIME = 128
+"""Blocks that are rounded together: their copies stay in the cache."""
+SMALLEST_SCALE = numpy.finfo(numpy.float32).tiny
+"""Below it a scale would have too few bits to divide by; such values become zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFormat:
+    """A number format by block: `pack(values, rest)` gives uint8 (packed_bytes(n),), `unpack(packed, n)` float32 again.
+
+    `values` (n,) are float32; `rest` (n,) gets what they lose. A block with a value that is not finite comes back so.
+    """
+
+    packed_bytes: Callable[[int], int]
+    pack: Callable[[Array, Array], Array]
+    unpack: Callable[[Array, int], Array]
+
+
+def num_blocks(length: int) -> int:
+    """Blocks of so many values."""
+    return -(-length // BLOCK)
+
+
+def rows_of(length: int) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
+    """Which values and which of their blocks are rounded together, and the shape of the values with blocks as rows."""
+    num_whole = length // BLOCK
+    for first in range(0, num_whole, AT_A_TIME):
+        last = min(first + AT_A_TIME, num_whole)
+        yield slice(first * BLOCK, last * BLOCK), slice(first, last), (last - first, BLOCK)
+    if length % BLOCK:
+        yield slice(num_whole * BLOCK, length), slice(num_whole, num_whole + 1), (1, length % BLOCK)
+
+
+def scales_of(values: Array, largest: int) -> Array:
+    """What `largest` stands for in each row of `values` (rows, length): float32 (rows,); 0 where it is too small."""
+    scales: Array = numpy.maximum(values.max(axis=1), -values.min(axis=1)) / numpy.float32(largest)
+    scales[scales < SMALLEST_SCALE] = 0
+    return scales
+
+
+def divisors(scales: Array) -> Array:
+    """What the values of each row are divided by: (rows, 1)."""
+    found: Array = numpy.where(scales == 0, numpy.float32(1), scales)[:, None]
+    return found
+
+
+def sum_in_two_passes(values: Array, rest: Array, communicator: Communicator, form: BlockFormat) -> None:
+    """`values` (n,), float32, become their sum over the ranks; every rank unpacks the same bytes. Collective.
+
+    `rest` (n,), float32, gets what of this rank's values, and of the sum that it sends back, is not in it.
+    """
+    parts = [slice(*bounds) for bounds in spans(values.size, communicator.size)]
+    mine = parts[communicator.rank]
+    outgoing = [form.pack(values[part], rest[part]) for part in parts]
+    incoming = [numpy.empty(form.packed_bytes(mine.stop - mine.start), numpy.uint8) for _ in parts]
+    swap_pieces(communicator, outgoing, incoming)
+    total = numpy.zeros(mine.stop - mine.start, numpy.float32)
+    for packed in incoming:  # in the order of ranks, the same in every run
+        total += form.unpack(packed, total.size)
+    left = numpy.empty_like(total)
+    packed_sum = form.pack(total, left)
+    rest[mine] += left
+    sums = [numpy.empty(form.packed_bytes(part.stop - part.start), numpy.uint8) for part in parts]
+    swap_pieces(communicator, [packed_sum] * communicator.size, sums)
+    for part, packed in zip(parts, sums, strict=True):
+        values[part] = form.unpack(packed, part.stop - part.start)
+
+
+LARGEST = 127
+
+
+class Int8:
+    """The form `int8`."""
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Matrices and kernels; biases begin at zero and are few."""
+        return len(shape) > 1
+
+    def num_bytes(self, pieces: Sequence[BucketPart], num_ranks: int) -> int:
+        """A byte a value, and the scales."""
+        length = pieces[-1].span.stop
+        return sum(int8_bytes(end - start) for start, end in spans(length, num_ranks))
+
+    def exchange(
+        self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
+    ) -> None:
+        """The sum over the ranks; every rank unpacks the same bytes."""
+        sum_in_two_passes(values, rest, communicator, INT8)
+
+    def state(self) -> dict[str, Array]:
+        """Nothing beside the rest."""
+        return {}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Nothing."""
+
+
+def int8_bytes(length: int) -> int:
+    """Bytes of so many values: the scales of their blocks, then one each."""
+    return length + 4 * num_blocks(length)
+
+
+def pack_int8(values: Array, rest: Array) -> Array:
+    """float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) gets what they lose.
+
+    A block's scale is its largest magnitude over 127. One with a value that is not finite unpacks to NaN.
+    """
+    packed = numpy.empty(int8_bytes(values.size), numpy.uint8)
+    scales, numbers = _halves(packed, values.size)
+    for part, blocks, shape in rows_of(values.size):
+        rows = values[part].reshape(shape)
+        scales[blocks] = scales_of(rows, LARGEST)
+        whole = numpy.rint(rows / divisors(scales[blocks]))
+        numbers[part] = whole.astype(numpy.int8).reshape(-1)
+        whole *= scales[blocks, None]
+        numpy.subtract(rows, whole, out=rest[part].reshape(shape))
+    return packed
+
+
+def unpack_int8(packed: Array, length: int) -> Array:
+    """`length` float32 values of what `pack` made."""
+    scales, numbers = _halves(packed, length)
+    values = numbers.astype(numpy.float32)
+    num_whole = length // BLOCK
+    whole = values[: num_whole * BLOCK].reshape(num_whole, BLOCK)
+    whole *= scales[:num_whole, None]
+    if length % BLOCK:
+        values[num_whole * BLOCK :] *= scales[-1]
+    return values
+
+
+def _halves(packed: Array, length: int) -> tuple[Array, Array]:
+    """Views of the scales and of the numbers in what `length` values are packed in."""
+    start = 4 * num_blocks(length)
+    return packed[:start].view(numpy.float32), packed[start:].view(numpy.int8)
+
+
+INT8 = BlockFormat(packed_bytes=int8_bytes, pack=pack_int8, unpack=unpack_int8)
+
+
+LEVELS = numpy.array([0.0, *(2.0 ** (code - 7) for code in range(1, 8))], numpy.float32)
+"""Magnitudes by their code of three bits; the fourth is the sign."""
+SIGN = 8
+_SIGNED = numpy.concatenate([LEVELS, -LEVELS])
+_HALF = 1 << 22
+"""Half of a float32's mantissa: added to its bits, it raises the exponent of what is nearer to the next power."""
+_LOWEST = 127 - 7
+"""The exponent's bits of half the smallest magnitude."""
+
+
+def fp4_bytes(length: int) -> int:
+    """Bytes of so many values: the scales of their blocks, then half a byte each."""
+    return -(-length // 2) + 4 * num_blocks(length)
+
+
+def pack_fp4(values: Array, rest: Array) -> Array:
+    """float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) gets what they lose."""
+    packed = numpy.empty(fp4_bytes(values.size), numpy.uint8)
+    start = 4 * num_blocks(values.size)
+    scales, numbers = packed[:start].view(numpy.float32), packed[start:]
+    for part, blocks, shape in rows_of(values.size):
+        rows = values[part].reshape(shape)
+        scales[blocks] = scales_of(rows, 1)
+        codes = _codes(rows / divisors(scales[blocks]))
+        numpy.subtract(rows, _SIGNED[codes] * scales[blocks, None], out=rest[part].reshape(shape))
+        flat = codes.reshape(-1)
+        half = numbers[part.start // 2 :][: (flat.size + 1) // 2]
+        half[:] = flat[0::2]
+        half[: flat.size // 2] |= flat[1::2] << 4
+    return packed
+
+
+def _codes(shares: Array) -> Array:
+    """The code of each of `shares`, -1 to 1, as uint8."""
+    exponents = shares.view(numpy.uint32) & 0x7FFFFFFF
+    codes = ((exponents + _HALF) >> 23).astype(numpy.int32) - _LOWEST
+    # Between half of the smallest magnitude and three quarters of it, zero is as far as that magnitude or farther.
+    codes[(codes == 0) & (exponents >> 23 == _LOWEST)] = 1
+    numpy.clip(codes, 0, 7, out=codes)
+    codes[shares < 0] |= SIGN
+    found: Array = codes.astype(numpy.uint8)
+    return found
+
+
+def unpack_fp4(packed: Array, length: int) -> Array:
+    """`length` float32 values of what `pack` made."""
+    start = 4 * num_blocks(length)
+    scales, numbers = packed[:start].view(numpy.float32), packed[start:]
+    codes = numpy.empty(2 * numbers.size, numpy.uint8)
+    codes[0::2], codes[1::2] = numbers & 15, numbers >> 4
+    values: Array = _SIGNED[codes[:length]]
+    for part, blocks, shape in rows_of(length):
+        rows = values[part].reshape(shape)
+        rows *= scales[blocks, None]
+    return values
+
+
+FP4 = BlockFormat(packed_bytes=fp4_bytes, pack=pack_fp4, unpack=unpack_fp4)

@@ -31,7 +31,7 @@ def test_nan_comes_back_and_tuples_as_lists() -> None:
     assert given_back(kept({"pair": (1, 2)})) == {"pair": [1, 2]}
 
 
-@pytest.mark.parametrize("value", [{1, 2}, [object()], {"a": b"bytes"}], ids=str)
+@pytest.mark.parametrize("value", [{1, 2}, [object()], {"a": b"bytes"}], ids=("set", "object", "bytes"))
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         kept(value)

@@ -718,7 +718,7 @@ def copied(side: Side) -> Sequence[Any]:
 SOFTMAX = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ADAM = "Adam divides by the root of a mean of squares: rounding decides where a gradient is nearly zero"
 OWN_SHARE = "each rank normalises its own share of a batch; synchronized=True is exact"
-RANDOM = "each rank draws random numbers of its own"
+RANDOM = "from one seed all ranks draw the same numbers"
 HALF = "half precision rounds what is added up"
 FAMILIES: dict[str, dict[str, Script]] = {
     "optimizers in fit": {

@@ -27,6 +27,7 @@ class RankSlots:
         self._per_node = ranks_per_node(hosts, num_ranks)
         self._planned = self._num_alone = num_ranks
         self._failures: Counter[object] = Counter()
+        self._silent: dict[str, int] = {}
         self._left_out: list[str] = []
         self._slow: list[str] = []
         self._has_lost = False
@@ -75,14 +76,17 @@ class RankSlots:
             return f"the place of rank {error.rank}, lost twice, is left out"
         if lost := self.gone(error.node):
             self._left_out += lost
-            self._failures.update(lost)
+            # Ranks that did not answer, and then their node that is gone, are one failure, if no step was between.
+            self._failures.update(node for node in lost if self._silent.pop(node, None) != newest)
             words = f"{_listed(lost)} left out"
             over = [node for node in lost if self._failures[node] >= MOST_FAILURES]
             return f"{words}, {' and '.join(over)} for good (it has failed twice)" if over else words
         for node in self._in_use():
-            self._failures[node] += same_host(node, error.host)
-            failed = same_host(node, error.host) and self._failures[node] >= MOST_FAILURES
-            if failed and enough(self.num_ranks - self._per_node):
+            if not same_host(node, error.host):
+                continue
+            self._failures[node] += 1
+            self._silent[node] = newest
+            if self._failures[node] >= MOST_FAILURES and enough(self.num_ranks - self._per_node):
                 self._left_out.append(node)
                 return f"{node}, on which ranks were lost twice, is left out"
         return ""

@@ -104,6 +104,17 @@ def test_a_node_that_fails_twice_is_left_out_for_good_and_named(run: Callable[..
     assert any("n2 is left out, n2 for good (it has failed twice)" in text for text in told(tmp_path))
 
 
+def test_a_node_that_is_silent_and_then_gone_has_failed_once() -> None:
+    """Cut off, its ranks are missed first; that the node is gone is known when they cannot be started again."""
+    places = RankSlots(Nodes("n1", "n2", "n3"), 3)
+    assert places.leave_out(lost("n2"), 40, lambda ranks: True) == ""
+    assert places.leave_out(lost("n2", node="n2"), 40, lambda ranks: True) == "n2 is left out"
+    assert places.take(places.back(asked=False), asked=False) == "n2 is back"
+    assert "for good" in places.leave_out(lost("n2", node="n2"), 40, lambda ranks: True)
+    places.leave_out(lost("n3"), 40, lambda ranks: True)
+    assert "for good" in places.leave_out(lost("n3", node="n3"), 60, lambda ranks: True), "it had worked in between"
+
+
 def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
     """Slurm has a step there that never ended, and the new one must not wait for it."""
     places = RankSlots(Nodes("n1", "n2"), 2)

@@ -299,6 +299,8 @@ class HyperparameterSearch:
         missing = [name for name, value in zip(self._search.plan.objective, values, strict=True) if value is None]
         message = "" if state == FINISHED else f"its run has no {', '.join(missing) or 'finite value'}"
         notes = {"message": message, **self._cost(seconds, record.nodes)}
+        if not record.evaluated_on and _OF_SAMPLES & {*self._search.plan.objective}:
+            self.record = dataclasses.replace(self.record, on_training=True)
         self._proposals.tell(proposal.number, state, known, **notes)
 
     def _cost(self, seconds: float, nodes: int) -> dict[str, Any]:
@@ -340,6 +342,8 @@ class HyperparameterSearch:
 
 
 _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
+_OF_SAMPLES = {"accuracy", "loss"}
+"""What is of held-out samples, where the data have any."""
 
 
 def command_of(search: SearchStudy, proposal: Proposal) -> str:

@@ -26,6 +26,7 @@ from hpcdl.report.document import Figure, Listing
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.sections.search import winner_line
 from hpcdl.study.proposals import FINISHED, Proposals
 from tests.conftest import ROOT
 from tests.study.searches import SPACE, TRAIN, make_search, run
@@ -149,6 +150,13 @@ def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord])
     assert all("<svg" in svg(figure) for figure in figures.values())
     assert document.summary[0].startswith("Search: 4 trials by tpe: at best accuracy 0.950 with learning-rate 0.0500")
     assert document.data["search"][0]["front"] == (3,)
+
+
+def test_what_is_measured_on_the_samples_trained_on_is_called_so(tmp_path: Path) -> None:
+    record = run(tmp_path / "train-only", make_search(tmp_path / "train-only", trials=4))
+    assert record.front and record.on_training
+    assert "(of the samples trained on)" in winner_line(record)
+    assert not run(tmp_path / "a", make_search(tmp_path / "a", trials=4)).on_training
 
 
 def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:

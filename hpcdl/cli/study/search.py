@@ -69,6 +69,11 @@ def search(
                 for name, value in zip(record.objectives, record.trial(number).values, strict=True)
             )
             put(f"{rates}: {command}")
+    if record.on_training:
+        commentary.say(
+            "warning: accuracy and loss are of the samples trained on, the data have no others: the winner may have "
+            "learnt them by heart; hpcdl shard --split train=0.9,val=0.1 holds some out"
+        )
     commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]

@@ -39,6 +39,7 @@ class SearchRecord:
     """One search. `directions` say of each objective whether it is to be maximized or minimized.
 
     `front` are the numbers of the best trials, the first of which is `best`'s; `commands` how each would be trained.
+    `on_training`: accuracy and loss are of the samples trained on, because the data have no others.
     """
 
     schema: str = SCHEMA
@@ -54,6 +55,7 @@ class SearchRecord:
     front: Sequence[int] = ()
     commands: Sequence[str] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
+    on_training: bool = False
 
     def trial(self, number: int) -> SearchTrial:
         """One trial by its number."""

@@ -35,6 +35,7 @@ def winner_line(search: SearchRecord) -> str:
         return f"{text}; none finished"
     best = search.trial(search.front[0])
     values = ", ".join(f"{name} {number(value)}" for name, value in zip(search.objectives, best.values, strict=True))
+    values += " (of the samples trained on)" if search.on_training else ""
     front = f" (first of {len(search.front)} that no other beats in all)" if len(search.front) > 1 else ""
     return f"{text}: at best {values}{front} with {_settings(best)}"
 

@@ -161,7 +161,7 @@ def tune_threads(
     if replay is not None:
         _replay(replay, settings.search.seed, json)
         return
-    from hpcdl.tuning.tune import prepare, tune
+    from hpcdl.tuning.tune import prepare, replaced, tune
 
     run_plan = prepare(settings, planning=plan)
     commentary = Commentary(quiet=quiet)
@@ -170,6 +170,8 @@ def tune_threads(
     if plan:
         _show_plan(run_plan, json)
         return
+    if not resume and (warning := replaced(run_plan)):
+        commentary.say(warning)
     commentary.say(f"{run_plan.topology.summary}; {run_plan.engine.summary}")
     most = settings.search.max_samples
     limit = format_seconds(settings.search.budget) + (f" or {most} samples" if most else "")

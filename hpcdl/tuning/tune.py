@@ -25,7 +25,16 @@ from hpcdl.node.accelerators import ask_tensorflow, choose, told
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.machines import machines_like, read_machine, read_topology
 from hpcdl.node.plan import fill, launch_plan
-from hpcdl.node.profile import Profile, Settings, chosen, file_name, site_folder, user_folder, write_profile
+from hpcdl.node.profile import (
+    Profile,
+    Settings,
+    chosen,
+    file_name,
+    read_profile,
+    site_folder,
+    user_folder,
+    write_profile,
+)
 from hpcdl.node.topology import Topology, draw
 from hpcdl.tuning.findings import Found, as_profile, checked, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import TrialLog
@@ -317,6 +326,20 @@ def _batch_sizes(text: str | None) -> list[int]:
 def _workload(config: TuneConfig) -> Workload:
     own = config.workload
     return Workload(model=own.model or "", batch_size=own.batch_size, data=own.data, steps=own.steps)
+
+
+def replaced(run_plan: PreparedSearch) -> str:
+    """A warning about the result of another search, which this one takes the place of; empty where there is none."""
+    path = _profile_path(run_plan.config, _base_profile(run_plan))
+    try:
+        before = read_profile(path)
+    except HpcdlError:
+        return ""
+    how_sure = f" ({before.verdict.partition(';')[0]})" if before.verdict else ""
+    return (
+        f"warning: {path} holds what a search of {before.created_at[:10] or 'an unknown day'} found for batch "
+        f"{before.batch_size}{how_sure}; this one replaces it, --out FILE keeps it, --resume goes on with it"
+    )
 
 
 def _base_profile(run_plan: PreparedSearch) -> Profile:

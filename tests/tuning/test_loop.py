@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.config.load import Layer, load
+from hpcdl.config.schema import TuneConfig
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.node.engine import Engine
 from hpcdl.node.machines import read_machine
+from hpcdl.node.plan import fill
 from hpcdl.node.profile import Profile, Settings, chosen, read_profile, write_profile
 from hpcdl.tuning.findings import Found, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.space import Candidate, Space, build_space
 from hpcdl.tuning.trials import TrialOutcome
-from hpcdl.tuning.tune import SearchLimits, Tuning
+from hpcdl.tuning.tune import SearchLimits, Tuning, prepare, replaced
 from tests.conftest import patience
 
 TOPOLOGY = read_machine("generic").topology
@@ -264,3 +267,18 @@ def test_the_profile_has_winner_interval_and_every_trial(tmp_path: Path) -> None
     assert "best with probability" in stored.verdict
     assert len(stored.trials) == len(found.trials)
     assert stored.trials[0].settings == chosen(found.settings) or stored.trials[0].n < stored.n
+
+
+def test_the_result_of_another_search_is_named_before_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    values = {"model": "lenet", "batch-size": 16, "out": str(path)}
+    run_plan = prepare(load(TuneConfig, [Layer(origin="here", values=values)]).config)
+    assert replaced(run_plan) == ""
+    settings = fill(TOPOLOGY, None, 1)
+    profile = Profile(
+        settings=settings, machine="n1", processor="", fingerprint="", num_cores=2, model="lenet", batch_size=64,
+        created_at="2026-03-14T00:00:00Z", verdict="settled; best with probability 0.99",
+    )  # fmt: skip
+    write_profile(profile, path)
+    words = replaced(run_plan)
+    assert f"{path} holds what a search of 2026-03-14 found for batch 64 (settled)" in words and "--out FILE" in words

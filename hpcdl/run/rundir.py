@@ -261,7 +261,7 @@ def without_model(run_dir: Path) -> HpcdlError:
     again = typed("train", "--resume", "--run-dir", run_dir, "--from-scratch")
     if record.study:
         return UsageError(f"{what}: its study kept none; give hpcdl sweep --keep-models, or train it again: {again}")
-    return UsageError(f"{what}, though it has finished: they were removed; train it again: {again}")
+    return CorruptError(f"{what}, though it has finished: they were removed; train it again: {again}")
 
 
 def discard(run_dir: Path, aside: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
     "changes, code, said",
     [
         ({"status": "stopped"}, 3, "let the run continue with --resume"),
-        ({"status": "finished"}, 2, "they were removed; train it again: hpcdl train --resume --run-dir"),
+        ({"status": "finished"}, 3, "they were removed; train it again: hpcdl train --resume --run-dir"),
         ({"status": "finished", "study": "sizes"}, 2, "its study kept none; give hpcdl sweep --keep-models"),
     ],
 )

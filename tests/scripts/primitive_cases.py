@@ -82,6 +82,12 @@ def case_factors_leave_whole_numbers_whole() -> None:
             refused(lambda given=given, factor=factor: hpcdl.allreduce(given, hpcdl.Sum, **factor), "cast them")
 
 
+def case_tensors_in_parts_are_refused() -> None:
+    for value in (tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[0.0, 1.0]])):
+        for exchange in (hpcdl.allreduce, hpcdl.allgather, hpcdl.broadcast):
+            refused(lambda exchange=exchange, value=value: exchange(value), "exchange their parts")
+
+
 def case_means_of_half_precision_do_not_overflow() -> None:
     for make in (numpy.asarray, tf.constant):
         got = hpcdl.allreduce(make(numpy.full(2, 40000, "float16")))

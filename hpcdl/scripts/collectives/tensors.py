@@ -79,7 +79,11 @@ def check_traceable() -> None:
 
 
 def as_tensor(value: Any) -> Any:
-    """A tensor of a tensor, array, TensorFlow's or Keras's variable."""
+    """A tensor of a tensor, array, TensorFlow's or Keras's variable; UsageError for one in several parts."""
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise UsageError(
+            "ragged and sparse tensors are not supported: exchange their parts, such as .values and .row_lengths()"
+        )
     return tf.convert_to_tensor(value)
 
 

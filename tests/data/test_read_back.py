@@ -39,6 +39,23 @@ def test_unsigned_numbers_of_netcdf_in_both_orders_of_bytes(order: str, tmp_path
     assert sorted(values(tmp_path / "out", manifest, "x")) == (raw * 0.5).tolist()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("<f4", 9.969209968386869e36), (">f8", 9.969209968386869e36), ("<i4", -2147483647)]
+)
+def test_what_netcdf_fills_an_array_with_is_no_value(dtype: str, fill: float, tmp_path: Path) -> None:
+    """Its library leaves no attribute that says so."""
+    source = hdf5(tmp_path / "a.nc", y=Y)
+    with h5py.File(source, "r+") as file:
+        file.create_dataset("x", (12,), dtype, fillvalue=fill, chunks=(4,))[:8] = np.arange(8)
+    with pytest.raises(SourceError, match="--nan skip"):
+        make(source, tmp_path / "asked")
+    manifest = make(source, tmp_path / "out", nan="skip")
+    assert sorted(values(tmp_path / "out", manifest, "x")) == list(range(8))
+    with h5py.File(source, "r+") as file:
+        file["x"][8:] = 9
+    assert sorted(values(tmp_path / "whole", make(source, tmp_path / "whole"), "x")) == [*range(8), 9, 9, 9, 9]
+
+
 @pytest.mark.parametrize("dtype", ["<i4", ">i4", ">f8", "bool"])
 def test_lists_of_any_length_in_both_orders_of_bytes(dtype: str, tmp_path: Path) -> None:
     wanted = [np.arange(number).astype(dtype) for number in range(12)]

@@ -765,6 +765,8 @@ class _Packing:
             for name in ("_FillValue", "missing_value")
             if name in data.attrs and np.asarray(data.attrs[name]).dtype.kind in "fiu"
         ]
+        if _is_default_fill(data):
+            absent.append(np.asarray([data.fillvalue], data.dtype).view(stored))
         numbers = np.concatenate(absent) if absent else np.empty(0, stored)
         numbers = numbers[numbers == numbers]  # NaN stands for itself
         least, most = _valid(data)
@@ -834,6 +836,26 @@ def _valid(data: Any) -> tuple[float | None, float | None]:
     if len(both) == 2 and both.dtype.kind in "fiu":
         return float(both[0]), float(both[1])
     return _number(data.attrs.get("valid_min")), _number(data.attrs.get("valid_max"))
+
+
+_DEFAULT_FILLS = {
+    "i2": -32767,
+    "u2": 65535,
+    "i4": -2147483647,
+    "u4": 4294967295,
+    "i8": -9223372036854775806,
+    "u8": 18446744073709551614,
+    "f4": 9.969209968386869e36,
+    "f8": 9.969209968386869e36,
+}
+"""What netCDF's library leaves where nothing was written, without an attribute that says so (netcdf.h, NC_FILL_*).
+Bytes have none: all of their values are values."""
+
+
+def _is_default_fill(data: Any) -> bool:
+    """Whether what HDF5 fills an array with is netCDF's own; HDF5's would be 0."""
+    fill = _DEFAULT_FILLS.get(data.dtype.str[1:])
+    return fill is not None and data.fillvalue is not None and data.fillvalue == data.dtype.type(fill)
 
 
 _PACKING = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range", "_FillValue", "missing_value")

@@ -23,6 +23,7 @@ from hpcdl.core.records.run_record import (
     ALL_STEPS_UP_TO,
     ENVIRONMENT_PREFIXES,
     PARTS,
+    TIME_FORMAT,
     RankRecord,
     RunRecord,
     from_json,
@@ -241,7 +242,7 @@ def processors(threads: Path = Path("/proc/self/task")) -> str:
 
 def now_text() -> str:
     """The local time with its offset, to the second (ISO 8601)."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(WALL.now_s()))
+    return time.strftime(TIME_FORMAT, time.localtime(WALL.now_s()))
 
 
 def clock_set_s() -> float:

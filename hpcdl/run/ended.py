@@ -38,6 +38,7 @@ from hpcdl.core.records.run_record import (
     LOST,
     RUNNING,
     STOPPED,
+    TIME_FORMAT,
     RunRecord,
     read_record,
     write_record,
@@ -155,7 +156,7 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
         status=status,
         message=message,
         failure=failure,
-        finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        finished_at=time.strftime(TIME_FORMAT),
         steps=max(record.steps, _steps_done(run_dir)),
     )
     try:

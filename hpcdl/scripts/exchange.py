@@ -374,7 +374,7 @@ class GradientExchange:
         def compare(gradient: Array, *values: Array) -> bool:
             done = self._num_exchanges - 1
             if done == 1:
-                self._look_for_same_samples(gradient)
+                look_for_same_samples(self.group, gradient, moved=bool(gradient.any()))
             check_same_weights(
                 dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
             )
@@ -383,12 +383,6 @@ class GradientExchange:
         return tf.ensure_shape(
             call_python(compare, [first, *(held(one).read_value() for one in variables)], tf.bool), []
         )
-
-    def _look_for_same_samples(self, gradient: Array) -> None:
-        """One warning where all ranks have computed the same: each takes every step that one rank alone would."""
-        digests = self.group.messages.allgather_json(digest_of(gradient) if gradient.any() else None)
-        if len(set(digests)) == 1 and digests[0] is not None:
-            self.group.keep("said that ranks have the same samples", note_same_samples)
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
         """What gradients are multiplied with before and after the sum; None for one."""
@@ -447,7 +441,17 @@ def _in_python(text: str) -> str:
     return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
 
 
-def note_same_samples() -> bool:
+def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool) -> None:
+    """One warning where all ranks have computed the same `values`: each takes the steps that one alone would.
+
+    Collective. `values` of a rank that has not `moved` (a gradient of zeros, weights as they began) tell nothing.
+    """
+    digests = group.messages.allgather_json(digest_of(values) if moved else None)
+    if len(set(digests)) == 1 and digests[0] is not None:
+        group.keep("said that ranks have the same samples", _note_same_samples)
+
+
+def _note_same_samples() -> bool:
     """The warning, in words and in the run's record."""
     here = session()
     text = (

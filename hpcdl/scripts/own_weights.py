@@ -27,6 +27,7 @@ from hpcdl.scripts.exchange import (
     compares_after,
     held,
     key_of,
+    look_for_same_samples,
     name_in,
     name_of,
     note_updates,
@@ -117,6 +118,10 @@ class OwnWeights(ABC):
                 f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
                 "use strategy='ring'"
             )
+
+    def _look(self, own: Array) -> None:
+        """Look once whether all ranks have moved their weights alike, away from the shared ones; collective."""
+        look_for_same_samples(self.group, own, moved=not numpy.array_equal(own, self.shared()))
 
     def _compare(self) -> None:
         """Look whether all ranks hold the same shared weights; collective."""
@@ -218,8 +223,10 @@ class CenterExchange(OwnWeights):
                 self.group.messages.broadcast(first, 0)
                 self._replica.start(first, self._lengths)
                 self._began, self._num_updates = True, 0
-            elif compares_after(self._num_updates, self.group):
-                self._compare()
+            elif not self.group.num_joined:
+                self.group.keep("looked for the same samples", lambda: self._look(weights))
+                if compares_after(self._num_updates, self.group):
+                    self._compare()
         self._replica.weights[:] = weights
         self._replica.before_step(self._num_updates)
         return True

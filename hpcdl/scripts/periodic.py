@@ -176,6 +176,8 @@ class PeriodicExchange(OwnWeights):
     def _exchange(self, own: Array) -> tuple[Array, bool]:
         """This rank's weights after an exchange, and whether all have met; collective."""
         self._meet(starts=False)
+        if not self.group.num_joined:
+            self.group.keep("looked for the same samples", lambda: self._look(own))
         own = self._weights.exchange(own)
         self._num_exchanges += 1
         if self.group.num_joined:

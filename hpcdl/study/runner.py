@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from hpcdl.cluster.processes import end_marked, stop
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.processes.streams import caught
-from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.records.run_record import TIME_FORMAT, RunRecord, read_record
 from hpcdl.core.storage.disk import free_name, make_folder, open_to_append
 from hpcdl.core.storage.files import write_toml
 from hpcdl.core.storage.lock import writing
@@ -32,8 +32,6 @@ from hpcdl.tuning.trials import MARK, last_words
 LOGS, SETTINGS = "logs", "train.toml"
 SOFT_STOP_S = 20.0
 """How long a run may take to leave when it is asked to."""
-_TIME = "%Y-%m-%dT%H:%M:%S%z"
-"""How records write a time (run/journal.py)."""
 Planned = TypeVar("Planned")
 
 
@@ -224,7 +222,7 @@ def finished_record(run_dir: Path) -> RunRecord | None:
 def wall_seconds(record: RunRecord) -> float | None:
     """Time from a run's start to its end, to the second; None where its record does not say both."""
     try:
-        began, ended = (datetime.strptime(text, _TIME) for text in (record.started_at, record.finished_at))
+        began, ended = (datetime.strptime(text, TIME_FORMAT) for text in (record.started_at, record.finished_at))
     except ValueError:
         return None
     return (ended - began).total_seconds() or None

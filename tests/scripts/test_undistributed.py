@@ -109,8 +109,9 @@ keras.utils.set_random_seed(1)
 x = numpy.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 mine = slice(None) if "same" in sys.argv else slice(hpcdl.rank(), None, hpcdl.size())
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-if "fit" in sys.argv:
-    model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+if "loop" not in sys.argv:
+    strategy = {"fit": {}, "center": {"strategy": "sync-easgd"}, "period": {"strategy": "local-sgd", "period": 2}}
+    model.compile(hpcdl.DistributedOptimizer("sgd", **strategy[sys.argv[1]]), "mse")
     model.fit(x[mine], x[mine].sum(1), batch_size=4, epochs=2, verbose=0)
 else:
     optimizer = keras.optimizers.SGD(0.1)
@@ -123,7 +124,7 @@ else:
 
 
 @pytest.mark.parametrize("data", ["same", "own"])
-@pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.parametrize("kind", ["fit", "loop", "center", "period"])
 def test_ranks_that_train_on_the_same_samples_are_told(
     session_hpcdl: CommandLine, tmp_path: Path, kind: str, data: str
 ) -> None:

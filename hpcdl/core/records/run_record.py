@@ -140,6 +140,8 @@ def _silent_s(run_dir: Path) -> float:
 SCHEMA = "hpcdl.run/1"
 FILE_NAME = "record.json"
 PARTS = ("input", "compute", "wait", "exposed_communication", "update", "other")
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
+"""Of `started_at` and `finished_at`, for strftime and strptime."""
 ALL_STEPS_UP_TO = 10_000
 """Step times are kept one by one up to this many steps, as quantiles beyond."""
 ENVIRONMENT_PREFIXES = (

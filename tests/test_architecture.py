@@ -97,6 +97,8 @@ def imports_in(path: Path) -> Iterator[tuple[str, int]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            yield from ((str(name.value), node.lineno) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
 def at_import_time(path: Path) -> Iterator[ast.stmt]:

@@ -24,14 +24,10 @@ from hpcdl.models.table import network_for
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to `app`."""
-    _register_shard(app)
-    _register_inspect(app)
-
-
-def _register_shard(app: typer.Typer) -> None:
     app.command(name="shard", epilog="Example: hpcdl shard images shards --image-size 224 --split train=0.9,val=0.1")(
         shard
     )
+    app.command(name="inspect", epilog="Example: hpcdl inspect shards --verify")(inspect)
 
 
 @takes_settings(ShardConfig)
@@ -160,10 +156,6 @@ def _report_document(report: Any, target: Path) -> dict[str, Any]:
 
 
 _CLASSES_SHOWN = 20
-
-
-def _register_inspect(app: typer.Typer) -> None:
-    app.command(name="inspect", epilog="Example: hpcdl inspect shards --verify")(inspect)
 
 
 def inspect(

@@ -15,7 +15,7 @@ from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved
 from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.paths import typed
-from hpcdl.core.units import format_bytes, format_rate, format_seconds
+from hpcdl.core.units import format_bytes, format_list, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.tuning.tune import PreparedSearch, Tuned
@@ -49,12 +49,9 @@ RanksFlag = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to `app`."""
-    _register_node(app)
-    _register_tune_threads(app)
-
-
-def _register_node(app: typer.Typer) -> None:
     app.add_typer(commands, name="node")
+    epilog = "Example: hpcdl tune-threads --model resnet50 --batch-size 32 --budget 10m"
+    app.command("tune-threads", cls=GroupedCommand, epilog=epilog)(tune_threads)
 
 
 @commands.command(epilog="Example: hpcdl node show --machine stampede2-knl-quadrant-flat")
@@ -66,7 +63,6 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
-    from hpcdl.core.units import format_list
     from hpcdl.node.accelerators import told
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
@@ -133,11 +129,6 @@ ReplayFlag = Annotated[
 NUM_TOLD = 12
 RANK_COMMAND = ("python", "-m", "hpcdl.bench.step", "FOLDER")
 """What a trial runs on each rank; the folder is the trial's own."""
-
-
-def _register_tune_threads(app: typer.Typer) -> None:
-    epilog = "Example: hpcdl tune-threads --model resnet50 --batch-size 32 --budget 10m"
-    app.command("tune-threads", cls=GroupedCommand, epilog=epilog)(tune_threads)
 
 
 @takes_settings(TuneConfig)

@@ -20,7 +20,8 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.models.saved import check_saved
 from hpcdl.scripts.callbacks import follow_fits
-from hpcdl.scripts.collectives.primitives import ProcessSet, group_of, unconverted
+from hpcdl.scripts.collectives.arrays import unconverted
+from hpcdl.scripts.collectives.primitives import ProcessSet, group_of
 from hpcdl.scripts.collectives.tensors import check_no_strategy, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,

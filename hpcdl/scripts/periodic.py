@@ -17,7 +17,7 @@ import tensorflow as tf
 from hpcdl.comm.observed import for_exchange
 from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.primitives import unconverted
+from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.exchange import (
     ExchangeSettings,

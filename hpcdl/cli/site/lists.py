@@ -17,13 +17,9 @@ _FIELDS = ("name", "parameters", "moving_statistics", "macs", "gradient_bytes", 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to `app`."""
-    _register_models(app)
-    _register_strategies(app)
-    _register_examples(app)
-
-
-def _register_models(app: typer.Typer) -> None:
     app.command("models", epilog="Example: hpcdl models --json")(models)
+    app.command(epilog="Example: hpcdl strategies --json")(strategies)
+    app.command(epilog="Example: hpcdl examples digits my_model.py")(examples)
 
 
 def models(json: JsonFlag = False) -> None:
@@ -52,10 +48,6 @@ def models(json: JsonFlag = False) -> None:
     say("next: hpcdl train --model NAME --data DIR, or a function of your own: --model path/to/file.py:build")
 
 
-def _register_strategies(app: typer.Typer) -> None:
-    app.command(epilog="Example: hpcdl strategies --json")(strategies)
-
-
 def strategies(json: JsonFlag = False) -> None:
     """List the parallel strategies.
 
@@ -69,10 +61,6 @@ def strategies(json: JsonFlag = False) -> None:
         return
     print_table(("strategy", "family", "what it does"), [(info.name, info.family, info.summary) for info in strategies])
     say("next: hpcdl train --strategy NAME --model lenet --data DIR --ranks N")
-
-
-def _register_examples(app: typer.Typer) -> None:
-    app.command(epilog="Example: hpcdl examples digits my_model.py")(examples)
 
 
 def examples(

@@ -50,13 +50,9 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a ru
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to `app`."""
-    _register_runs(app)
-    _register_checkpoints(app)
-
-
-def _register_runs(app: typer.Typer) -> None:
     app.command(epilog="Example: hpcdl runs runs --where strategy=ring --sort accuracy --reverse")(runs)
     app.command(epilog="Example: hpcdl diff runs/20260314-lenet-ring runs/20260315-lenet-ps")(diff)
+    app.command(epilog="Example: hpcdl checkpoints runs/20260314-lenet-ring")(checkpoints)
 
 
 def runs(
@@ -155,10 +151,6 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
 def _short(text: str) -> str:
     """A value for a table: the end of a long one, where paths differ."""
     return (text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}") or "-"
-
-
-def _register_checkpoints(app: typer.Typer) -> None:
-    app.command(epilog="Example: hpcdl checkpoints runs/20260314-lenet-ring")(checkpoints)
 
 
 def checkpoints(

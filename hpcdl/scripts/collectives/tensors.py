@@ -15,7 +15,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.primitives import (
+from hpcdl.scripts.collectives.arrays import (
     broadcast_arrays,
     equal_splits,
     gather_arrays,

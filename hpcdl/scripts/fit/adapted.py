@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
-from hpcdl.scripts.collectives.primitives import gather_arrays, group_of
+from hpcdl.scripts.collectives.arrays import gather_arrays
+from hpcdl.scripts.collectives.primitives import group_of
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import layers_in, replace_moments
 from hpcdl.supervision.control import digest_of

@@ -18,7 +18,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.primitives import gather_arrays
+from hpcdl.scripts.collectives.arrays import gather_arrays
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import RESULTS, check_internals
 from hpcdl.strategies.base.graph import call_python

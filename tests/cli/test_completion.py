@@ -31,7 +31,8 @@ def test_the_start_up_file_is_as_it_was_and_the_line_that_is_told_loads_completi
     assert told.startswith("next: echo ")
     bash(told.removeprefix("next: "))
     assert start.read_bytes().startswith(MINE)
-    assert bash(f". ~/.bashrc; {ASK}").stdout == "train trace\n"
+    asked = bash(f". ~/.bashrc; {ASK}")
+    assert asked.stdout == "train trace\n", asked.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

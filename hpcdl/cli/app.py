@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer._completion_classes import completion_init
 from typer.completion import show_callback
+from typer.core import TyperGroup
 
 from hpcdl import __version__
 from hpcdl.cli.output import VERBOSE, command_in, put
@@ -39,6 +40,35 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "site.env": ("env",),
 }
 """The commands of each file."""
+
+CONTENTS: Mapping[str, tuple[str, ...]] = {
+    "Data": ("shard", "inspect"),
+    "Training": ("train", "run", "watch", "runs", "diff", "checkpoints"),
+    "Trained models": ("evaluate", "export", "infer"),
+    "Scaling studies": ("sweep", "search", "predict", "report", "trace"),
+    "Batch jobs": ("submit", "jobs", "cancel"),
+    "This node and installation": ("tune-threads", "node", "doctor", "certify", "bench", "config", "env"),
+    "Lists and help": ("models", "strategies", "examples", "docs", "explain"),
+}
+"""The headings of `hpcdl --help`, with their commands."""
+
+
+class Contents(TyperGroup):
+    """All commands, listed as a table of contents."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands that are loaded, heading after heading."""
+        return [name for names in CONTENTS.values() for name in names if name in self.commands]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of commands for each heading, each command with one line."""
+        widest = max(map(len, self.commands))
+        for heading, names in CONTENTS.items():
+            found = [self.commands[name] for name in names if name in self.commands]
+            rows = [(f"{one.name:{widest}}", one.get_short_help_str(formatter.width - widest - 6)) for one in found]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def _version(wanted: bool) -> None:
@@ -89,6 +119,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
     completion_init()
     app = typer.Typer(
         name="hpcdl",
+        cls=Contents,
         add_completion=False,
         help=root.__doc__,
         epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5",
@@ -98,7 +129,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(root)
-    named = command_in(words)
+    named = None if {*words[:1]} & {"-h", "--help"} else command_in(words)
     for module in [own for own, names in COMMANDS.items() if named in names] or COMMANDS:
         importlib.import_module(f"hpcdl.cli.{module}").register(app)
     return app

@@ -48,7 +48,7 @@ def shard(
     quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Pack images, or samples of any fields, from any source into HDF5 shards."""
+    """Convert images, arrays, tables or records to HDF5 shards."""
     settings = resolved(ShardConfig, "shard", flags, config, pairs)
     request = ShardRequest(source=source, target=folder, config=settings.config, resume=resume, reader=reader)
     from hpcdl.data.write import writing
@@ -174,7 +174,7 @@ def inspect(
     quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a data folder holds; check and mend it."""
+    """Show what a data folder holds; check and repair it."""
     from hpcdl.core.storage.disk import check_outputs, make_output_folder
 
     if repair != (source is not None):

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from hpcdl.config.forms import STEPS, TYPED, is_trace_spec
 from hpcdl.core.errors import UsageError
 
-FIRST = "First of all"
+FIRST = "Most used"
 MOST_USED = (
     "model", "data", "strategy", "ranks", "batch-size", "epochs", "optimizer", "learning-rate", "run-dir", "resume",
 )  # fmt: skip

@@ -62,7 +62,7 @@ def show(
     ranks_per_node: RanksFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show packages, NUMA nodes, caches, cores, what this process may use, and where ranks would sit."""
+    """Show packages, NUMA nodes, caches and cores. Also what this process may use, and where ranks would be placed."""
     from hpcdl.node.accelerators import told
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
@@ -105,7 +105,7 @@ def env(
     ranks_per_node: RanksFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the profile's environment as shell exports, for use without hpcdl; numactl lines stand as comments."""
+    """Print the profile's environment as shell exports. For use without hpcdl; lines of numactl are comments."""
     from hpcdl.node.plan import numactl_words, plan_node, shell_exports
 
     planned = plan_node(machine, profile, model, ranks_per_node)

@@ -25,7 +25,7 @@ def test_a_file_has_the_commands_that_it_is_said_to_have(names: tuple[str, ...])
         assert names_of("-v", name, "--json") == [*names]
 
 
-@pytest.mark.parametrize("words", [(), ("--help",), ("trian", "--model", "lenet")], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("--help",), ("--help", "train"), ("trian", "--model", "lenet")], ids=" ".join)
 def test_where_no_command_is_named_there_are_all(words: tuple[str, ...]) -> None:
     assert set(names_of(*words)) == {name for names in COMMANDS.values() for name in names}
 

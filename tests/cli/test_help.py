@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
 import pytest
 
+from hpcdl.cli.app import COMMANDS, CONTENTS
 from hpcdl.cli.groups import MOST_USED, completer
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
@@ -15,7 +17,8 @@ from hpcdl.node.machines import machine_names
 from hpcdl.strategies.table import listed_strategies
 from tests.conftest import CommandLine
 
-HEADINGS = ["First of all", "Data", "Model", "Optimisation", "Strategy", "Checkpoint", "Safety", "Machine"]
+GROUPS = ["bench", "node", "config", "env"]
+HEADINGS = ["Most used", "Data", "Model", "Optimisation", "Strategy", "Checkpoint", "Safety", "Machine"]
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -29,10 +32,18 @@ def test_train_has_groups_and_the_ten_come_first(run_hpcdl: CommandLine) -> None
     told = run_hpcdl(["train", "--help"], env={"COLUMNS": "80"}).out
     found = sections(told)
     assert list(found)[:-1] == HEADINGS, "a new group of settings needs a heading in cli/groups.py"
-    assert tuple(found["First of all"]) == MOST_USED and len(MOST_USED) == 10
+    assert tuple(found["Most used"]) == MOST_USED and len(MOST_USED) == 10
     listed = [flag for title in HEADINGS for flag in found[title]]
     assert len(listed) == len(set(listed)) and {item.key for item in all_settings(TrainConfig)} <= set(listed)
     assert max(map(len, told.splitlines())) <= 80
+
+
+def test_help_is_a_table_of_contents(run_hpcdl: CommandLine) -> None:
+    contents = run_hpcdl(["--help"], env={"COLUMNS": "80"}).out
+    assert sorted(name for names in CONTENTS.values() for name in names) == sorted(itertools.chain(*COMMANDS.values()))
+    assert [heading for heading in CONTENTS if f"\n{heading}:\n" in contents] == list(CONTENTS)
+    lists = [contents, *(run_hpcdl([group, "--help"], env={"COLUMNS": "80"}).out for group in GROUPS)]
+    assert "..." not in "".join(lists).replace("[ARGS]...", ""), "a command's first sentence is too long for its line"
 
 
 def test_short_names_mean_the_long_ones(run_hpcdl: CommandLine) -> None:

@@ -47,7 +47,7 @@ def certify(
     quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Find out what this installation survives.
+    """Find out which failures this installation survives.
 
     Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
     """

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl config show --config study.toml --set batch-size=64")
 @takes_settings(TrainConfig)
 def show(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
-    """Print every setting of `hpcdl train`, its value, and the layer that it comes from."""
+    """Print every setting of `hpcdl train`. With its value, and the layer that it comes from."""
     rows = settings_for_show(TrainConfig, "train", flags, config, set_)
     machine = machine_in_force()
     own = machine_rows(machine)

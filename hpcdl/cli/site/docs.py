@@ -30,7 +30,7 @@ def docs(
     open_: Annotated[bool, typer.Option("--open", help="Open them in a browser.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Tell where the documentation lies, search it, or open it."""
+    """Find, search or open the documentation."""
     from hpcdl.core.pages.manual import find_words, manual_folder, start_page
 
     folder = manual_folder()
@@ -70,7 +70,7 @@ def explain(
     error: Annotated[list[str], typer.Argument(metavar="ERROR", help="A message, a class, or an exit code.")],
     json: JsonFlag = False,
 ) -> None:
-    """Say what an error means and what to do."""
+    """Explain an error, and what to do about it."""
     from hpcdl.core.pages.manual import ERRORS_PAGE
     from hpcdl.core.pages.manual import explain as find
 

@@ -26,7 +26,7 @@ def create(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make a virtual environment that sees hpcdl and all that comes with it, for packages of your own.
+    """Make a virtual environment for packages of your own. It sees hpcdl, and all that comes with it.
 
     pip keeps to the versions of hpcdl's packages there, and refuses by name what needs others.
     """

@@ -38,7 +38,7 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="So many of the newest jobs.")] = 10,
     json: JsonFlag = False,
 ) -> None:
-    """Show submitted jobs and how far they are; with grow, have a run start the workers again that it has lost.
+    """Show submitted jobs and how far they are. With grow, a run starts the workers again that it has lost.
 
     State, progress and the end of the log of each job of this account. `grow` is for runs with --elastic that go on
     with fewer workers: they save, and go on with as many as they were planned with, on what can be used again.
@@ -82,7 +82,7 @@ def _grow(word: str | None, run: str | None, *, json: bool) -> None:
 
 
 def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:
-    """End a job; it does not requeue itself. A run that had begun can be resumed."""
+    """End a job, which is not requeued. A run that had begun can be resumed."""
     from hpcdl.cluster.batch import jobs as submitted
 
     job = submitted.find_job(number)

@@ -70,7 +70,7 @@ def examples(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Copy into this folder.")] = Path(),
     json: JsonFlag = False,
 ) -> None:
-    """List the examples that come with hpcdl, or copy some into a folder.
+    """List the examples of hpcdl, or copy some into a folder.
 
     A file that is there with other content is never replaced.
     """

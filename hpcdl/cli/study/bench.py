@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
     from hpcdl.bench.input import InputResult, MetadataOperations
 
-commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, messages, a step, the input, a precision.")
+commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, links, a step, input, a precision.")
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
 @takes_settings(AllreduceBenchConfig)
 def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
-    """Time and check every all-reduce at several sizes, and every link between two ranks."""
+    """Time and check all-reduces at several sizes. Links between each two ranks are timed too."""
     from hpcdl.bench.allreduce import run
     from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
@@ -127,7 +127,7 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench pingpong --transport grpc --allow-grpc")
 @takes_settings(PingpongBenchConfig)
 def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
-    """Time messages between two ranks, by MPI or by TensorFlow's gRPC, to see what each costs on the same link."""
+    """Time messages between two ranks. By MPI and by TensorFlow's gRPC, on the same link."""
     from hpcdl.bench.pingpong import run
     from hpcdl.cluster.batch.systems import has_own_nodes
 
@@ -170,7 +170,7 @@ def _rate(bytes_per_second: float) -> str:
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench precision --model resnet50 --batch-size 8")
 @takes_settings(PrecisionBenchConfig)
 def precision(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
-    """Compare a network in bfloat16 with itself in float32: results of one batch, accuracy on the bundled digits."""
+    """Compare a network in bfloat16 with itself in float32. By one batch's results, and accuracy on bundled digits."""
     from hpcdl.bench.precision import num_parts, run
 
     settings = resolved(PrecisionBenchConfig, "bench-precision", flags, config, set_).config
@@ -200,7 +200,7 @@ def input_command(
     set_: SetFlag = None,
     json: JsonFlag = False,
 ) -> None:
-    """Time the input of one rank or of many at once, and say what part of a training step would wait for it."""
+    """Time the input of one rank, or of many at once. It says what part of a training step would wait for it."""
     from hpcdl.bench.input import run
     from hpcdl.data.format.dataset import open_dataset
 

@@ -64,7 +64,7 @@ def predict(
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """Predict steps at sizes that were not run, each with a 90 % interval.
+    """Predict steps at sizes not yet run, with 90 % intervals.
 
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """

@@ -103,7 +103,7 @@ def report(
     attach: Attach = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell how runs trained and scaled.
+    """Make tables and figures of how runs trained and scaled.
 
     A page, tables and figures, with intervals and caveats.
     """

@@ -37,7 +37,7 @@ def infer(
     quiet: QuietFlag = False,
     trust: TrustFlag = False,
 ) -> None:
-    """Compute a trained model's outputs for all samples, on one rank or on many.
+    """Compute a trained model's outputs for a whole data set.
 
     On this node with --ranks N, or as one rank under mpiexec or srun. Outputs go into verified HDF5 shards.
     """

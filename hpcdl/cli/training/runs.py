@@ -62,7 +62,7 @@ def runs(
     reverse: Reverse = False,
     json: JsonFlag = False,
 ) -> None:
-    """List runs with the settings in which they differ."""
+    """List runs and the settings in which they differ."""
     from hpcdl.report.runs.listing import list_runs, ordered, selected, varying_settings
 
     found, unreadable = list_runs(folder)
@@ -128,7 +128,7 @@ def _stacked(
 
 
 def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> None:
-    """Show in what two runs differ: settings and software, then what came out."""
+    """Compare two runs: settings, software, then results."""
     from hpcdl.report.runs.listing import as_text, differences
 
     found = differences(first, second)
@@ -157,7 +157,7 @@ def checkpoints(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     json: JsonFlag = False,
 ) -> None:
-    """List a run's checkpoints, and hold every file against its digest."""
+    """List a run's checkpoints, and check every file."""
     from hpcdl.core.records.run_record import FINISHED, state_of
     from hpcdl.run.listing import listed, require_whole
 

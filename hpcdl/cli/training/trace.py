@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = False) -> None:
-    """Show the inside of steps: what hides behind what, who waits for whom, what makes ranks slow.
+    """Show the inside of training steps. Which parts overlap, which rank waits for which, and what slows ranks.
 
     Every run keeps a small trace of its first ranks; hpcdl train --trace keeps more.
     """

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(run: Run, once: Once = False) -> None:
-    """Show what each rank of a run does now: its speed, whom it waits for, where its steps go; Ctrl-C ends the view.
+    """Show live what each rank of a run does. Its speed, its waits and the parts of its steps; Ctrl-C ends the view.
 
     Works from any node that sees the run directory; without a terminal it prints plain lines.
     """

@@ -37,7 +37,7 @@ SHORT_BYTES = 8
 LONG_BYTES = 1 << 20
 PINGS = 9
 ALL_PAIRS_UP_TO = 48
-"""Ranks up to which every pair is measured; beyond, those at distances of powers of two."""
+"""Ranks up to which every pair is measured; with more, only pairs at distances of powers of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,12 @@ class Pair:
 
     @property
     def seconds(self) -> float:
-        """One long message."""
+        """The time of one long message."""
         return self.latency_s + self.seconds_per_byte * LONG_BYTES
 
 
 def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
-    """The pairs to be measured, each with the lower rank first."""
+    """Return the pairs to measure, each with the lower rank first."""
     if num_ranks <= ALL_PAIRS_UP_TO:
         return [(low, high) for low in range(num_ranks) for high in range(low + 1, num_ranks)]
     distances = [1 << bit for bit in range((num_ranks - 1).bit_length())]
@@ -65,7 +65,7 @@ def choose_pairs(num_ranks: int) -> list[tuple[int, int]]:
 
 
 def sweep(communicator: Communicator) -> list[Pair]:
-    """Measure pair after pair, the others waiting; every rank calls it and gets all pairs."""
+    """Measure the pairs one after another while the other ranks wait; every rank calls it and gets all pairs."""
     hosts = communicator.allgather_json(communicator.host)
     buffers = [numpy.zeros(num_bytes, numpy.uint8) for num_bytes in (SHORT_BYTES, LONG_BYTES)]
     own: list[tuple[tuple[int, int], AlphaBeta]] = []
@@ -89,7 +89,7 @@ def sweep(communicator: Communicator) -> list[Pair]:
 
 
 def median_link(pairs: Sequence[Pair]) -> AlphaBeta:
-    """The link of the pair in the middle."""
+    """Return the link with median latency and median bandwidth."""
     return AlphaBeta(
         latency_s=statistics.median(pair.latency_s for pair in pairs),
         seconds_per_byte=statistics.median(pair.seconds_per_byte for pair in pairs),
@@ -97,7 +97,7 @@ def median_link(pairs: Sequence[Pair]) -> AlphaBeta:
 
 
 def one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool, repeats: int) -> list[float]:
-    """Seconds of half a round trip of `buffer`, `repeats` times, after two that warm up."""
+    """Return the seconds of half a round trip of `buffer`, `repeats` times, after two warm-ups."""
     samples = []
     for repeat in range(repeats + 2):
         start_s = time.perf_counter()
@@ -115,7 +115,7 @@ def one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool
 class AllreduceRow:
     """One algorithm at one size: median seconds of the slowest rank.
 
-    `bus_bandwidth` is 2(p-1)/p n/t in bytes/s, what each rank must at least send and receive in that time.
+    `bus_bandwidth` is 2(p-1)/p n/t in bytes/s, the minimum that each rank must send and receive in that time.
     `share_of_bound` is the bound, lg p latencies and 2(p-1)/p n bytes on the median link, over the time; through shared
     memory it may exceed 1.
     """
@@ -129,7 +129,7 @@ class AllreduceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowestPair:
-    """The two ranks between which a message of 1 MiB takes longest; `ratio` over the median pair."""
+    """The two ranks with the slowest message of 1 MiB; `ratio` over the median pair."""
 
     ranks: Sequence[int]
     hosts: Sequence[str]
@@ -139,7 +139,7 @@ class SlowestPair:
 
 @dataclass(frozen=True, kw_only=True)
 class AllreduceResult:
-    """What was measured; `fits` holds alpha and beta of each algorithm, `link` those of the median pair of ranks."""
+    """The results; `fits` holds alpha and beta of each algorithm, `link` those of the median pair of ranks."""
 
     library: str
     ranks: int
@@ -152,7 +152,7 @@ class AllreduceResult:
 
 
 def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
-    """Measure on fresh ranks of this node or of the job's, or on a launcher's; None on all of these but rank 0."""
+    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
     sizes = parse_sizes(config.run.sizes)
     if (place := launched()) is not None:
         result = as_started(
@@ -167,7 +167,7 @@ def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
 
 
 def parse_sizes(text: str, multiple_of: int = 4) -> list[int]:
-    """Bytes of each size in `4KiB,1MiB`, in ascending order, cut to whole numbers of float32; UsageError otherwise."""
+    """Return the bytes of each size in `4KiB,1MiB`, ascending, cut to whole float32. Raises UsageError if invalid."""
     try:
         sizes = sorted({parse_bytes(part) // multiple_of * multiple_of for part in text.split(",") if part.strip()})
     except ValueError as error:
@@ -181,9 +181,9 @@ def parse_sizes(text: str, multiple_of: int = 4) -> list[int]:
 def measure_on_rank(
     config: AllreduceBenchConfig, communicator: Communicator, on_progress: ReportProgress
 ) -> AllreduceResult:
-    """One rank's part; every rank gets the result. HpcdlError where an algorithm sums wrongly.
+    """Do one rank's part; every rank gets the result. Raises HpcdlError if an algorithm sums incorrectly.
 
-    Rank 0 keeps the times for `--strategy auto`, where the sizes reach from small gradients to full buckets.
+    Rank 0 saves the times for `--strategy auto`, if the sizes range from small gradients to full buckets.
     """
     workspace = Workspace()
     sizes = parse_sizes(config.run.sizes)
@@ -198,7 +198,7 @@ def measure_on_rank(
     table = dataclasses.replace(table, rows=rows)
     workspace.close()
     if communicator.rank == 0 and serves_auto(sizes):
-        with contextlib.suppress(OSError):  # a full home must not cost the result
+        with contextlib.suppress(OSError):  # a full home must not lose the result
             save_table(table_file(table.library, table.ranks, table.nodes, communicator.host), table)
     link = median_link(pairs)
     slowest = max(pairs, key=lambda pair: pair.seconds)

@@ -1,6 +1,6 @@
-"""What this installation survives, tried out: small runs that faults strike, and what came of each.
+"""Tests which faults this installation survives: small runs with injected faults, and the result of each.
 
-A run survives where it takes all of its steps and ends with 0, be it with new ranks (`--elastic`).
+A run survives if it takes all of its steps and ends with 0, possibly with new ranks (`--elastic`).
 """
 
 from __future__ import annotations
@@ -52,30 +52,33 @@ FAULTS: Mapping[str, str] = {
     "slow link": "link:{place}=1:100mbit",
     "skewed clock": "skew:host=1:+2s",
 }
-"""What is tried, by name; {last} is the last rank, a server where there are servers, {place} a node or, where there is
-one node alone, a rank; {at} a step, and {half} one that comes in half the time."""
+"""The faults to test, by name.
+
+{last} is the last rank, a server if there are servers. {place} is a node or, on a single node, a rank. {at} is a step,
+and {half} a step at half that time.
+"""
 SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
-"""How a run saves under a fault, where not by checkpoints alone."""
+"""Checkpoint settings of a run under a fault, if other than the default."""
 GO_ON = tuple(fault for fault in FAULTS if fault.endswith("the others go on"))
-"""The run may go on with fewer workers: in place, where MPI and the strategy can."""
+"""The run may continue with fewer workers: in place, if MPI and the strategy support it."""
 LEAVES_NODES_OUT = ("partition that stays",)
-"""What of several nodes takes one for good: the run goes on with fewer workers."""
+"""Faults that remove one of several nodes for good: the run continues with fewer workers."""
 BY_CHECKPOINTS = ("--checkpoint-every", "0.2s")
 RUN_TIMEOUT_S = 900.0
 LOOK_S, LEAVE_S = 0.5, 60.0
-"""Between two looks whether a run is to end, and how long it may take to leave then."""
+"""Seconds between checks whether a run should end, and how long it may then take to leave."""
 JSON_CARD, PAGE, TEXT = "card.json", "card.html", "card.md"
 """The files of a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run under one fault; `recover_s` from the fault to the next step of which anything is heard.
+    """One run under one fault; `recover_s` is the time from the fault to the next reported step.
 
-    `steps_lost` were taken twice. `said` is the last line of a run that did not survive. `load` is what wanted the
-    cores of this node as it began (the mean of a minute): with more than there are, its seconds mean little.
+    `steps_lost` were taken twice. `said` is the last line of a run that did not survive. `load` is this node's mean
+    load of the minute before the start: if it exceeds the number of cores, the seconds mean little.
     """
 
     fault: str
@@ -89,13 +92,13 @@ class Trial:
 
 
 def nodes_here() -> int:
-    """Nodes of this job; 1 outside of any."""
+    """Return the number of nodes of this job; 1 outside of any job."""
     return max(1, len(find_launcher().hosts(os.environ)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is tried: each of `faults` on each of `strategies`, `tries` times, in runs of `num_ranks` ranks."""
+    """The test plan: each of `faults` on each of `strategies`, `tries` times, in runs of `num_ranks` ranks."""
 
     strategies: Sequence[str]
     faults: Sequence[str]
@@ -105,7 +108,7 @@ class Plan:
     num_nodes: int = field(default_factory=nodes_here)
 
     def cases(self) -> list[tuple[str, str, int]]:
-        """Strategy, fault, number of the try. UnknownNameError for a fault that is not known."""
+        """Return (strategy, fault, number of the try) of each case. Raises UnknownNameError for an unknown fault."""
         for fault in self.faults:
             if fault not in FAULTS:
                 raise UnknownNameError("fault", fault, FAULTS)
@@ -118,7 +121,7 @@ class Plan:
         ]
 
     def left_out(self) -> list[dict[str, str]]:
-        """What is not tried, and `why`."""
+        """Return the combinations that are not tested, and `why`."""
         return [
             {"fault": fault, "strategy": strategy, "why": why}
             for strategy in self.strategies
@@ -127,7 +130,7 @@ class Plan:
         ]
 
     def _against(self, fault: str, strategy: str) -> str:
-        """Why there is nothing here that the fault could strike; nothing where there is."""
+        """Return why the fault cannot occur here; empty if it can."""
         features, text = find_strategy(strategy).features, FAULTS[fault]
         if "server" in fault and not features.servers:
             return f"{strategy} has no servers"
@@ -142,13 +145,13 @@ class Plan:
         return ""
 
     def words(self, fault: str, strategy: str) -> list[str]:
-        """Of the command line of a run that `fault` strikes: how it saves, and what strikes."""
+        """Return the arguments of a run with `fault`: how it saves, and the injection."""
         features = find_strategy(strategy).features
         least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
         may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
         shrunk = ("--min-workers", least) if may_be_fewer else ()
         place = "host" if self.num_nodes > 1 else "rank"
-        # Of an asynchronous run's steps one rank takes as many as it can, on a busy machine few.
+        # In an asynchronous run a rank takes as many steps as it can, so few on a busy machine.
         at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
         injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place, at=at, half=at // 2)
         return [*SAVING.get(fault, BY_CHECKPOINTS), *shrunk, "--inject", injected]
@@ -157,11 +160,9 @@ class Plan:
 def try_out(
     plan: Plan, earlier: Sequence[Trial], on_progress: Callable[[str], None], ended: Callable[[Trial], None]
 ) -> list[Trial]:
-    """Run all cases behind the `earlier` ones, one after another; `on_progress` gets each before it begins.
+    """Run all cases after the `earlier` ones, one after another; call `on_progress` before and `ended` after each.
 
-    `ended` gets each as it ends.
-
-    The card is written after each. StoppedEarly after a signal: the run that was under way does not count.
+    Writes the card after each case. Raises StoppedEarly after a signal: the interrupted run does not count.
     """
     trials, asked = [*earlier], list[int]()
     done = Counter((trial.strategy, trial.fault) for trial in earlier)
@@ -181,7 +182,7 @@ def try_out(
 
 
 def _free(folder: Path) -> Path:
-    """`folder`, or one of another number where a run that did not come to its end lies there."""
+    """Return `folder`, or one with another number if an incomplete run occupies it."""
     others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
     return next(place for place in (folder, *itertools.islice(others, 1000)) if not place.exists())
 
@@ -213,7 +214,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callabl
 
 
 def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> tuple[int | None, str]:
-    """Exit code of a run and its last line; None where it does not end, or was ended because of `stopping`."""
+    """Return exit code and last line of a run; the code is None if it does not end, or was ended by `stopping`."""
     deadline = time.monotonic() + RUN_TIMEOUT_S
     process = subprocess.Popen(
         line,
@@ -222,7 +223,7 @@ def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> t
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
-        start_new_session=True,  # Ctrl-C reaches this process alone, which asks the run to leave
+        start_new_session=True,  # Ctrl-C reaches only this process, which asks the run to leave
     )
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -239,9 +240,9 @@ def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> t
 
 
 def _recovered_after(events: Sequence[Mapping[str, Any]], struck: Mapping[str, Any]) -> float | None:
-    """Seconds from the fault to the first step or epoch behind it; None where none came any more.
+    """Return the seconds from the fault to the first step or epoch after it; None if there is none.
 
-    Where new ranks were started it is theirs: a step that was under way may still be told after the fault.
+    If new ranks were started, only their steps count: a step in progress may still be reported after the fault.
     """
     after = [(event["kind"], seconds_between(struck, event) or 0.0) for event in events]
     began_s = max((at_s for kind, at_s in after if kind == "start"), default=0.0)
@@ -258,9 +259,9 @@ def _steps_lost(run_dir: Path, struck_step: int) -> int:
 
 
 def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
-    """What `--json` prints: for each fault and strategy how many runs survived, and what it cost them.
+    """Return the output of `--json`: for each fault and strategy how many runs survived, and the cost of survival.
 
-    `left_out` is what was not tried.
+    `left_out` lists the combinations that were not tested.
     """
     groups: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
@@ -285,11 +286,10 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
 
 
 def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial]:
-    """What the card in the folder has already: nothing without `resume`, which a folder that is taken needs.
+    """Return the trials on the card in the folder: none without `resume`, which a non-empty folder requires.
 
-    The folder is made where it is missing.
-    A run that its fault never struck says nothing of it, and is tried again.
-    UsageError where it was made otherwise, or the job has fewer than `nodes` nodes.
+    Creates the folder if it is missing. A run that its fault never struck is repeated. Raises UsageError if the card
+    was made with other settings, or if the job has fewer than `nodes` nodes.
     """
     here = plan.num_nodes
     if nodes is not None and here < nodes:
@@ -314,7 +314,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
 
 
 def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:
-    """The facts and trials of a card.json; CorruptError where it is none."""
+    """Return the facts and trials of a card.json. Raises CorruptError if it is invalid."""
     try:
         document = read_json(path)
         facts = {str(name): str(value) for name, value in document["facts"].items()}
@@ -328,12 +328,12 @@ def _size(plan: Plan) -> dict[str, str]:
 
 
 def facts_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, str]:
-    """Where the runs were, on what, and how much else these machines did."""
+    """Return facts about the runs: time, machine, software, and the load of the machine."""
     loads = [trial.load for trial in trials]
     busy = f"{min(loads):.1f} to {max(loads):.1f}, of {os.cpu_count()} cores" if loads else ""
     records = []
     for path in (plan.out / "runs").glob("*/record.json"):
-        with contextlib.suppress(CorruptError):  # a fault may have struck there
+        with contextlib.suppress(CorruptError):  # the fault may have damaged it
             records.append(read_record(path.parent))
     if not records:
         return {**_size(plan), "load": busy}
@@ -346,7 +346,7 @@ HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
 
 
 def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The summary as lines of a table under HEADINGS."""
+    """Return the summary as rows of a table under HEADINGS."""
     return [
         (
             row["fault"],
@@ -360,7 +360,7 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def told_left_out(document: Mapping[str, Any]) -> list[str]:
-    """A line for each fault that was not tried."""
+    """Return a line for each fault that was not tested."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in document["left_out"]:
         reasons.setdefault((one["fault"], one["why"]), []).append(one["strategy"])
@@ -375,13 +375,13 @@ def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
 
 
 def document_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The summary of a card, with what was not tried by this call or by one whose trials it goes on with."""
+    """Return a card's summary, with the cases not tested by this call or by the calls that it continues."""
     strategies = dict.fromkeys([*(trial.strategy for trial in trials), *plan.strategies])
     return summary(trials, dataclasses.replace(plan, strategies=[*strategies]).left_out())
 
 
 def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
-    """The resilience card: OUT/card.json, OUT/card.md and OUT/card.html, whose path is returned."""
+    """Write the resilience card: OUT/card.json, OUT/card.md and OUT/card.html; return the path of the last."""
     document, facts = document_of(plan, trials), facts_of(plan, trials)
     whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
     write_output(plan.out / JSON_CARD, json_text(whole))
@@ -410,7 +410,7 @@ def _card_body(document: Mapping[str, Any], facts: Mapping[str, str]) -> Iterato
 
 
 def card_text(document: Mapping[str, Any], facts: Mapping[str, str]) -> str:
-    """The card as Markdown, for a page of one's own."""
+    """Return the card as Markdown, for inclusion in another page."""
     lines = [f"- {key}: {_plain(value)}" for key, value in facts.items()]
     table = [_row(HEADINGS), _row("---" for _ in HEADINGS), *(_row(map(_plain, row)) for row in rows_of(document))]
     not_tried = [f"- not tried: {_plain(line)}" for line in told_left_out(document)]
@@ -422,5 +422,5 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Words that mean nothing to Markdown or HTML."""
+    """Return the text without special characters of Markdown or HTML."""
     return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())

@@ -1,4 +1,4 @@
-"""`hpcdl bench input`: how fast a data set feeds ranks, and how much of a training step would be spent waiting for it.
+"""`hpcdl bench input`: the rate at which a data set feeds ranks, and the fraction of a step spent waiting for it.
 
 `python -m hpcdl.bench.input FOLDER` is one rank.
 """
@@ -33,11 +33,11 @@ from hpcdl.data.read.staging import staged
 from hpcdl.data.read.windows import TrainingStream, open_stream, shared_out
 
 PASS_LINE = 0.9
-"""Accelerator utilisation that MLPerf Storage asks for."""
+"""The accelerator utilisation that MLPerf Storage requires."""
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _WARM_UP = 3
 _MOST_WAITS = 200
-"""Of many ranks and more batches each, so many quantiles of a rank's waits stand for all of them."""
+"""With several ranks and more batches than this per rank, this many quantiles represent all waits of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class RankUtilisation:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCount:
-    """Calls that name a file: of the rank that makes most, and of all ranks."""
+    """Calls that name a file: of the rank with most calls, and of all ranks."""
 
     most_of_a_rank: FileOperations
     all_ranks: FileOperations
@@ -86,11 +86,11 @@ class OperationCount:
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataOperations:
-    """What the data set's file system is asked, as counted while batches were read as they lie, `epochs` epochs long.
+    """Operations on the data set's file system, counted while batches were read as stored, for `epochs` epochs.
 
-    `start`: to open the data set; to copy it is not counted, nor what is asked of copies. `first_epoch`: to open what
-    is read, as far as that epoch was read. `later_epoch`: the same of the second; None where that was not read to its
-    end.
+    `start`: to open the data set; staging and operations on the copies are not counted. `first_epoch`: to open what is
+    read, as far as that epoch was read. `later_epoch`: the same for the second epoch; None if it was not read
+    completely.
     """
 
     epochs: float
@@ -101,10 +101,10 @@ class MetadataOperations:
 
 @dataclass(frozen=True, kw_only=True)
 class InputResult:
-    """`stored`: batches as they lie in the shards, without decoding; `delivered`: tensors as training gets them.
+    """`stored`: batches as they are in the shards, without decoding; `delivered`: tensors as training gets them.
 
     Batch size and steps are those of each rank. With a step time: `accelerator_utilisation` is compute / (compute +
-    waiting) over steps that sleep so long after each batch (MLPerf Storage's AU), the mean over the ranks;
+    waiting) over steps that sleep this long after each batch (MLPerf Storage's AU), as the mean over the ranks.
     `waiting_fraction` is the rest. The worst rank's decides whether the input `passes`.
     """
 
@@ -125,7 +125,7 @@ class InputResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One rank's batches read in one way: seconds from the common start, and of those the waits for each batch."""
+    """One rank's reading in one way: seconds from the common start, and the waits for each batch."""
 
     seconds: float
     num_bytes: int
@@ -134,7 +134,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReading:
-    """All that one rank has measured; `operations`: at the start, in the first epoch, in the second if it was read."""
+    """All measurements of one rank; `operations`: at the start, in the first epoch, in the second if it was read."""
 
     rank: int
     host: str
@@ -145,9 +145,9 @@ class RankReading:
 
 
 def run(resolved: ResolvedConfig[InputBenchConfig], data: str) -> InputResult | None:
-    """Measure in this process, on ranks of our own, or on those of a launcher; None on all of these but rank 0.
+    """Measure in this process, on ranks started here, or on those of a launcher, where all but rank 0 get None.
 
-    UsageError where the training split has fewer samples than all ranks read at once.
+    Raises UsageError if the training split has fewer samples than all ranks read at once.
     """
     place = placement()
     if place is not None:
@@ -185,7 +185,7 @@ def _num_batches(wanted: InputBenchRun) -> int:
 
 
 def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
-    """On ranks that are started here: on this node, or spread evenly over those of the job."""
+    """Measure on ranks that are started here: on this node, or spread evenly over those of the job."""
     _checked(data, config.run)
     request = {"data": data, "settings": as_toml_values(config)}
     with progress("reading", _num_batches(config.run)) as bar:
@@ -193,7 +193,7 @@ def _on_fresh_ranks(config: InputBenchConfig, data: str) -> InputResult:
 
 
 def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, on_progress: ReportProgress) -> InputResult:
-    """One rank's part, set up as for training; every rank gets the result. Collective."""
+    """Do one rank's part, set up as for training; every rank gets the result. Collective."""
     from hpcdl.supervision import runtime
 
     group.monitor.doing("importing TensorFlow")
@@ -203,7 +203,7 @@ def measure_on_rank(wanted: InputBenchRun, data: str, group: Observed, on_progre
 
 
 def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, on_progress: ReportProgress) -> InputResult:
-    """Measure the training split of `dataset`, this rank being a worker of as many as there are. Collective."""
+    """Measure the training split of `dataset`, with each rank of the group as a worker. Collective."""
     from hpcdl.data.read.pipeline import training_batches  # imported late: it loads TensorFlow
 
     batch_size, steps = wanted.batch_size, wanted.steps
@@ -238,7 +238,7 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, on_p
 
 @contextlib.contextmanager
 def _near(dataset: Dataset, stage: Path | None, group: Observed) -> Iterator[Dataset]:
-    """The data set, or its copy on this node; what is asked of a copy's files does not count as the data set's."""
+    """Inside, use the data set or its copy on this node; operations on a copy do not count for the data set."""
     if stage is None:
         yield dataset
         return
@@ -254,7 +254,7 @@ def _stored(
     group: Observed,
     on_progress: ReportProgress,
 ) -> tuple[Reading, list[FileOperations], float]:
-    """Batches as numpy arrays or files, without TensorFlow; what `operations` has counted, epoch by epoch; epochs."""
+    """Read batches as numpy arrays or files, without TensorFlow. Return times, operations by epoch, and epochs."""
     marks = [FileOperations(), operations.seen]
     stream = open_stream(
         dataset, batch_size=wanted.batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
@@ -278,7 +278,7 @@ def _stored(
 
 
 def _stored_bytes(stream: TrainingStream, dataset: Dataset, step: int) -> int:
-    """Read this rank's part of a step; its bytes."""
+    """Read this rank's part of a step; return its bytes."""
     values = stream.batch(step)[: _num_counted(dataset)]
     return sum(x.nbytes if isinstance(x, np.ndarray) else sum(map(_size, x)) for x in values)
 
@@ -288,12 +288,12 @@ def _size(sample: npt.NDArray[Any] | bytes) -> int:
 
 
 def _num_counted(dataset: Dataset) -> int | None:
-    """How many of the fields' bytes count: those of pictures without their classes, else of all (None)."""
+    """Return how many of the fields' bytes count: for pictures only the first, else all (None)."""
     return 1 if dataset.pictures else None
 
 
 def _delivered_bytes(batch: tuple[Any, Any], dataset: Dataset) -> int:
-    """The bytes of a batch's tensors; of images with a class those of the images."""
+    """Return the bytes of a batch's tensors; for images with a class, those of the images."""
     parts = batch[: _num_counted(dataset)]
     tensors = [tensor for part in parts for tensor in (part.values() if isinstance(part, dict) else [part])]
     return sum(tensor.dtype.size * tensor.shape.num_elements() for tensor in tensors)
@@ -302,7 +302,7 @@ def _delivered_bytes(batch: tuple[Any, Any], dataset: Dataset) -> int:
 def _timed(
     sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, on_progress: Callable[[int], None]
 ) -> Reading:
-    """Take `steps` batches, with a sleep of a step behind each, from the moment on when all ranks are warm."""
+    """Take `steps` batches, each followed by the sleep of a step; starts when all ranks have warmed up."""
     seen = group.monitor
     for _ in range(_WARM_UP):
         seen.doing("reading the first batches")
@@ -330,7 +330,7 @@ def _sketched(reading: Reading, group: Observed) -> Reading:
 
 
 def combined(data: str, wanted: InputBenchRun, every: Sequence[RankReading], num_epochs: float) -> InputResult:
-    """What all ranks have measured, in one."""
+    """Combine the measurements of all ranks."""
     samples = wanted.batch_size * wanted.steps
     known = [
         RankUtilisation(rank=one.rank, host=one.host, accelerator_utilisation=one.utilisation)

@@ -1,4 +1,4 @@
-"""`hpcdl bench pingpong`: one message to and fro between two ranks, by MPI or by TensorFlow's gRPC.
+"""`hpcdl bench pingpong`: one message back and forth between two ranks, by MPI or by TensorFlow's gRPC.
 
 `python -m hpcdl.bench.pingpong FOLDER` is one rank.
 """
@@ -29,14 +29,14 @@ from hpcdl.strategies.refusals import check_allowed
 from hpcdl.strategies.table import GRPC_WARNING, find_strategy
 
 LONG_BYTES, LONG_REPEATS = 1 << 20, 5
-"""Messages above this size are timed at most so many times: one takes long, and varies little."""
+"""Maximum repeats for messages above this size: they take long, and vary little."""
 Trips = Callable[[int, int], tuple[list[float], list[float]]]
-"""Takes bytes and repeats; on the first rank gives seconds of half round trips, and of calls beside them."""
+"""Takes bytes and repeats; returns on the first rank seconds of half round trips, and of the calls' overhead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PingpongRow:
-    """One size: median seconds of half a round trip, and the bytes/s that this amounts to."""
+    """One size: median seconds of half a round trip, and the resulting bytes/s."""
 
     bytes: int
     seconds: float
@@ -48,8 +48,8 @@ class PingpongRow:
 class PingpongResult:
     """A link one way: `link` is alpha + beta n fitted to the rows.
 
-    `call_seconds`: what a step of a grpc-* strategy pays once for its call of TensorFlow's session, whatever it
-    sends; None for MPI, where nothing is called.
+    `call_seconds`: the cost per step of a grpc-* strategy for its call of TensorFlow's session, whatever it sends; None
+    for MPI, which has no such call.
     """
 
     transport: str
@@ -64,9 +64,9 @@ class PingpongResult:
 
 
 def run(config: PingpongBenchConfig) -> PingpongResult | None:
-    """Measure between two fresh ranks, on the job's first two nodes or on this one, or between two of a launcher's.
+    """Measure between two new ranks, on the job's first two nodes or on this one, or between two of a launcher's.
 
-    None on all ranks of a launcher but the first.
+    Returns None on all ranks of a launcher but the first.
     """
     mpi = config.run.transport == "mpi"
     if (place := launched()) is not None:
@@ -81,7 +81,7 @@ def run(config: PingpongBenchConfig) -> PingpongResult | None:
 
 
 def _no_progress(done: int, what: str) -> None:
-    """Where nobody draws a bar."""
+    """Do nothing: there is no progress bar."""
 
 
 def _sizes(config: PingpongBenchConfig) -> list[int]:
@@ -100,7 +100,7 @@ def _check(config: PingpongBenchConfig) -> None:
 
 
 def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: ReportProgress) -> PingpongResult:
-    """One rank's part; every rank gets the result. Collective."""
+    """Do one rank's part; every rank gets the result. Collective."""
     hosts = world.allgather_json(world.host)
     other = choose_partner(hosts)
     member = world.rank in (0, other)
@@ -137,7 +137,7 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: R
 
 
 def choose_partner(hosts: Sequence[str]) -> int:
-    """The rank that rank 0 plays with: the first on another node, else rank 1."""
+    """Return the partner of rank 0: the first rank on another node, else rank 1."""
     if len(hosts) < 2:
         raise UsageError("a message needs two ranks: leave the launcher out, or have it start two")
     return next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
@@ -155,7 +155,7 @@ def _row(num_bytes: int, seconds: Sequence[float]) -> PingpongRow:
 
 
 def _by_mpi(world: Observed, pair: Communicator) -> Trips:
-    """Messages as the strategies' own exchanges send them."""
+    """Return the trips by messages, sent like the strategies' own exchanges."""
 
     def trips(num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
         first = pair.rank == 0
@@ -169,7 +169,7 @@ def _by_mpi(world: Observed, pair: Communicator) -> Trips:
 
 
 def _by_grpc(world: Observed, pair: Communicator) -> Trips:
-    """Tensors between TensorFlow's servers: the first rank asks for them, the second one's server answers by itself."""
+    """Return the trips by tensors between TensorFlow's servers, on request of the first rank alone."""
     from hpcdl.supervision import runtime
 
     seen = world.monitor

@@ -1,4 +1,4 @@
-"""`hpcdl bench precision`: what computing in bfloat16 does to results, against float32."""
+"""`hpcdl bench precision`: how bfloat16 changes results, compared with float32."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None])
 
 
 def num_parts(config: PrecisionBenchConfig) -> int:
-    """What a progress bar counts up to."""
+    """Return the total of the progress bar."""
     return 1 + config.run.repeats

@@ -1,4 +1,4 @@
-"""How a benchmark gets its ranks: started here, on this node or over those of the job, or by somebody's launcher."""
+"""How a benchmark gets its ranks: started here, on this node or on those of the job, or by an external launcher."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from hpcdl.node.profile import Settings
 REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
 _TELL_S = 0.5
 ReportProgress = Callable[[int, str], None]
-"""Gets how much is done, and of what."""
+"""Receives the number of completed items, and their description."""
 Result = TypeVar("Result")
 
 
 def launched() -> Placement | None:
-    """This process among the ranks that a launcher has started; None where it is alone."""
+    """Return this process's placement among the ranks of a launcher; None if it is alone."""
     place = placement()
     return place if place is not None and place.size > 1 else None
 
@@ -48,9 +48,9 @@ def launched() -> Placement | None:
 def on_fresh_ranks(
     program: str, request: Any, num_ranks: int, bar: Progress, *, settings: Settings | None = None, mpi: bool = True
 ) -> Any:
-    """What rank 0 of `python -m PROGRAM` has found out about `request`, on ranks that are started here.
+    """Start ranks that run `python -m PROGRAM` on `request`; return the result of rank 0.
 
-    They are spread evenly over the nodes of the job, or all on this one; without `mpi` they meet over TCP.
+    They are spread evenly over the nodes of the job, or are all on this node; without `mpi` they connect over TCP.
     """
     hosts = find_launcher().hosts(os.environ)
     plan = launch_plan(read_topology(), settings, num_ranks, ranks_per_node(hosts, num_ranks))
@@ -68,7 +68,7 @@ def on_fresh_ranks(
 
 @contextlib.contextmanager
 def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
-    """A folder that all ranks see, removed unless an error's line points into it."""
+    """Yield a folder visible to all ranks; remove it unless an error message names it."""
     base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
     make_folder(base)
     made, pointed_at = make_private_folder("hpcdl-bench-", base), False
@@ -87,7 +87,7 @@ def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
 def as_started(
     place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
 ) -> Result:
-    """`body` as one of the ranks that a launcher has started, once rank 0's `check` has found nothing wrong."""
+    """Run `body` as one of the ranks that a launcher has started, after rank 0's `check` has passed."""
     from hpcdl.rank.start import Joined, as_rank
 
     def decide() -> str:
@@ -100,12 +100,12 @@ def as_started(
     with as_rank(place, agree, mpi=mpi) as (group, watchdog, _):
         result = body(group)
     if place.rank == 0:
-        remove_folder(watchdog.folder, ".+")  # under a name that this start has drawn
+        remove_folder(watchdog.folder, ".+")  # its name is unique to this start
     return result
 
 
 def rank_program(body: Callable[[Any, Observed, ReportProgress], Any]) -> NoReturn:
-    """The whole of a rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
+    """Run a whole rank process: `body` gets the request; what it returns on rank 0, as JSON, is the result."""
     from hpcdl.rank.main import supervised
     from hpcdl.rank.start import leave
 
@@ -122,7 +122,7 @@ def rank_program(body: Callable[[Any, Observed, ReportProgress], Any]) -> NoRetu
             nonlocal told_s
             if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
                 told_s = time.monotonic()
-                touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # not to wait for a disk
+                touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # without waiting for a disk
 
         with caught(stop, (signal.SIGTERM,)):
             result = body(request, group, on_progress)

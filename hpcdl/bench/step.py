@@ -38,12 +38,12 @@ from hpcdl.strategies.table import find_strategy, load_strategy
 class StepResult:
     """Medians in seconds over `steps` steps of each kind.
 
-    A step of workers that wait for each other takes as long as its slowest one; of an asynchronous strategy, whose
-    workers do not, the medians are over the steps of all workers. `efficiency` is the median step without exchange
-    over the median step with it. `samples` are the images/s of each step with exchange, over all workers, and
-    `counted` says what these count; `accelerators` are how many workers computed on a GPU, by its name; `bucket_bytes`
-    is what --bucket-size auto has found; `loss` is that of the initial weights on the first batch, on rank 0. What
-    steps without exchange are needed for is None where they were left out.
+    If workers wait for each other, a step takes as long as its slowest worker; for asynchronous strategies the medians
+    are over the steps of all workers. `efficiency` is the median step without exchange over the median step with it.
+    `samples` are the images/s of each step with exchange, over all workers, and `counted` is their unit. `accelerators`
+    has the number of workers per GPU name; `bucket_bytes` is the result of --bucket-size auto. `loss` is that of the
+    initial weights on the first batch, on rank 0. Values that need steps without exchange are None if those were not
+    measured.
     """
 
     model: str
@@ -70,7 +70,7 @@ class StepResult:
 
 
 def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
-    """Measure on fresh ranks of this node or of the job's, or on a launcher's; None on all of these but rank 0."""
+    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
     if (place := launched()) is not None:
         given = with_ranks(resolved, place)
@@ -102,7 +102,7 @@ def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
 
 
 def _settings(config: StepBenchConfig) -> Settings | None:
-    """Of the profile that was asked for, else what --groups needs, as in training."""
+    """Return the settings of the requested profile, else those that --groups needs, as in training."""
     topology = read_topology()
     profile = find_profile(config.run.profile, model_name(config.model.model), topology)
     share = ranks_per_node(find_launcher().hosts(os.environ), config.run.ranks)
@@ -110,7 +110,7 @@ def _settings(config: StepBenchConfig) -> Settings | None:
 
 
 def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResult:
-    """One rank's part; every rank gets the result. Collective."""
+    """Do one rank's part; every rank gets the result. Collective."""
     info, num_workers, num_servers = check_strategy(config)
     communicator.monitor.role = "worker" if communicator.rank < num_workers else "server"
     hosts = communicator.allgather_json(communicator.host)
@@ -159,7 +159,7 @@ def _work(
     worker = strategy.worker(context)
     refuse_shared_devices(context.info, group)
     worker.learning_rate = config.optimizer.learning_rate
-    if isinstance(worker, FlatWorker):  # a center that has all its updates would take no more
+    if isinstance(worker, FlatWorker):  # a center that has all its updates would accept no more
         worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
     choice = "off" if config.model.xla else config.model.fast_kernels
@@ -196,7 +196,7 @@ def _work(
 
 
 def _count(config: StepBenchConfig, synchronous: bool) -> Any:
-    """How many steps of which kinds are measured, and how many in a row."""
+    """Return how many steps of which kinds are measured, and how many in a row."""
     from hpcdl.step import measure
 
     return measure.StepCount(
@@ -212,7 +212,7 @@ def _count(config: StepBenchConfig, synchronous: bool) -> Any:
 def _chosen_buckets(
     config: StepBenchConfig, worker: Any, model: Any, batches: Iterator[Any], group: Communicator
 ) -> int | None:
-    """The bytes of a bucket that `worker` has from now on, where it is to find them; collective."""
+    """Choose the bucket size of `worker` if it is `auto`, set it and return it; collective."""
     if config.exchange.bucket_size != AUTO:
         return None
     from hpcdl.step.bucket_size import TrialStep, choose_buckets
@@ -231,7 +231,7 @@ def _chosen_buckets(
 
 
 def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[Any, Iterator[Any], str]:
-    """The network, this worker's batches for it without end, and what its samples are."""
+    """Return the network, an endless iterator of this worker's batches, and the unit of its samples."""
     from hpcdl.models.load import load_model
     from hpcdl.step.measure import made_up_batches
 
@@ -265,7 +265,7 @@ def _summary(
     assert step_s is not None
     samples = config.run.batch_size * config.exchange.accumulate
     steps = [*zip(*(rank["with_exchange"] for rank in workers), strict=True)]
-    # All samples over all time: a mean of rates would count a fast step more than the time that it took.
+    # All samples over the total time: a mean of rates would overweight fast steps.
     if info.features.synchronous:
         rates = [samples * num_workers / max(step) for step in steps]
         rate = samples * num_workers / statistics.fmean(map(max, steps))
@@ -298,7 +298,7 @@ def _summary(
 
 
 def _median(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> float | None:
-    """Seconds of the median step: of steps that end with their slowest worker, or of every worker's own."""
+    """Return the seconds of the median step: by each step's slowest worker, or over every worker's own steps."""
     steps = [*zip(*(rank[kind] for rank in workers), strict=True)]
     seconds = [max(step) for step in steps] if together else [own for step in steps for own in step]
     return statistics.median(seconds) if seconds else None

@@ -1,9 +1,9 @@
-"""The all-reduce that was measured fastest for each size on this machine, and how that is measured.
+"""Selects the all-reduce that was measured fastest for each size on this machine, and measures it.
 
-Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache. Where there is none, all
-ranks time the algorithms once, which takes a second or so, several where links are slow, and rank 0 keeps the result.
-Every rank gets rank 0's table, so none chooses otherwise. `Workspace(measure=False)` goes by size and number of ranks
-alone: the same choice in every run.
+Rank 0 reads the table that `hpcdl bench allreduce` or an earlier run left in the user's cache. Without one, all ranks
+time the algorithms once, which takes about a second, or several on slow links, and rank 0 saves the result. Every rank
+gets rank 0's table, so all choose alike. `Workspace(measure=False)` chooses by size and number of ranks alone: the same
+choice in every run.
 
 Rounds and bytes are those of the chosen algorithm.
 """
@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 
 
 SIZES: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
-"""Bytes that are measured when there is no table. The last is a full bucket: what is as quick at 8 MiB may be slower by
-a third there, on slow links."""
+"""Sizes in bytes that are measured without a table.
+
+The last is a full bucket: algorithms equally fast at 8 MiB may differ by a third there, on slow links.
+"""
 TRIES = 20
 TIME_LIMIT_S = 0.25
-"""The quickest of so many tries counts, which other work on the nodes disturbs least; and how long a size may take."""
+"""The fastest of this many tries counts, as other load on the nodes disturbs it least; and the time limit per size."""
 MODELLED = ("recursive-doubling", "halving-doubling", "ring")
-"""What is chosen from without a measurement; of equals the first."""
+"""The algorithms to choose from without a measurement; the first one wins ties."""
 LATENCY_S = 10e-6
 SECONDS_PER_BYTE = 0.2e-9
-"""A cluster's usual latency and bandwidth (5 GB/s), for a choice without a measurement."""
+"""Typical latency and bandwidth (5 GB/s) of a cluster, for a choice without a measurement."""
 
 
 def allreduce(
@@ -66,13 +68,13 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """That of the algorithm which is chosen without a measurement."""
+    """Return the cost of the algorithm that is chosen without a measurement."""
     chosen: Cost = _module(choose_by_model(num_ranks, num_bytes)).cost(num_ranks, num_bytes, item_bytes)
     return chosen
 
 
 def choose(communicator: Communicator, num_bytes: int, workspace: Workspace) -> str:
-    """Name of the all-reduce for a buffer of this size; the first call with a workspace is one of all ranks."""
+    """Return the name of the all-reduce for a buffer of this size; all ranks must make a workspace's first call."""
     if not workspace.measure:
         return choose_by_model(communicator.size, num_bytes)
     table = workspace.keep("table", lambda: _agree(communicator))
@@ -80,7 +82,7 @@ def choose(communicator: Communicator, num_bytes: int, workspace: Workspace) -> 
 
 
 def choose_by_model(num_ranks: int, num_bytes: int) -> str:
-    """The cheapest of MODELLED by rounds and bytes."""
+    """Return the cheapest of MODELLED by rounds and bytes."""
 
     def seconds(name: str) -> float:
         price: Cost = _module(name).cost(num_ranks, num_bytes)
@@ -90,7 +92,7 @@ def choose_by_model(num_ranks: int, num_bytes: int) -> str:
 
 
 def _agree(communicator: Communicator) -> Timetable:
-    """Rank 0's table on every rank, measured now if it has none."""
+    """Return rank 0's table on every rank; measure one if it has none."""
     hosts = communicator.allgather_json(communicator.host)
     path = table_file(communicator.library, communicator.size, len(set(hosts)), hosts[0])
     found = load_table(path) if communicator.rank == 0 else None
@@ -99,7 +101,7 @@ def _agree(communicator: Communicator) -> Timetable:
         return from_json(Timetable, document)
     table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
     if communicator.rank == 0:
-        with contextlib.suppress(OSError):  # a full or read-only home costs the next run a second, no more
+        with contextlib.suppress(OSError):  # without a writable home the next run measures again, which takes a second
             save_table(path, table)
     return table
 
@@ -109,20 +111,20 @@ def _module(name: str) -> Any:
 
 
 SCHEMA = "hpcdl.allreduce/3"
-"""Tables of /2 ended at 8 MiB, those of /1 held medians of three tries, which other work on a node made too long."""
+"""Tables of /2 ended at 8 MiB. Those of /1 had medians of three tries, too long under other load on a node."""
 CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
 FEWEST = 2
-"""Tries of every algorithm, however long they take."""
+"""Minimum tries of every algorithm, however long they take."""
 HOPELESS = 4.0
 """An algorithm this many times slower than the best so far is not timed again at that size."""
 SMALL_BYTES = 64 << 10
 LARGE_BYTES, BEHIND = 16 << 20, 1.5
-"""From there on each call may take a second: who was so many times slower at the size before is not timed at all."""
+"""From this size on a call may take a second: an algorithm slower by this factor at the previous size is skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Seconds of each algorithm for one size, the slowest rank's: of its median try, or of its quickest."""
+    """Seconds of each algorithm for one size on the slowest rank: of its median try, or of its fastest."""
 
     bytes: int
     seconds: Mapping[str, float]
@@ -144,7 +146,7 @@ class Timetable:
     rows: Sequence[Row]
 
     def best(self, num_bytes: int) -> str:
-        """The fastest algorithm at the measured size that is nearest by ratio."""
+        """Return the fastest algorithm at the measured size that is nearest by ratio."""
 
         def distance(row: Row) -> float:
             return max(row.bytes, num_bytes, 1) / max(1, min(row.bytes, num_bytes))
@@ -165,8 +167,8 @@ def measure(
 ) -> Timetable:
     """Time `names` at `sizes` (bytes), in turn; every rank calls it and gets the same table.
 
-    One call of each warms up. `of_tries` makes one number of `repeats` tries; once a size has taken `time_limit_s`, no
-    more than two. Large sizes are left out for algorithms that are BEHIND. `tick` is called after each size.
+    One call of each is a warm-up. `of_tries` reduces `repeats` tries to one number; once a size has taken
+    `time_limit_s`, only two tries. Algorithms that are BEHIND skip large sizes. `tick` is called after each size.
     """
     kept = workspace or Workspace()
     rows: list[Row] = []
@@ -193,7 +195,7 @@ def measure(
 
 
 def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row]) -> Sequence[str]:
-    """Those of `names` that may be the fastest at this size; `rows` are those before."""
+    """Return those of `names` that may be the fastest at this size; `rows` are those of earlier sizes."""
     if num_bytes < LARGE_BYTES or not rows:
         return names
     seconds = rows[-1].seconds
@@ -201,7 +203,7 @@ def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row]) -> 
 
 
 def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> float:
-    """Seconds of one call on the slowest rank: the same number on every rank."""
+    """Return the seconds of one call on the slowest rank: the same number on every rank."""
     allreduce = COLLECTIVES.load(name)
     buffer = workspace.scratch("measured", num_bytes // 4, numpy.float32)
     buffer.fill(1)
@@ -212,23 +214,23 @@ def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace:
 
 
 def serves_auto(sizes: Sequence[int]) -> bool:
-    """Whether times at these sizes (bytes, ascending) tell of every bucket, from small gradients to a full one."""
+    """Whether times at these sizes (bytes, ascending) cover every bucket, from small gradients to a full one."""
     return sizes[0] <= SMALL_BYTES and sizes[-1] >= LARGE_BYTES
 
 
 def table_file(library: str, ranks: int, nodes: int, host: str) -> Path:
-    """Where a table is kept: one for each library, shape of job and family of hosts."""
+    """Return the file of a table: one for each library, shape of job and family of hosts."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{library} {host_family(host)} {ranks} ranks {nodes} nodes").strip("-")
     return user_cache_folder() / "allreduce" / f"{name}.json"
 
 
 def host_family(host: str) -> str:
-    """What hosts of one kind have in common: `cpu012` and `cpu7` are one."""
+    """Return the common name of similar hosts: `cpu012` and `cpu7` have the same."""
     return re.sub(r"\d+", "", host.partition(".")[0])
 
 
 def load_table(path: Path) -> Timetable | None:
-    """The table in `path`; None where there is none, or one that cannot be used: measuring again mends it."""
+    """Return the table in `path`; None if missing or unusable, since a new measurement replaces it."""
     try:
         document: Any = read_json(path)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
@@ -241,6 +243,6 @@ def load_table(path: Path) -> Timetable | None:
 
 
 def save_table(path: Path, table: Timetable) -> None:
-    """Keep `table` for later runs."""
+    """Save `table` for later runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(table))

@@ -1,7 +1,7 @@
-"""Any number of ranks for algorithms that want a power of two.
+"""Any number of ranks for algorithms that require a power of two.
 
-Of p = 2^k + r ranks the first 2r form pairs: the even one hands its buffer to the odd one, sits out, and gets the
-result back (Thakur, Rabenseifner and Gropp 2005). The 2^k others have core numbers 0 to 2^k - 1.
+Of p = 2^k + r ranks the first 2r form pairs (Thakur, Rabenseifner and Gropp 2005). The even rank sends its buffer to
+the odd one, sits out, and gets the result back. The 2^k others have core numbers 0 to 2^k - 1.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """Who takes part: `num_core` ranks, after `num_folded` others have handed over their buffers."""
+    """The participants: `num_core` ranks, after `num_folded` others have sent them their buffers."""
 
     num_core: int
     num_folded: int
 
     def core_number(self, rank: int) -> int | None:
-        """The number of `rank` in the core; None where it sits out."""
+        """Return the number of `rank` in the core; None if it sits out."""
         if rank >= 2 * self.num_folded:
             return rank - self.num_folded
         return rank // 2 if rank % 2 else None
 
     def rank_of(self, core_number: int) -> int:
-        """The rank with this number in the core."""
+        """Return the rank with this number in the core."""
         return 2 * core_number + 1 if core_number < self.num_folded else core_number + self.num_folded
 
 
 def fold_for(num_ranks: int) -> Fold:
-    """The largest power of two in `num_ranks`, and how many ranks are beyond it."""
+    """Return the largest power of two in `num_ranks`, and how many ranks exceed it."""
     num_core = 1 << (num_ranks.bit_length() - 1)
     return Fold(num_core=num_core, num_folded=num_ranks - num_core)
 
 
 def fold_in(communicator: Communicator, fold: Fold, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
-    """Hand over, or take and add, before the core's exchange."""
+    """Send the buffer, or receive and add one, before the core's exchange."""
     rank = communicator.rank
     if rank >= 2 * fold.num_folded:
         return
@@ -55,7 +55,7 @@ def fold_in(communicator: Communicator, fold: Fold, part: Array, scratch: Array,
 
 
 def fold_out(communicator: Communicator, fold: Fold, part: Array, tag: int) -> Iterator[None]:
-    """Give the result back, or take it, after the core's exchange."""
+    """Send the result back, or receive it, after the core's exchange."""
     rank = communicator.rank
     if rank >= 2 * fold.num_folded:
         return

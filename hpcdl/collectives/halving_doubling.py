@@ -1,10 +1,10 @@
 """Rabenseifner's all-reduce: recursive halving, then recursive doubling (Thakur, Rabenseifner and Gropp 2005).
 
-Partners at distance p/2, p/4, ..., 1 swap the halves of what they still hold, and add: then every rank holds one
-finished p-th. The same exchanges backwards, with growing pieces, give everybody the whole.
+Partners at distance p/2, p/4, ..., 1 swap halves of the part they still hold, and add: then every rank holds one
+complete p-th. The same exchanges in reverse order, with growing pieces, give every rank the whole result.
 
-Rounds 2 lg p. A rank sends 2n(p-1)/p bytes where p divides the number of elements. Where p is no power of two, two
-rounds more, and n bytes more for a rank that gives a result back (fold.py).
+Rounds 2 lg p. A rank sends 2n(p-1)/p bytes if p divides the number of elements. If p is no power of two: two more
+rounds, and n more bytes for a rank that sends a result back (fold.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def allreduce(
     finished: Finished = unseen,
 ) -> None:
     """Sum `buffer` over the ranks in place."""
-    # A slice of a power of two of ranks is the length of two messages: what a rank swaps first is half of it.
+    # With a power of two ranks a slice is two messages long: a rank first swaps half of it.
     shares = 1 if fold_for(communicator.size).num_folded else 2
     run_sliced(exchange, communicator, buffer, workspace, add, finished, shares=shares)
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """Rounds, and bytes sent by the busiest rank, for a buffer of one slice."""
+    """Return rounds, and bytes sent by the busiest rank, for a buffer of one slice."""
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     fold = fold_for(num_ranks)
@@ -45,7 +45,7 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
     low, high = numpy.zeros_like(numbers), numpy.full_like(numbers, fold.num_core)
     distance = fold.num_core // 2
     while distance:
-        # What a rank keeps in halving it sends in doubling: in all, what it held before.
+        # A rank sends in doubling what it keeps in halving: in total, what it held before.
         elements += edges[high] - edges[low]
         is_upper, middle = numbers & distance > 0, low + distance
         low, high = numpy.where(is_upper, middle, low), numpy.where(is_upper, high, middle)
@@ -57,7 +57,7 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
-    """One slice: fold in, halve, double, fold out."""
+    """Exchange one slice: fold in, halve, double, fold out."""
     fold = fold_for(communicator.size)
     yield from fold_in(communicator, fold, part, scratch, add, tag)
     number = fold.core_number(communicator.rank)
@@ -89,12 +89,12 @@ def _core(
 
 
 def _edges(length: int, num_parts: int) -> list[int]:
-    """Bounds of the parts; halves of halves differ by one element at most, so that a landing zone of half fits."""
+    """Return the bounds of the parts; halves of halves differ by at most one element, so half a buffer can receive."""
     return [part * length // num_parts for part in range(num_parts + 1)]
 
 
 def _halvings(number: int, num_core: int) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
-    """(partner, parts kept, parts handed over) of each halving round, as ranges of part numbers."""
+    """Return (partner, parts kept, parts sent) of each halving round, as ranges of part numbers."""
     rounds = []
     low, high = 0, num_core
     distance = num_core // 2

@@ -1,10 +1,10 @@
 """Hybrid all-reduce: shared memory inside a node, rings between nodes (BNL's future work; papers.md's `hierarchical`).
 
-A slice is cut into a share for each of the node's g ranks. Each rank puts what it has of the others' shares into its
-row of a shared window, adds to its own share what the others put there, and leaves the sum in the window's last row.
-Then a few ranks of every node, one for each lane, ring the lanes between the m nodes, straight from that row, and every
-rank takes the sums out. All that goes on at once, with slices that follow one another: between two stages of a slice
-the ranks of the node meet once, for all slices that are under way. Nodes may hold different numbers of ranks.
+A slice is cut into a share for each of the node's g ranks. Each rank writes its values of the others' shares into its
+row of a shared window. It adds the others' values to its own share, and writes the sum to the window's last row. Then a
+few ranks of every node, one per lane, run the ring between the m nodes directly on that row, and every rank reads the
+sums. All stages overlap for consecutive slices: between two stages the ranks of the node meet in one barrier for all
+slices in progress. Nodes may have different numbers of ranks.
 
 Rounds 2(m-1) of messages, none inside a node. A lane's rank sends 2(n/lanes)(m-1)/m bytes, with at most LANES lanes.
 """
@@ -27,15 +27,18 @@ if TYPE_CHECKING:
 LANES = 4
 """A few ranks saturate a node's network; more would only make messages short."""
 WINDOW_BYTES = 32 << 20
-"""The most that the shared window of a node takes."""
+"""Maximum size of a node's shared window."""
 SHARE_BYTES = 2 << 20
-"""A rank's share of a slice on one node. Cores that share a cache would like an eighth of it, which takes cores that do
-not three times as long: what another core has just written has to come from its cache, and not from memory."""
+"""A rank's share of a slice on one node.
+
+For cores that share a cache an eighth of it would be better. Cores without a shared cache would then take three times
+as long: recently written data comes from another core's cache instead of memory.
+"""
 
 
 @dataclass(kw_only=True)
 class Nodes:
-    """Where this rank stands: its node's group, its lane's group over the nodes, and the window."""
+    """This rank's groups: its node, its lane over the nodes, and the window."""
 
     node: Communicator
     lane: Communicator
@@ -44,10 +47,10 @@ class Nodes:
     window: Array
     """(slots, ranks of this node and one row for the sums, bytes of a slice)"""
     num_slices: int = 0
-    """So many have been through, over all calls."""
+    """Slices processed so far, over all calls."""
 
     def free(self) -> None:
-        """Give back window and groups."""
+        """Free window and groups."""
         self.node.free()
         self.lane.free()
 
@@ -74,7 +77,7 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4, num_nodes: int = 1) -> Cost:
-    """Rounds and bytes of messages between nodes, for nodes with equal numbers of ranks; none inside a node."""
+    """Return rounds and bytes of messages between nodes, for nodes with equal numbers of ranks; none inside a node."""
     lanes = min(LANES, num_ranks // num_nodes)
     sizes = {end - start for start, end in spans(num_bytes // item_bytes, lanes)}
     costs = [ring.cost(num_nodes, size * item_bytes, item_bytes) for size in sizes]
@@ -90,7 +93,7 @@ def find_nodes(communicator: Communicator, message_bytes: int) -> Nodes:
     node = communicator.split(names.index(communicator.host), communicator.rank)
     lane = communicator.split(min(local_rank, num_lanes), communicator.rank)
     most_local = max(hosts.count(name) for name in names)
-    num_slots = 4 if len(names) > 1 else 3  # as many slices are under way as there are stages
+    num_slots = 4 if len(names) > 1 else 3  # as many slices are in progress as there are stages
     if len(names) > 1:
         slice_bytes = message_bytes * num_lanes * len(names)
     else:
@@ -102,9 +105,9 @@ def find_nodes(communicator: Communicator, message_bytes: int) -> Nodes:
 
 
 class _Slice:
-    """A part of the buffer and its place in the window: a row for each rank of the node, and one for the sums.
+    """A part of the buffer and its slot in the window: a row for each rank of the node, and one for the sums.
 
-    Slots alternate, also from call to call: who writes a slot again has met all others since they left it.
+    Slots alternate, also between calls: before a rank reuses a slot it has met all others since they used it.
     """
 
     def __init__(self, nodes: Nodes, part: Array) -> None:
@@ -116,7 +119,7 @@ class _Slice:
 
     @property
     def others(self) -> tuple[slice, slice]:
-        """What is before this rank's share and what is behind it."""
+        """The parts before and after this rank's share."""
         return slice(0, self.own.start), slice(self.own.stop, self.part.size)
 
 
@@ -124,7 +127,7 @@ _Stage = Callable[[_Slice], None]
 
 
 def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) -> list[_Stage]:
-    """What becomes of a slice, in this order; all ranks of the node meet between two stages."""
+    """Return the stages of a slice, in order; all ranks of the node meet between two stages."""
     mine, several = nodes.node.rank, nodes.num_nodes > 1
 
     def put(one: _Slice) -> None:
@@ -152,7 +155,7 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
 
 
 def _pipeline(nodes: Nodes, slices: list[_Slice], stages: list[_Stage]) -> None:
-    """Take all slices through all stages, each as many behind the one before it as may be."""
+    """Take all slices through all stages, each one stage behind the slice before it."""
     last = len(slices) + len(stages) - 2
     for step in range(last + 1):
         for behind, stage in enumerate(stages):

@@ -1,7 +1,7 @@
-"""The MPI library's own Allreduce, which knows the network best where it was tuned for it.
+"""The MPI library's own Allreduce, the best choice on networks it was tuned for.
 
-Rounds and bytes are the library's affair: `cost` is the least that any all-reduce needs, lg p rounds and 2n(p-1)/p
-bytes. Half precision is summed by an operation of hpcdl's own, since MPI has none.
+Rounds and bytes depend on the library: `cost` is the lower bound of any all-reduce, lg p rounds and 2n(p-1)/p bytes.
+Half precision is summed by an operation of hpcdl, because MPI has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
 SLICE_BYTES = 16 << 20
-"""One call for a buffer far beyond the cache takes longer than calls that stay in it (benchmarks/allreduce_ring.py)."""
+"""One call for a buffer far larger than the cache is slower than several that fit (benchmarks/allreduce_ring.py)."""
 
 
 def allreduce(
@@ -37,7 +37,7 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """The bound that no all-reduce can beat; the library may need more."""
+    """Return the lower bound for any all-reduce; the library may need more."""
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     return Cost(rounds=(num_ranks - 1).bit_length(), bytes=2 * num_bytes * (num_ranks - 1) // num_ranks)

@@ -1,10 +1,10 @@
 """Recursive doubling all-reduce (Thakur, Rabenseifner and Gropp 2005): the fewest rounds, for short messages.
 
-In round k each rank swaps its whole buffer with the rank whose number differs in bit k, and both add what they got. The
-sum of two numbers is the same in either order, so all ranks hold the same bits after every round.
+In round k each rank swaps its whole buffer with the rank whose number differs in bit k, and both add what they
+received. Addition of two numbers is commutative, so after every round the partners hold the same bits, and finally all
+ranks do.
 
-Rounds lg p, each of n bytes: a rank sends n lg p. Where p is no power of two, two rounds more, and n bytes more
-(fold.py).
+Rounds lg p, each of n bytes: a rank sends n lg p. If p is no power of two: two more rounds, and n more bytes (fold.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """Rounds, and bytes sent by the busiest rank: one of the core that gives a result back."""
+    """Return rounds, and bytes sent by the busiest rank: one of the core that sends a result back."""
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     fold = fold_for(num_ranks)
@@ -42,7 +42,7 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
-    """One slice: fold in, double, fold out."""
+    """Exchange one slice: fold in, double, fold out."""
     fold = fold_for(communicator.size)
     yield from fold_in(communicator, fold, part, scratch, add, tag)
     number = fold.core_number(communicator.rank)
@@ -55,7 +55,7 @@ def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, 
             send = communicator.isend(part, partner, tag)
             yield
             receive.wait()
-            send.wait()  # the sum must not reach a message that is still under way
+            send.wait()  # the sum must not change a message that is still being sent
             add(part, landing)
             distance *= 2
     yield from fold_out(communicator, fold, part, tag)

@@ -1,10 +1,10 @@
 """Ring all-reduce (Patarasuk and Yuan 2009): bandwidth-optimal for any number of ranks.
 
 The buffer is cut into p parts. In p - 1 rounds each rank passes a part to its right neighbour, which adds its own: then
-every rank holds one finished part. In p - 1 more rounds the finished parts go around.
+every rank holds one complete part. In p - 1 more rounds the complete parts go around.
 
-Rounds 2(p-1). Each rank sends exactly 2n(p-1)/p bytes where p divides the number of elements; else parts differ by one
-element, and a rank sends 2n less the two parts that it never sends (one in each half).
+Rounds 2(p-1). Each rank sends exactly 2n(p-1)/p bytes if p divides the number of elements. Otherwise parts differ by
+one element, and a rank sends 2n less the two parts that it never sends (one in each half).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """Rounds, and bytes sent by the busiest rank."""
+    """Return rounds, and bytes sent by the busiest rank."""
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
-    # Slices are multiples of p elements, so only the remainder of the whole buffer makes parts differ.
+    # Slices are multiples of p elements, so parts differ only by the remainder of the whole buffer.
     sizes = [end - start for start, end in spans(num_bytes // item_bytes, num_ranks)]
     unsent = min(sizes[rank - 1] + sizes[rank] for rank in range(num_ranks))
     return Cost(rounds=2 * (num_ranks - 1), bytes=2 * num_bytes - unsent * item_bytes)
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
-    """One slice around the ring."""
+    """Pass one slice around the ring."""
     rank, size = communicator.rank, communicator.size
     right, left = (rank + 1) % size, (rank - 1) % size
     pieces = [part[start:end] for start, end in spans(part.size, size)]
@@ -53,7 +53,7 @@ def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, 
         yield
         receive.wait()
         add(incoming, landing)
-    for send in sends:  # the next half overwrites what these read
+    for send in sends:  # the next half overwrites the memory these read
         send.wait()
     sends.clear()
     for step in range(size - 1):

@@ -1,14 +1,14 @@
-"""How buffers travel: in slices, a few under way at a time; in pieces of unequal length; through kept scratch memory.
+"""Transport of buffers: in slices, several in progress at a time; in pieces of unequal length; with persistent scratch.
 
-Each rank sends each other one its piece directly, p - 1 messages of just the bytes that are wanted there: the least
-that can be sent, in one round, for groups of some hundred ranks at most.
+For pieces, each rank sends every other rank its piece directly: p - 1 messages with only the bytes needed there. This
+is the minimum, in one round, for groups of a few hundred ranks at most.
 
 An algorithm describes the exchange of one slice as a generator: it posts messages, yields, and waits for them when it
-is resumed. `run_sliced` resumes the slices under way in turn, so that messages of some come in while another is summed;
-a rank that has to share its core with back-propagation then finds more to do each time it gets the core.
+is resumed. `run_sliced` resumes the slices in progress in turn, so that messages of some arrive while another is
+summed. A rank that shares its core with back-propagation then has more to do each time it gets the core.
 
-This cannot deadlock where the exchange of a single slice cannot: a rank that waits in stage j of any slice has posted
-stage j of all that are under way, and one that waits in a later slice has posted all stages of the earlier ones.
+This cannot deadlock if the exchange of a single slice cannot. A rank that waits in stage j of any slice has posted
+stage j of all slices in progress. A rank that waits in a later slice has posted all stages of the earlier ones.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an all-reduce costs: `rounds` for a buffer of one slice, `bytes` sent by the busiest rank.
+    """The cost of an all-reduce: `rounds` for a buffer of one slice, `bytes` sent by the busiest rank.
 
-    `chain_bytes` are those of the messages that follow one another, where they are more than a rank sends itself.
+    `chain_bytes` are those of messages that must follow one another, if they are more than a rank sends itself.
     """
 
     rounds: int
@@ -43,20 +43,20 @@ class Cost:
 
     @property
     def bytes_in_turn(self) -> int:
-        """What bandwidth costs: bytes that nobody can send at the same time."""
+        """The bandwidth cost: bytes that cannot be sent simultaneously."""
         return max(self.bytes, self.chain_bytes)
 
 
 def unseen(part: Array) -> None:
-    """Nobody looks at what is finished."""
+    """Do nothing with a finished part."""
 
 
 class Workspace:
-    """Persistent scratch of one all-reduce on one communicator; not for use by two threads at once.
+    """Persistent scratch memory of one all-reduce on one communicator; not for use by two threads at once.
 
-    Buffers are touched once and kept: a fresh page costs more than the copy that it saves. `message_bytes` is
-    the largest message: longer buffers travel in slices that stay in the cache. `measure` lets `auto` time the
-    algorithms when it has no table; without it, `auto` goes by size alone, the same in every run.
+    Buffers are allocated once and kept: a new page costs more than the copy it saves. `message_bytes` is the largest
+    message: longer buffers are sent in slices that stay in the cache. `measure` lets `auto` time the algorithms if it
+    has no table; without it, `auto` chooses by size alone, the same in every run.
     """
 
     def __init__(self, *, message_bytes: int = 4 << 20, measure: bool = True) -> None:
@@ -67,7 +67,7 @@ class Workspace:
         self._closers: list[Callable[[], None]] = []
 
     def scratch(self, key: Any, num_elements: int, dtype: Any) -> Array:
-        """A flat buffer of its own for each `key`; what it held before is undefined."""
+        """Return a flat buffer of its own for each `key`; its content is undefined."""
         num_bytes = num_elements * numpy.dtype(dtype).itemsize
         if key not in self._scratch or self._scratch[key].nbytes < num_bytes:
             self._scratch[key] = numpy.zeros(num_bytes, numpy.uint8)
@@ -75,7 +75,7 @@ class Workspace:
         return view
 
     def keep(self, key: Any, make: Callable[[], Kept], close: Callable[[Kept], None] = lambda _: None) -> Kept:
-        """What `make` returned when `key` was first asked for; `close` is called on it by `Workspace.close`."""
+        """Return the result of `make` from the first call with `key`; `Workspace.close` calls `close` on it."""
         if key not in self._kept:
             made = make()
             self._kept[key] = made
@@ -84,7 +84,7 @@ class Workspace:
         return kept
 
     def close(self) -> None:
-        """Give everything back, sub-communicators too; every rank calls it."""
+        """Free everything, including sub-communicators; every rank calls it."""
         self._scratch.clear()
         self._kept.clear()
         while self._closers:
@@ -92,7 +92,7 @@ class Workspace:
 
 
 def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
-    """Send `outgoing[rank]` to each rank, and fill `incoming[rank]` with what that one sends here.
+    """Send `outgoing[rank]` to each rank, and fill `incoming[rank]` with what that rank sends.
 
     Buffers are C-contiguous, lengths agree on both sides; pieces without elements are not sent.
     """
@@ -110,14 +110,14 @@ def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming:
 
 
 def swap_numbers(communicator: Communicator, numbers: Array) -> Array:
-    """Row r of `numbers` (ranks, n), int64, to each rank r; row r of the result comes from there."""
+    """Send row r of `numbers` (ranks, n), int64, to each rank r; row r of the result comes from rank r."""
     theirs = numpy.empty_like(numbers)
     swap_pieces(communicator, list(numbers), list(theirs))
     return theirs
 
 
 def gather_pieces(communicator: Communicator, mine: Sequence[Array]) -> list[list[Array]]:
-    """Every rank's arrays, in rank order for each of `mine`; their first dimensions may differ over the ranks."""
+    """Return every rank's arrays, in rank order for each of `mine`; their first dimensions may differ between ranks."""
     lengths = numpy.array([len(array) for array in mine], numpy.int64)
     everybody = swap_numbers(communicator, numpy.tile(lengths, (communicator.size, 1)))
     gathered = []
@@ -132,13 +132,15 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Finished
 
     Exchange = Callable[[Communicator, Array, Array, Add, int], Iterator[None]]
-    """`exchange(communicator, part, scratch, add, tag)`: sums `part` over the ranks; `scratch` is as long as `part`
-    divided by the shares that it is cut into, rounded up."""
+    """Sum `part` over the ranks: `exchange(communicator, part, scratch, add, tag)`.
+
+    `scratch` is as long as the largest of the shares that the exchange cuts `part` into.
+    """
 
 SLOTS = 4
-"""Slices under way: with fewer, a rank that shares its core has to give it up more often."""
+"""Slices in progress: with fewer, a rank that shares its core must yield it more often."""
 LEAST_BYTES = 1 << 20
-"""Messages are not cut shorter than this for the sake of overlap: each costs a meeting of two ranks."""
+"""Messages are not cut shorter than this to overlap: each synchronises two ranks."""
 FIRST_SHARE = 16
 _END = object()
 
@@ -153,10 +155,10 @@ def run_sliced(
     *,
     shares: int = 1,
 ) -> None:
-    """Sum `buffer` over the ranks in place, slice by slice; `finished` hears of each.
+    """Sum `buffer` over the ranks in place, slice by slice; `finished` is called with each.
 
     The exchange cuts a slice into `shares` messages, so slices are that much longer: multiples of `shares` elements,
-    except for the last. A buffer of up to SLOTS slices is under way all at once.
+    except for the last. A buffer of up to SLOTS slices is in progress as a whole.
     """
     flat = flattened(buffer)
     if communicator.size == 1 or buffer.size == 0:
@@ -165,7 +167,7 @@ def run_sliced(
     workspace = workspace or Workspace()
     per_message = _message_length(flat, shares, workspace.message_bytes)
     slice_length = per_message * shares
-    if flat.size <= slice_length:  # nothing to take turns with
+    if flat.size <= slice_length:  # a single slice
         scratch = workspace.scratch(("slot", 0), per_message, flat.dtype)
         for _ in exchange(communicator, flat, scratch, add or plain_add, 0):
             pass
@@ -189,7 +191,7 @@ def run_sliced(
 
 
 def _message_length(flat: Array, shares: int, most_bytes: int) -> int:
-    """Elements of a message: SLOTS slices if that makes messages neither too short nor too long."""
+    """Return the elements of a message: SLOTS slices if that makes messages neither too short nor too long."""
     most = max(1, most_bytes // flat.itemsize)
     least = min(most, LEAST_BYTES // flat.itemsize)
     even = -(-flat.size // (shares * SLOTS))
@@ -198,33 +200,33 @@ def _message_length(flat: Array, shares: int, most_bytes: int) -> int:
 
 
 def flattened(buffer: Array) -> Array:
-    """A flat view of `buffer`; ValueError where that would be a copy."""
+    """Return a flat view of `buffer`. Raises ValueError if that would be a copy."""
     if not buffer.flags.c_contiguous:
         raise ValueError("an all-reduce works in place on C-contiguous buffers; copy it first")
     return buffer.reshape(-1)
 
 
 def span(length: int, num_parts: int, part: int) -> tuple[int, int]:
-    """Bounds of one of `num_parts` parts of `length` elements; the first are longer by one where it does not divide."""
+    """Return the bounds of one of `num_parts` parts of `length` elements; the first ones may be longer by one."""
     base, longer = divmod(length, num_parts)
     start = part * base + min(part, longer)
     return start, start + base + (part < longer)
 
 
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
-    """The bounds of all of them, by `span`."""
+    """Return the bounds of all parts, by `span`."""
     return [span(length, num_parts, part) for part in range(num_parts)]
 
 
 def plan_buckets(
     sizes_bytes: Sequence[int], bucket_bytes: int, *, small_first: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Buckets of gradient indices, in the order in which they leave: the last layer's first.
+    """Return buckets of gradient indices, in sending order: the last layer's first.
 
-    Back-propagation makes the last layer's gradient first, so the reverse of the layer order is sent as it comes. A
-    bucket is closed before it would exceed `bucket_bytes`. A tensor of at least that size is a bucket of its own,
-    which saves its copy. `small_first`: where one bucket does not hold all, the first is closed as soon as it holds
-    one FIRST_SHARE-th of `bucket_bytes`, so that the network begins early in back-propagation.
+    Back-propagation computes the last layer's gradient first, so gradients are sent in reverse layer order as they
+    become available. A bucket is closed before it would exceed `bucket_bytes`. A tensor of at least that size is a
+    bucket of its own, which saves its copy. `small_first`: if there are several buckets, the first is closed once it
+    holds 1/FIRST_SHARE of `bucket_bytes`, so that the network starts early in back-propagation.
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing")

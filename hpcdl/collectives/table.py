@@ -37,4 +37,4 @@ COLLECTIVES = Registry(
         ),
     },
 )
-"""`load(name)` is the function `allreduce(communicator, buffer, workspace)`; its module also has `cost`."""
+"""`load(name)` returns the function `allreduce(communicator, buffer, workspace)`; its module also has `cost`."""

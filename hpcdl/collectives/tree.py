@@ -1,9 +1,9 @@
 """Binomial tree all-reduce: a sum towards rank 0, then a broadcast (the tree reduction of Sync EASGD, SC17).
 
-A rank whose number ends in k zero bits sums the buffers of up to k children, nearest first, and hands the sum to its
-parent, the rank without its lowest set bit. The result comes back the same way. Slices follow each other down the tree.
+A rank whose number ends in k zero bits sums the buffers of up to k children, nearest first. It sends the sum to its
+parent, the rank without its lowest set bit. The result comes back the same way. Slices follow each other in a pipeline.
 
-Rounds 2 ceil(lg p), each of n bytes. The root sends to its ceil(lg p) children, which is as much as any rank sends.
+Rounds 2 ceil(lg p), each of n bytes. The root sends to its ceil(lg p) children, the maximum over the ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def allreduce(
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
-    """Rounds, and bytes sent by the busiest rank."""
+    """Return rounds, and bytes sent by the busiest rank."""
     if num_ranks == 1 or num_bytes == 0:
         return Cost(rounds=0, bytes=0)
     depth = (num_ranks - 1).bit_length()
@@ -37,7 +37,7 @@ def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
 
 
 def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int) -> Iterator[None]:
-    """One slice up to rank 0 and back."""
+    """Send one slice up to rank 0 and back."""
     rank = communicator.rank
     children = _children(rank, communicator.size)
     landing = scratch[: part.size]
@@ -54,7 +54,7 @@ def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, 
         receive = communicator.irecv(part, parent, tag)
         yield
         receive.wait()
-    # The farthest child has the deepest tree below it: it comes first.
+    # The farthest child has the deepest subtree, so it comes first.
     sends = [communicator.isend(part, child, tag) for child in reversed(children)]
     for send in sends:
         yield
@@ -62,7 +62,7 @@ def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, 
 
 
 def _children(rank: int, num_ranks: int) -> list[int]:
-    """Children of `rank`, nearest first: `rank` plus each power of two below its lowest set bit."""
+    """Return the children of `rank`, nearest first: `rank` plus each power of two below its lowest set bit."""
     children = []
     distance = 1
     while rank + distance < num_ranks and not rank & distance:

@@ -1,1 +1,1 @@
-"""How ranks talk: mpi (between processes), threads (ranks in one process), tcp (control messages without MPI)."""
+"""Communication between ranks: mpi (processes), threads (ranks in one process), tcp (control messages without MPI)."""

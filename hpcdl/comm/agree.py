@@ -1,4 +1,4 @@
-"""Rank 0 decides, all follow: its answer or its failure reaches every rank, so that nobody waits for one that left."""
+"""Rank 0 decides for all: its answer or its failure reaches every rank, so that none waits for a rank that left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 class SilentExit(HpcdlError):
-    """Another rank tells the user what went wrong; this one leaves with the same code."""
+    """Another rank reports the error to the user; this one exits with the same code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
@@ -22,10 +22,10 @@ class SilentExit(HpcdlError):
 
 
 def decided(communicator: Communicator, decide: Callable[[], Answer]) -> Answer:
-    """What `decide` returns on rank 0 (anything JSON can hold), on every rank; collective.
+    """Return on every rank the result of `decide` on rank 0 (anything JSON can hold); collective.
 
-    An HpcdlError of rank 0's is raised there, and SilentExit with its code on the others. Any other error is rank 0's
-    alone: whoever runs the rank ends the job.
+    An HpcdlError on rank 0 is raised there, and SilentExit with its code on the others. Any other error is raised on
+    rank 0 only: the caller must end the job.
     """
     problem: HpcdlError | None = None
     answer: Answer | None = None

@@ -1,8 +1,8 @@
-"""Arithmetic on flat buffers in numpy alone: sums, bfloat16, and whether all numbers are finite.
+"""Arithmetic on flat buffers in numpy alone: sums, bfloat16, and checks that all numbers are finite.
 
-bfloat16 numbers are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded as
-often as a partial sum is sent, and no more. float16 is added by strategies/allreduce/compression.py, and here where
-nobody says how. Replicas and servers look for NaN here, too.
+Numbers in bfloat16 are widened to float32, added, and rounded once, to nearest even: a sum over p ranks is rounded once
+per partial sum sent. The module strategies/allreduce/compression.py adds float16; `plain_add` here is the default.
+Replicas and servers also use the check for NaN.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ WIDENED_BLOCK = 1 << 16
 
 
 def plain_add(target: Array, incoming: Array) -> None:
-    """`target` += `incoming`, in place: the sum that all-reduces form where none is given."""
+    """Add `incoming` to `target` in place: the default addition of all-reduces."""
     numpy.add(target, incoming, out=target)
 
 
 def add_bfloat16(target: Array, incoming: Array) -> None:
-    """`target` += `incoming` for bfloat16 numbers held in uint16 buffers."""
+    """Add `incoming` to `target` in place; both are bfloat16 numbers in uint16 buffers."""
     for start in range(0, target.size, WIDENED_BLOCK):
         part = target[start : start + WIDENED_BLOCK]
         part[...] = to_bfloat16(from_bfloat16(part) + from_bfloat16(incoming[start : start + WIDENED_BLOCK]))
 
 
 def to_bfloat16(values: Array) -> Array:
-    """The upper halves of float32 `values`, rounded to nearest even, as uint16; NaN stays NaN."""
+    """Return the upper halves of float32 `values`, rounded to nearest even, as uint16; NaN stays NaN."""
     bits = values.view(numpy.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     # Rounding could carry a NaN's lowest bits over into infinity or zero.
@@ -48,16 +48,16 @@ def to_bfloat16(values: Array) -> Array:
 
 
 def from_bfloat16(halves: Array) -> Array:
-    """float32 numbers of uint16 `halves`; exact."""
+    """Return the float32 numbers of uint16 `halves`; exact."""
     wide: Array = (halves.astype(numpy.uint32) << 16).view(numpy.float32)
     return wide
 
 
 def float16_scale(bound: Array) -> Array:
-    """The power of two that brings sums of at most `bound` to 2^14..2^15, where float16 is as precise as it gets.
+    """Return the power of two that scales sums of at most `bound` to 2^14..2^15, the most precise range of float16.
 
     `bound` (1,): the sum over ranks of each one's largest magnitude, which no partial sum exceeds in any order of
-    adding. Where it is not a number, or nothing is to be sent, the scale is 1: an overflow travels on as it is.
+    addition. If it is zero or not finite, the scale is 1: an overflow is sent unchanged.
     """
     if not numpy.isfinite(bound[0]) or bound[0] == 0:
         return numpy.ones_like(bound)
@@ -67,25 +67,25 @@ def float16_scale(bound: Array) -> Array:
 
 
 BLOCK = 1 << 17
-"""Elements that are looked at together: 512 KiB of float32."""
+"""Elements checked together: 512 KiB of float32."""
 
 
 def all_finite(values: Array, exponent: int | None = None) -> bool:
     """Whether flat `values` hold no NaN and no infinity.
 
-    `exponent` is the mask of the exponent's bits where `values` are numbers of 16 bits, which have them all set then.
-    Others are told by their sum of squares, the cheapest reading there is; where that overflows, one by one.
+    For 16-bit numbers `exponent` is the mask of the exponent bits, which NaN and infinity have all set. Others are
+    checked by their sum of squares, the cheapest check; if it overflows, element by element.
     """
     blocks = (values[start : start + BLOCK] for start in range(0, values.size, BLOCK))
     if exponent is not None:
         mask = numpy.uint16(exponent)
         return not any(((block.view(numpy.uint16) & mask) == mask).any() for block in blocks)
-    # `@` warns of an overflow unless errstate stands around it, which small buffers feel. numpy.vdot never warns.
+    # `@` warns of an overflow without an errstate, which is slow for small buffers. numpy.vdot never warns.
     return all(math.isfinite(numpy.vdot(block, block)) or bool(numpy.isfinite(block).all()) for block in blocks)
 
 
 def not_finite(bad: Sequence[str], what: str, step: int | None, rank: int) -> NotFiniteError:
-    """The error of a rank whose `what` (`the gradient`) holds NaN or infinity in the variables `bad`."""
+    """Return the error for a rank whose `what` (`the gradient`) holds NaN or infinity in the variables `bad`."""
     where = "" if step is None else f" at step {step}"
     of = f" of {bad[0]}" if bad and bad[0] else ""
     more = f" and {len(bad) - 1} more" if of and len(bad) > 1 else ""

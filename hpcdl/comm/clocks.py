@@ -1,8 +1,8 @@
-"""How far the ranks' clocks lie apart, by ping-pong: over a tree of clocks, so that many nodes take few rounds.
+"""Offsets between the ranks' clocks, by ping-pong over a tree of clocks, so that many nodes need few rounds.
 
-A clock that is read between the two halves of a round trip is known to half of that trip, whatever the network does:
-that is the error of a point. Ranks that read one kernel's clock need no messages. Scheme: Hunold and Carpen-Amarie
-2018 (hierarchical clock synchronisation in MPI); what lies between points is for the reader (trace/steps.py).
+A clock read within a round trip is known to within half of that trip, on any network. This is the error of a point.
+Ranks that read one kernel's clock need no messages. Scheme: Hunold and Carpen-Amarie 2018 (hierarchical clock
+synchronisation in MPI); the reader interpolates between points (trace/steps.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClockPoint:
 
 
 def clock_identity() -> str:
-    """The same text in two processes that read one `time.monotonic`: its kernel, since its start, and its namespace."""
+    """Return a text equal in processes with the same `time.monotonic`: the kernel's boot and the time namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"
@@ -46,10 +46,10 @@ def clock_identity() -> str:
 
 
 def parents_of(identities: Sequence[str]) -> list[int]:
-    """The rank whose clock each rank holds its own against; rank 0's is its own.
+    """Return for each rank the rank with whose clock it compares its own; rank 0 with its own.
 
-    The first rank of each clock holds it against another clock's first rank, over a binomial tree; all others against
-    the first rank of theirs.
+    The first rank of each clock compares with another clock's first rank, over a binomial tree; all others with the
+    first rank of their clock.
     """
     first: dict[str, int] = {}
     for rank, identity in enumerate(identities):
@@ -64,7 +64,7 @@ def parents_of(identities: Sequence[str]) -> list[int]:
 def measure(
     communicator: Communicator, clock: Callable[[], float] = time.monotonic, identity: str | None = None
 ) -> ClockPoint:
-    """A point of this rank's clock against its parent's; collective. `identity`: of a clock other than the system's."""
+    """Return a point of this rank's clock against its parent's; collective. `identity`: of a non-system clock."""
     group = for_control(communicator)
     identities: list[str] = group.allgather_json(clock_identity() if identity is None else identity)
     parents = parents_of(identities)
@@ -84,7 +84,7 @@ def measure(
 
 
 def _round(rank: int, parents: Sequence[int]) -> int:
-    """How many parents lie between `rank` and rank 0: those of one depth are measured at once, where they can be."""
+    """Return the depth of `rank` below rank 0: ranks of one depth are measured in parallel where possible."""
     depth = 0
     while rank:
         rank, depth = parents[rank], depth + 1
@@ -100,7 +100,7 @@ def _answer(group: Communicator, child: int, clock: Callable[[], float]) -> None
 
 
 def _ping(group: Communicator, parent: int, clock: Callable[[], float]) -> ClockPoint:
-    """The quickest of some round trips."""
+    """Return the point of the fastest of several round trips."""
     stamp = numpy.zeros(1)
     found: list[ClockPoint] = []
     for _ in range(PINGS):

@@ -1,8 +1,8 @@
-"""Gaps: times in which a rank waits for others and its core has nothing to do, for work that has time.
+"""Gaps: times in which a rank waits for others and its core is idle, to be used for work that is not urgent.
 
-A wait that lasts is a gap once it has lasted LEAST_S. While background work wants one (`wanted`), who waits for a
-message looks for it and sleeps between looks, in place of MPI's own wait, which spins: else no core would be idle.
-Whether other threads of the process compute (back-propagation goes on while buckets travel) the worker looks itself.
+A wait becomes a gap after LEAST_S. While background work needs gaps (`wanted`), a rank that waits for a message polls
+and sleeps between polls, instead of MPI's own wait, which spins and would leave no core idle. Whether other threads of
+the process compute (back-propagation continues while buckets travel) the background worker checks itself.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 LEAST_S = 1e-3
-"""Shorter waits are no gaps: nothing is done in them, and nobody remembers them."""
+"""Shorter waits are no gaps: they are neither used nor recorded."""
 _PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 200e-6
-"""Who waits sleeps so long between looks, at first less: what a gap costs at most when its message comes."""
+"""The growing sleep between polls: the maximum is the most that a gap can delay the message."""
 _REMEMBERED = 64
 _ASK_S = 0.5
-"""So often who waits for a gap is asked whether it still wants one."""
+"""Interval at which a thread that waits for a gap is asked whether it still wants one."""
 _LOOK_S = 1e-3
-"""How long a worker looks on before it takes the core for idle."""
+"""How long a worker observes a core before it counts as idle."""
 
 
 class IdleGaps:
-    """The gaps of one rank: waiting threads open and close them, workers take them."""
+    """The gaps of one rank: waiting threads open and close them, background workers use them."""
 
     def __init__(self) -> None:
         self.wanted = 0
-        """How many jobs would work in a gap; where it is 0, waiting costs nothing more."""
+        """How many jobs would work in a gap; at 0 waiting has no extra cost."""
         self.changed = threading.Condition()
         self._waits: dict[int, float] = {}
         self._lengths: deque[float] = deque(maxlen=_REMEMBERED)
@@ -40,17 +40,17 @@ class IdleGaps:
 
     @property
     def open_since_s(self) -> float | None:
-        """When the oldest wait that goes on began (`time.monotonic`); None where nobody waits."""
+        """Start of the oldest wait in progress (`time.monotonic`); None if no thread waits."""
         waits = tuple(self._waits.values())
         return min(waits) if waits else None
 
     @property
     def typical_s(self) -> float:
-        """The median of the last gaps; infinite before the first."""
+        """The median of recent gaps; infinite before the first."""
         return self._typical_s
 
     def enter(self, began_s: float) -> None:
-        """The calling thread waits since `began_s`; as often as it likes."""
+        """Note that the calling thread waits since `began_s`; may be called repeatedly."""
         me = threading.get_ident()
         if me not in self._waits:
             with self.changed:
@@ -58,14 +58,14 @@ class IdleGaps:
                 self.changed.notify_all()
 
     def leave(self) -> None:
-        """It waits no more."""
+        """Note that the calling thread no longer waits."""
         began_s = self._waits.pop(threading.get_ident(), None)
         if began_s is not None and (length_s := time.monotonic() - began_s) >= LEAST_S:
             self._lengths.append(length_s)
             self._typical_s = statistics.median(self._lengths)
 
     def wait_until(self, done: Callable[[], bool]) -> None:
-        """Return when `done`, a look at a message, says so; who wants gaps has the core until then."""
+        """Return when `done`, a poll of a message, returns True; until then background work may use the core."""
         began_s, pause_s = time.monotonic(), 0.0
         try:
             while not done():
@@ -78,7 +78,7 @@ class IdleGaps:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the thread waits for what is not a message: a batch, say."""
+        """Inside, the thread waits for something other than a message, such as a batch."""
         if not self.wanted:
             yield
             return
@@ -89,10 +89,10 @@ class IdleGaps:
             self.leave()
 
     def fits(self, slice_s: float) -> bool:
-        """Whether a gap is open that, as gaps go, lasts `slice_s` more.
+        """Whether a gap is open that is likely to last `slice_s` more.
 
-        The next update is due when a typical one ends. One that has lasted twice as long is another kind: nobody knows
-        its end, and it is used again.
+        The rank needs its core again when a typical gap ends. A gap that has lasted twice as long is of another kind
+        with an unknown end, so it is used again.
         """
         since_s = self.open_since_s
         if since_s is None:
@@ -101,9 +101,9 @@ class IdleGaps:
         return lasted_s + slice_s <= self._typical_s or lasted_s > 2 * self._typical_s
 
     def take(self, slice_s: float, core: IdleCore, until_s: float, wants: Callable[[], bool]) -> bool:
-        """Return True when there is a gap for `slice_s` of work; False at `until_s`, or where `wants` says no.
+        """Return True when there is a gap for `slice_s` of work; False at `until_s`, or when `wants` returns False.
 
-        To be called again and again by a thread that works between the calls.
+        A thread that works between the calls calls this repeatedly.
         """
         while wants() and (left_s := until_s - time.monotonic()) > 0:
             with self.changed:
@@ -118,9 +118,9 @@ class IdleGaps:
 
 
 class IdleCore:
-    """Whether the cores of this process have nothing to do but for the calling thread, always the same one.
+    """Detects whether this process's cores are idle except for the calling thread, which must always be the same.
 
-    It goes by the processor time of the process since the last look, where that was not long ago.
+    It uses the CPU time of the process since the last check, if that was recent.
     """
 
     def __init__(self) -> None:
@@ -128,11 +128,11 @@ class IdleCore:
         self._mark = (-math.inf, 0.0)
 
     def forget(self) -> None:
-        """Time has passed in which other things happened."""
+        """Discard the last check, because other things happened since."""
         self._mark = (-math.inf, 0.0)
 
     def is_idle(self) -> bool:
-        """Whether half a core at least was free since the last look; looks on for a moment where that is long ago."""
+        """Whether at least half a core was free since the last check; measures for a moment if that was long ago."""
         before = self._mark
         if time.monotonic() - before[0] > 10 * _LOOK_S:
             before = self._now()

@@ -1,11 +1,11 @@
-"""Every message of a run goes through here: what a rank waits for, what it has sent, and when, whatever the strategy.
+"""Observation of all messages of a run: what a rank waits for, what it has sent, and when, for every strategy.
 
 `Observed` wraps any Communicator. Each operation leaves a heartbeat (what, with whom, since when), counts of messages
-and bytes, and a span for a recorder. All groups that come from one `Observed` write into one `RankMonitor`, which is
-what the watch of a rank (supervision/watchdog.py), the record's `bytes_*` and trace/ read.
+and bytes, and a span for a recorder. All groups derived from one `Observed` write into one `RankMonitor`. Its readers
+are the rank's watchdog (supervision/watchdog.py), the record's `bytes_*` and trace/.
 
-Counts are of what this rank has handed to the library and has got from it. What the library moves inside a collective
-of its own nobody can count: `Traffic.unknown` says so, and the record then holds null.
+Counts cover what this rank has passed to the library and received from it. The traffic inside a library's own
+collective cannot be counted: `Traffic.unknown` reports that, and the record then holds null.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, RemoteArray, Request
 
 EXCHANGE, CONTROL = "exchange", "control"
-"""What a message is for: gradients and weights of a step, or everything that ranks agree on beside that."""
+"""The purpose of a message: gradients and weights of a step, or all other agreements between ranks."""
 SENDING, RECEIVING = "sending", "receiving"
 PARTS = ("input", "compute", "exchange", "update", "other")
-"""What lies between the six borders of a step."""
+"""The parts of a step, between its six borders."""
 BUCKET = "bucket"
 """The span of gradients that are exchanged together."""
 UPDATING = "updating"
-"""The span in which a bucket's weights move, where they do not wait for the last bucket."""
+"""The span in which a bucket's weights are updated, if they do not wait for the last bucket."""
 IN_GAPS, OUTSIDE_GAPS = "background work in gaps", "background work outside gaps"
-"""The spans of work that had time: while the rank waited, or beside its step."""
+"""The spans of background work: while the rank waited, or during its step."""
 FORWARD, BACKWARD, LAYER_UPDATE = "forward", "backward", "updating a layer"
 """Spans of one layer each."""
 LOOPBACK = "127.0.0.1"
@@ -47,87 +47,87 @@ Result = TypeVar("Result")
 
 
 class Recorder(Protocol):
-    """Takes spans, in seconds of `time.monotonic`; a peer is a rank of the world, -1 for none or many."""
+    """Receives spans, in seconds of `time.monotonic`; a peer is a rank of the world, -1 for none or many."""
 
     @property
     def wants_layers(self) -> bool:
-        """Whether a step that is traced now shall tell of its layers."""
+        """Whether a step that is traced now should record its layers."""
 
     def step(self, number: int) -> None:
-        """The main thread begins this step; what follows is part of it."""
+        """Begin this step in the main thread; what follows is part of it."""
 
     def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
-        """Something that this rank has done: a part of a step, the exchange of a bucket, an evaluation."""
+        """Record an action of this rank: a part of a step, the exchange of a bucket, an evaluation."""
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
-        """The step that is over. Unix times: began, had its batch, its gradients, exchanged, updated, ended.
+        """Record a completed step. Unix times: began, had its batch, its gradients, exchanged, updated, ended.
 
-        `waited_s`: what of the exchange was waiting, where a strategy whose workers do not step together can tell.
+        `waited_s`: waiting time within the exchange, if a strategy whose workers do not step together knows it.
         """
 
     def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
-        """What (FORWARD, ...) a step has done in which layer, from when to when, in Unix times."""
+        """Record the phases (FORWARD, ...) of a step by layer, with begin and end in Unix times."""
 
     def exchanged(self, bucket: int, values: Array) -> None:
-        """A bucket of gradients as it came back from its exchange, before anybody looks at it."""
+        """Receive a bucket of gradients as it came from its exchange, before any check."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
-        """What the main thread was at, by its heartbeat."""
+        """Record an activity of the main thread, by its heartbeat."""
 
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
-        """One operation of a group that talks for `purpose`."""
+        """Record one operation of a group that communicates for `purpose`."""
 
     def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
-        """Work that had time, done by a thread of its own: while the rank waited, or beside its step."""
+        """Record background work by a thread of its own: while the rank waited, or during its step."""
 
     def quiesced(self, group: Communicator, *, last: bool = False) -> None:
-        """Every rank of `group`, which begins with rank 0 of the world, is here between steps. Collective."""
+        """Note that every rank of `group`, which begins with rank 0 of the world, is between steps. Collective."""
 
 
 class NoRecorder:
-    """Drops what it gets."""
+    """Discards everything it receives."""
 
     wants_layers = False
 
     def step(self, number: int) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def exchanged(self, bucket: int, values: Array) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
     def quiesced(self, group: Communicator, *, last: bool = False) -> None:
-        """Off."""
+        """Do nothing: recording is off."""
 
 
 NOTHING = NoRecorder()
-"""Operations look whether it is this one: a call that does nothing costs a tenth of an operation."""
+"""Operations compare with this object, because a call that does nothing costs a tenth of an operation."""
 
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Messages and bytes of one rank. `unknown` counts collectives of the library whose messages nobody sees.
+    """Messages and bytes of one rank. `unknown` counts library collectives, whose messages are not visible.
 
-    `rounds` are messages that had to follow one another, with a port for each direction: a message leaves in the round
-    after whatever its rank had sent and received before. `round_bytes` are the bytes of those. Of the busiest rank they
-    are what latency and bandwidth cost an exchange, whatever its algorithm.
+    `rounds` is the length of the chain of dependent messages, with one port per direction. A message is sent in the
+    round after all that its rank has sent and received before. `round_bytes` are the bytes of that chain. For the
+    busiest rank they give the latency and bandwidth cost of an exchange, whatever its algorithm.
     """
 
     messages_sent: int = 0
@@ -145,17 +145,17 @@ class Traffic:
         return Traffic(**{name: value - getattr(other, name) for name, value in vars(self).items()})
 
     def per_step(self, num_steps: int, *, countable: bool = True) -> dict[str, Any]:
-        """Means by the names that a RankRecord has for them; None where a part is unknown or not `countable`."""
+        """Return means under the field names of a RankRecord; None if a part is unknown or not `countable`."""
         known = countable and not self.unknown
         names = ("bytes_sent", "bytes_received", "rounds", "round_bytes")
         return {f"{name}_per_step": getattr(self, name) / max(num_steps, 1) if known else None for name in names}
 
 
 class Wait(NamedTuple):
-    """A message or collective that has not come: `peers` are the world's ranks that it may come from.
+    """A message or collective in progress: `peers` are the world ranks that this rank waits for.
 
-    `patient`: this rank has nothing else to do (a server between steps); only a peer that is dead or stuck is a reason
-    to stop. `hidden`: inside another library's engine, where computing and waiting cannot be told apart.
+    `patient`: this rank has nothing else to do (a server between steps); only a dead or stuck peer is a reason to stop.
+    `hidden`: inside another library's engine, where computing and waiting cannot be distinguished.
     """
 
     operation: str
@@ -168,29 +168,29 @@ class Wait(NamedTuple):
 class ScriptSteps:
     """The steps of a script since its run began, over all its fits and loops.
 
-    A fit and `hpcdl.State.commit` say when a step is over. In a loop that says nothing, or commits only now and then,
-    one is over when an optimizer or tape that has exchanged in it exchanges again; several of them are one step.
+    A fit and `hpcdl.State.commit` report the end of a step. In a loop without reports, or with rare commits, a step
+    ends when an optimizer or tape exchanges a second time. Exchanges of several optimizers or tapes are one step.
     """
 
     def __init__(self) -> None:
         self.done = 0
         self.counted = False
-        """Whether somebody says when a step is over, as a fit does while it lasts."""
+        """Whether the end of steps is reported, as during a fit."""
         self._known = 0
         self._exchanged: set[str] = set()
 
     def over(self, num: int = 1) -> None:
-        """So many steps are over, or as many as exchanges since the last time have told where those are more."""
+        """Count `num` completed steps, or more if the exchanges since the last call indicate more."""
         exchanged = self.done - self._known + bool(self._exchanged)
         self.done = self._known = self._known + max(num, exchanged)
         self._exchanged.clear()
 
     def reached(self, step: int) -> None:
-        """A run that is resumed stands there."""
+        """Set the position of a resumed run."""
         self.done = self._known = max(self.done, step)
 
     def exchange(self, name: str) -> None:
-        """The optimizer or tape of that name has exchanged."""
+        """Note an exchange of the optimizer or tape `name`."""
         if self.counted:
             return
         if name in self._exchanged:
@@ -200,7 +200,7 @@ class ScriptSteps:
 
 
 class RankMonitor:
-    """What one rank does and has done, over all groups that it talks in. `rank` is its number in the world."""
+    """The current and past activity of one rank, over all its groups. `rank` is its number in the world."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank, self.size, self.host = rank, size, host
@@ -209,21 +209,21 @@ class RankMonitor:
         self.gaps = IdleGaps()
         self.patient = False
         self.cut_off = False
-        """Whether a partition made on purpose lies round this rank: then it is not responding either."""
+        """Whether an injected partition isolates this rank: then it must not respond either."""
         self.lost: frozenset[int] = frozenset()
-        """Ranks of the world that the run goes on without, by the watch's word."""
+        """Ranks of the world that the run continues without, as reported by the watchdog."""
         self.activity: tuple[str, int | None, float] = ("starting", None, time.monotonic())
-        """What the rank does, in which step, and since when (`time.monotonic`)."""
+        """The rank's activity, its step, and the start of the activity (`time.monotonic`)."""
         self.spent: tuple[float, ...] = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
         """Steps so far, and the seconds of each of PARTS in them."""
         self.own_work = self.spent
-        """The same of those steps in which it had nothing else to do and took part: what ranks are compared by."""
+        """The same for steps in which the rank took part and had no other work: the basis for comparing ranks."""
         self.at_other_work: Callable[[], bool] = lambda: False
-        """Whether the rank has something to do beside its step now: a checkpoint to write."""
+        """Whether the rank has work besides its step now: a checkpoint to write."""
         self.evicted = ""
-        """Why the run goes on without this rank, which is alive; its main thread leaves when it sees that."""
+        """Why the run continues without this rank, which is alive; its main thread leaves when it sees that."""
         self.num_updates = 0
-        """Times that a script has exchanged gradients."""
+        """Number of gradient exchanges of a script."""
         self.script_steps = ScriptSteps()
         self._at_it_since_s = self.activity[2]
         self._lanes: list[Lane] = []
@@ -231,27 +231,27 @@ class RankMonitor:
 
     @property
     def step(self) -> int | None:
-        """The step that it is in; of a script whose steps nobody counts the last one that has exchanged gradients."""
+        """The current step; for a script without counted steps, the number of the last gradient exchange."""
         updates = self.activity[1]
         return self.num_updates or None if updates is None else updates
 
     @property
     def step_of_run(self) -> int | None:
-        """Steps since the run began, whatever epoch or fit they are in: what faults on purpose go by."""
+        """Steps since the run began, over all epochs and fits: injected faults are scheduled by it."""
         return self.script_steps.done if self.role == "script" else self.step
 
     @property
     def leads(self) -> bool:
-        """Whether this is the first of the ranks that the run goes on with: what rank 0 does at the start."""
+        """Whether this is the first of the remaining ranks, with the duties of rank 0."""
         return self.rank == self.first_left
 
     @property
     def first_left(self) -> int:
-        """The first of the ranks that the run goes on with."""
+        """The first of the remaining ranks."""
         return min(set(range(self.size)) - self.lost, default=0)
 
     def doing(self, what: str, step: int | None = None) -> None:
-        """The rank's main thread has moved on to `what`; `step` stays as it was where it is not given."""
+        """Note that the main thread now does `what`; `step` stays the same if it is not given."""
         now_s = time.monotonic()
         before, known_step, _ = self.activity
         if what != before:
@@ -262,7 +262,7 @@ class RankMonitor:
         self.activity = (what, known_step if step is None else step, now_s)
 
     def step_over(self, borders: Sequence[float], waited_s: float = 0.0, *, follows: bool = False) -> None:
-        """A step is over; see `Recorder.parts`. `follows`: the others have taken it without this rank."""
+        """Record a completed step; see `Recorder.parts`. `follows`: the others took it without this rank."""
         self.recorder.parts(borders, waited_s)
         added = (1, *(after - before for before, after in itertools.pairwise(borders)))
         self.spent = tuple(map(operator.add, self.spent, added))
@@ -270,7 +270,7 @@ class RankMonitor:
             self.own_work = tuple(map(operator.add, self.own_work, added))
 
     def traffic(self, purpose: str = EXCHANGE) -> Traffic:
-        """The sum over all groups of that purpose since the start."""
+        """Return the sum over all groups of that purpose since the start."""
         total = self._past.get(purpose, Traffic())
         for lane in tuple(self._lanes):
             if lane.purpose == purpose:
@@ -278,13 +278,13 @@ class RankMonitor:
         return total
 
     def waits(self) -> list[Wait]:
-        """What has been asked for and has not come yet, the oldest first."""
+        """Return the operations in progress, the oldest first."""
         found = [wait for lane in tuple(self._lanes) for wait in lane.waits()]
         return sorted((wait._replace(patient=self.patient) for wait in found), key=lambda wait: wait.since_s)
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """Inside, to wait is this rank's work: others may take as long as they are alive and at work."""
+        """Inside, waiting is this rank's work: others may take any time as long as they are alive and at work."""
         before, self.patient = self.patient, True
         try:
             yield
@@ -292,12 +292,12 @@ class RankMonitor:
             self.patient = before
 
     def moved_s(self) -> float:
-        """When anything last began or came to an end on this rank, by `time.monotonic`."""
+        """Return when an operation or activity last began or ended on this rank, by `time.monotonic`."""
         return max([self.activity[2], *(lane.moved_s for lane in tuple(self._lanes))])
 
     @contextlib.contextmanager
     def waiting_for(self, operation: str, peers: Iterable[int] = (), *, hidden: bool = False) -> Iterator[None]:
-        """For waits that are no message: inside, this rank waits for `peers` (ranks of the world; none: all others)."""
+        """For waits without a message: inside, this rank waits for `peers` (ranks of the world; none: all others)."""
         others = tuple(peers) or tuple(rank for rank in range(self.size) if rank != self.rank)
         lane = self.lane(CONTROL, others)
         lane.hidden = hidden
@@ -310,21 +310,21 @@ class RankMonitor:
             self.doing(self.activity[0])
 
     def lane(self, purpose: str, members: Sequence[int]) -> Lane:
-        """A place for one group's heartbeat and counts."""
+        """Return a new lane for one group's heartbeat and counts."""
         lane = Lane(self, purpose, tuple(members))
         self._lanes.append(lane)
         return lane
 
     def forget(self, lane: Lane) -> None:
-        """A group is freed: its counts stay."""
+        """Remove a freed group's lane; keep its counts."""
         if lane in self._lanes:
             self._lanes.remove(lane)
             self._past[lane.purpose] = self._past.get(lane.purpose, Traffic()) + lane.traffic()
 
     def abandon(self, kept: Lane) -> None:
-        """All groups are revoked: wait until the library has let go of each message's buffer, and forget all but one.
+        """Close revoked groups: wait until the library has released each message's buffer; forget all lanes but `kept`.
 
-        A request that is dropped instead ends the whole job, now and then, when its message comes after all.
+        Dropping a request instead sometimes ends the whole job, when its message arrives later.
         """
         for lane in tuple(self._lanes):
             for request in tuple(lane.pending):
@@ -336,10 +336,10 @@ class RankMonitor:
 
 
 class Lane:
-    """One group's heartbeat and counts; one thread at a time writes, the watch's thread reads.
+    """One group's heartbeat and counts; one thread at a time writes, the watchdog's thread reads.
 
-    `members` are the world's ranks of the group, in the group's order. What an operation writes down here it pays for
-    each time, so the words and objects that are made of it are made by who reads.
+    `members` are the world ranks of the group, in the group's order. Each operation pays for its notes here, so texts
+    and objects are built from them only by the reader.
     """
 
     __slots__ = (
@@ -375,20 +375,20 @@ class Lane:
         self._since_s = self.moved_s = time.monotonic()
 
     def sends(self, num_bytes: int) -> None:
-        """Count a message that leaves."""
+        """Count a message being sent."""
         self.messages_sent += 1
         self.bytes_sent += num_bytes
         rounds, size = max(self.sent_in[0], self.received_in[0]), max(self.sent_in[1], self.received_in[1])
         self.sent_in = (rounds + 1, size + num_bytes)
 
     def receives(self, num_bytes: int) -> None:
-        """Count a message that has come."""
+        """Count a received message."""
         self.messages_received += 1
         self.bytes_received += num_bytes
         self.received_in = (self.received_in[0] + 1, self.received_in[1] + num_bytes)
 
     def traffic(self) -> Traffic:
-        """What has gone through."""
+        """Return the counts so far."""
         return Traffic(
             rounds=max(self.sent_in[0], self.received_in[0]),
             round_bytes=max(self.sent_in[1], self.received_in[1]),
@@ -400,13 +400,13 @@ class Lane:
         )
 
     def enter(self, operation: str, num_bytes: int, peers: tuple[int, ...]) -> None:
-        """An operation that blocks begins; it waits for `peers`, if there are any."""
+        """Begin a blocking operation that waits for `peers`, if there are any."""
         self._num_bytes, self._peers = num_bytes, peers
         self._since_s = time.monotonic()
         self._operation = operation
 
     def leave(self, peer: int = -1) -> None:
-        """It is over, however it ended."""
+        """End the operation, whether or not it succeeded."""
         self.moved_s = now_s = time.monotonic()
         operation, self._operation = self._operation, None
         recorder = self.monitor.recorder
@@ -414,7 +414,7 @@ class Lane:
             recorder.operation(self.purpose, operation, peer, self._num_bytes, self._since_s, now_s)
 
     def waits(self) -> list[Wait]:
-        """The collective under way, and messages that have not come."""
+        """Return the collective in progress, and the messages in progress."""
         found = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
         operation, peers, since_s = self._operation, self._peers, self._since_s
         if operation is not None and peers:
@@ -423,7 +423,7 @@ class Lane:
 
 
 class ObservedRequest:
-    """A message under way, known to the watch until it is through."""
+    """A message in progress, visible to the watchdog until it is complete."""
 
     __slots__ = ("_buffer", "_index", "_lane", "inner", "since_s")
     operation = SENDING
@@ -447,11 +447,11 @@ class ObservedRequest:
         self.through()
 
     def test(self) -> bool:
-        """Whether it is through."""
+        """Whether the message is complete."""
         return self.inner.test()
 
     def through(self) -> None:
-        """Count what has come (what is sent is counted when it leaves); once, however often it is waited for."""
+        """Count a received message (a sent one is counted when sent); only once, however often it is waited for."""
         lane = self._lane
         if self not in lane.pending:
             return
@@ -466,14 +466,14 @@ class ObservedRequest:
 
 
 class ObservedReceive(ObservedRequest):
-    """One that comes."""
+    """A message being received."""
 
     __slots__ = ()
     operation = RECEIVING
 
 
 class Observed:
-    """A Communicator that leaves a trace of every operation; core/protocols.py says what each does."""
+    """A Communicator that records every operation; core/protocols.py describes each."""
 
     def __init__(self, inner: Communicator, monitor: RankMonitor, lane: Lane) -> None:
         self._inner, self.monitor, self.lane = inner, monitor, lane
@@ -483,7 +483,7 @@ class Observed:
 
     @property
     def address(self) -> str:
-        """The rank's own address on the job's network, where the wrapped communicator has one."""
+        """The rank's own address on the job's network, if the wrapped communicator has one."""
         return getattr(self._inner, "address", LOOPBACK)
 
     def isend(self, buffer: Array, destination: int, tag: int = 0) -> ObservedRequest:
@@ -494,11 +494,11 @@ class Observed:
         return ObservedRequest(request, lane, buffer, destination)
 
     def irecv(self, buffer: Array, source: int, tag: int = 0) -> ObservedRequest:
-        """Start receiving; counted when it has come."""
+        """Start receiving; counted on completion."""
         return ObservedReceive(self._inner.irecv(buffer, source, tag), self.lane, buffer, source)
 
     def wait_any(self, requests: Sequence[Any], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first of `requests` (its own) that is done; RankError where one's rank was left behind."""
+        """Return the index of the first completed one of `requests`. Raises RankError if a request's rank was lost."""
 
         gaps, began_s = self.monitor.gaps, time.monotonic()
 
@@ -531,7 +531,7 @@ class Observed:
         self._collective("a broadcast", buffer.nbytes, self._inner.broadcast, buffer, root)
 
     def allreduce(self, buffer: Array, add: Add | None = None) -> None:
-        """Sum `buffer` over the ranks by the library, which moves bytes that nobody counts."""
+        """Sum `buffer` over the ranks by the library, whose traffic cannot be counted."""
         lane = self.lane
         if self._others:
             lane.unknown += 1
@@ -542,29 +542,29 @@ class Observed:
             lane.leave()
 
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
-        """Every rank's `value`; agreeing is no payload, so it leaves the counts known."""
+        """Return every rank's `value`; such agreements are not counted as traffic."""
         gather = self._inner.allgather_json
         return self._collective(
             "an agreement", 0, functools.partial(gather, patient=True) if patient else gather, value
         )
 
     def duplicate(self) -> Observed:
-        """The same group, with a heartbeat of its own."""
+        """Return the same group, with a heartbeat of its own."""
         return self._like(self._collective("a duplication", 0, self._inner.duplicate), self.lane.members)
 
     def split(self, color: int, key: int = 0) -> Observed:
-        """A part of the group, with a heartbeat of its own."""
+        """Return a part of the group, with a heartbeat of its own."""
         return self._of_part(self._collective("a split", 0, self._inner.split, color, key))
 
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Observed:
-        """The ranks that are left, by the library's knowledge and the watch's."""
+        """Return the group of the ranks that neither the library nor the watchdog reports as lost."""
         gone = self.failed() | lost
         return self._of_part(self._collective("a split", 0, self._inner.survivors, gone))
 
     def revoke(self) -> None:
-        """Call every rank out of this group and of all that were made of it; nothing of theirs is under way afterwards.
+        """Interrupt every rank in this group and all groups derived from it, and end all their operations.
 
-        RankError where the library cannot.
+        Raises RankError if the library cannot.
         """
         if not isinstance(self._inner, Revocable):
             raise RankError(f"{self.library} cannot revoke a group")
@@ -572,38 +572,38 @@ class Observed:
         self.monitor.abandon(self.lane)
 
     def over(self, other: Callable[[Communicator], Communicator]) -> Observed:
-        """The same group and heartbeat, with what `other` makes of the wrapped communicator in its place."""
+        """Return the same group and heartbeat, with the wrapped communicator replaced by `other` of it."""
         return Observed(other(self._inner), self.monitor, self.lane)
 
     def for_purpose(self, purpose: str) -> Observed:
-        """The same group and message space; what goes through this one counts for `purpose`."""
+        """Return the same group and message space; traffic through it counts for `purpose`."""
         return Observed(self._inner, self.monitor, self.monitor.lane(purpose, self.lane.members))
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Memory is not sent: nothing is counted."""
+        """Return shared memory; nothing is sent or counted."""
         return self._collective("setting up shared memory", 0, self._inner.shared_array, shape, dtype)
 
     def remote_array(self, length: int, dtype: Any) -> ObservedRemoteArray:
-        """An array whose reads and additions are counted by the rank that asks for them."""
+        """Return an array whose reads and additions are counted by the rank that makes them."""
         make = self._inner.remote_array
         return ObservedRemoteArray(self._collective("setting up remote memory", 0, make, length, dtype), self)
 
     def failed(self) -> set[int]:
-        """Ranks of the group that the library or the watch knows to be gone."""
+        """Return the ranks of the group that the library or the watchdog knows to be gone."""
         lost = self.monitor.lost
         return self._inner.failed() | {index for index, rank in enumerate(self.lane.members) if rank in lost}
 
     def dead(self) -> set[int]:
-        """Ranks of the world, members of the group, that the library itself knows to be gone."""
+        """Return the ranks of the world, members of the group, that the library itself knows to be gone."""
         return {self.lane.members[index] for index in self._inner.failed()}
 
     def check_alive(self) -> None:
-        """BrokenGroup where a rank of the group is dead: for who is at work and talks to nobody meanwhile."""
+        """Raise BrokenGroup if a rank of the group is dead: for a rank that works without communication."""
         if dead := sorted(self.dead() - self.monitor.lost):
             raise BrokenGroup(f"rank {dead[0]} is dead", rank=dead[0])
 
     def free(self) -> None:
-        """Give the group back; its counts stay."""
+        """Free the group; its counts stay."""
         self.monitor.forget(self.lane)
         self._inner.free()
 
@@ -618,7 +618,7 @@ class Observed:
         return Observed(inner, self.monitor, self.monitor.lane(self.lane.purpose, members))
 
     def _collective(self, operation: str, num_bytes: int, call: Callable[..., Result], *args: Any) -> Result:
-        """Call the library, under a heartbeat that names everybody else. Bytes that it moves are unknown."""
+        """Call the library, under a heartbeat that names all other ranks. The bytes it sends are unknown."""
         lane = self.lane
         if self._others and num_bytes:
             lane.unknown += 1
@@ -630,14 +630,14 @@ class Observed:
 
 
 class ObservedRemoteArray:
-    """A remote array whose traffic is counted, one message for each call that leaves this rank."""
+    """A remote array whose traffic is counted, one message for each call to another rank."""
 
     def __init__(self, inner: RemoteArray, group: Observed) -> None:
         self._inner, self._group = inner, group
         self.own = inner.own
 
     def read(self, owner: int, target: Array) -> None:
-        """Read, and count what has come."""
+        """Read, and count the bytes received."""
         lane = self._group.lane
         peer = lane.members[owner]
         lane.enter("reading memory", target.nbytes, (peer,))
@@ -649,7 +649,7 @@ class ObservedRemoteArray:
             lane.receives(target.nbytes)
 
     def add(self, owner: int, values: Array, start: int = 0) -> None:
-        """Add, and count what has left."""
+        """Add, and count the bytes sent."""
         lane = self._group.lane
         peer = lane.members[owner]
         if owner != self._group.rank:
@@ -661,12 +661,12 @@ class ObservedRemoteArray:
             lane.leave(peer)
 
     def free(self) -> None:
-        """Give the memory back; collective."""
+        """Free the memory; collective."""
         self._group._collective("giving remote memory back", 0, self._inner.free)
 
 
 def observe(communicator: Communicator, monitor: RankMonitor | None = None) -> Observed:
-    """`communicator`, the world's or one that stands for it, under observation; as it is where it is already."""
+    """Return `communicator`, the world or one in its place, under observation; unchanged if it already is."""
     if isinstance(communicator, Observed):
         return communicator
     seen = monitor or RankMonitor(communicator.rank, communicator.size, communicator.host)
@@ -674,7 +674,7 @@ def observe(communicator: Communicator, monitor: RankMonitor | None = None) -> O
 
 
 def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]) -> AbstractContextManager[None]:
-    """Inside, this rank waits for `peers` of the group without a message: for a word in shared memory, say."""
+    """Inside, this rank waits for `peers` of the group without a message: for a value in shared memory, for example."""
     if not isinstance(communicator, Observed):
         return contextlib.nullcontext()
     members = communicator.lane.members
@@ -682,15 +682,15 @@ def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]
 
 
 def for_control(communicator: Communicator) -> Communicator:
-    """The same group for messages that are no exchange of a step: measurements, set-up."""
+    """Return the same group for messages outside a step's exchange: measurements, set-up."""
     return communicator.for_purpose(CONTROL) if isinstance(communicator, Observed) else communicator
 
 
 def for_exchange(communicator: Communicator) -> Communicator:
-    """The same group for what a step exchanges."""
+    """Return the same group for the exchanges of a step."""
     return communicator.for_purpose(EXCHANGE) if isinstance(communicator, Observed) else communicator
 
 
 def recorder_of(communicator: Communicator) -> Recorder:
-    """Where spans of this rank go; nowhere, for a communicator that nobody observes."""
+    """Return the recorder of this rank; for a communicator without observation, one that discards everything."""
     return communicator.monitor.recorder if isinstance(communicator, Observed) else NOTHING

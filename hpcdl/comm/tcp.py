@@ -1,9 +1,9 @@
-"""A Communicator without MPI, and the connections under it: for what ranks agree on between steps, not for gradients.
+"""A Communicator without MPI, and its connections: for agreements between steps, not for gradients.
 
-Everything goes through rank 0 as JSON. Strategies that bring their own engine for gradients use it to meet, to stop
-together, to add up evaluations, and to build the record.
+All messages go through rank 0 as JSON. Strategies with their own engine for gradients use it to connect, to stop
+together, to sum evaluations, and to build the record.
 
-One authenticated connection of comm/tcp: JSON messages, each with its length and an HMAC.
+Connections are authenticated: JSON messages, each with its length and an HMAC.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 300.0
-"""How long a rank waits for a message; between two of them may lie a step of the slowest rank."""
+"""How long a rank waits for a message; two messages may be a step of the slowest rank apart."""
 GREETING_S = 10.0
-"""How long a newcomer has to prove itself: one that stays silent must not keep the others out."""
+"""How long a newcomer has to authenticate: a silent one must not block the others."""
 MAX_MESSAGE_BYTES = 64 << 20
 _NONCE_BYTES = 32
 _PROOF = 2**64 - 1
@@ -70,7 +70,7 @@ class Channel:
             raise self._lost(error) from error
 
     def receive(self) -> Any:
-        """The next message; RankError where the peer is gone, silent for too long, or not who it was."""
+        """Return the next message. Raises RankError if the peer is gone, silent for too long, or not authentic."""
         try:
             length, signature = _HEADER.unpack(_read(self._connection, _HEADER.size))
             if length > MAX_MESSAGE_BYTES:
@@ -84,12 +84,12 @@ class Channel:
         return json.loads(content)
 
     def be_patient(self) -> None:
-        """Wait without end for the next message; the kernel's own probes notice a peer whose host is gone."""
+        """Wait without limit for the next message; the kernel's keep-alive probes detect a lost host."""
         self._connection.settimeout(None)
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def _lost(self, error: OSError) -> RankError:
@@ -98,7 +98,7 @@ class Channel:
 
 
 def greet(rank: int, place: tuple[str, int], secret: bytes, timeout_s: float) -> Channel:
-    """Connect to rank 0 and prove to know the secret; RankError where rank 0 does not."""
+    """Connect to rank 0 and prove to know the secret. Raises RankError if rank 0 does not know it."""
     connection = socket.create_connection(place, timeout=timeout_s)
     try:
         challenge = _read(connection, _NONCE_BYTES)
@@ -114,7 +114,7 @@ def greet(rank: int, place: tuple[str, int], secret: bytes, timeout_s: float) ->
 
 
 def welcome(connection: socket.socket, secret: bytes, timeout_s: float) -> Channel | None:
-    """Challenge a newcomer; None where it does not prove to know the secret in time."""
+    """Challenge a newcomer; return None if it does not prove in time to know the secret."""
     connection.settimeout(min(timeout_s, GREETING_S))
     try:
         challenge = secrets.token_bytes(_NONCE_BYTES)
@@ -131,7 +131,7 @@ def welcome(connection: socket.socket, secret: bytes, timeout_s: float) -> Chann
 
 
 def _keys(secret: bytes, nonces: bytes, rank: int) -> tuple[bytes, bytes]:
-    """Keys of this connection: for what the worker sends, and for what rank 0 sends."""
+    """Return the keys of this connection: for messages of the worker, and for messages of rank 0."""
     base = nonces + rank.to_bytes(4, "big")
     return hmac.digest(secret, b"up" + base, hashlib.sha256), hmac.digest(secret, b"down" + base, hashlib.sha256)
 
@@ -154,12 +154,12 @@ Started = TypeVar("Started")
 
 
 def create_secret(path: Path) -> None:
-    """Write a fresh secret that only this user can read; FileExistsError where the file is there already."""
+    """Write a new secret that only this user can read. Raises FileExistsError if the file exists."""
     create(path, secrets.token_hex(32).encode(), 0o600)
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret in `path`; UsageError where others could have read or written it."""
+    """Return the secret in `path`. Raises UsageError if others could have read or written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
@@ -174,7 +174,7 @@ def read_secret(path: Path) -> bytes:
 
 
 class TcpGroup:
-    """The control messages of one rank. Every call is one of all ranks, in the same order."""
+    """The control messages of one rank. All ranks must make every call, in the same order."""
 
     def __init__(self, rank: int, size: int, channels: Sequence[Channel]) -> None:
         self.rank = rank
@@ -182,14 +182,14 @@ class TcpGroup:
         self._channels = channels
 
     def gather_json(self, value: Any) -> list[Any]:
-        """On rank 0 every rank's `value` in rank order; an empty list elsewhere."""
+        """Return every rank's `value` in rank order on rank 0; an empty list elsewhere."""
         if self.rank != 0:
             self._channels[0].send(value)
             return []
         return [value, *(channel.receive() for channel in self._channels)]
 
     def broadcast_json(self, value: Any = None) -> Any:
-        """Rank 0's `value`, on every rank."""
+        """Return rank 0's `value`, on every rank."""
         if self.rank != 0:
             return self._channels[0].receive()
         for channel in self._channels:
@@ -197,7 +197,7 @@ class TcpGroup:
         return value
 
     def allgather_json(self, value: Any) -> list[Any]:
-        """Every rank's `value` in rank order, on every rank."""
+        """Return every rank's `value` in rank order, on every rank."""
         gathered: list[Any] = self.broadcast_json(self.gather_json(value))
         return gathered
 
@@ -206,19 +206,19 @@ class TcpGroup:
         self.allgather_json(None)
 
     def channel(self, rank: int) -> Channel:
-        """The connection to `rank`: rank 0 has one to everybody, everybody one to rank 0."""
+        """Return the connection to `rank`: rank 0 has one to each rank, each other rank one to rank 0."""
         for channel in self._channels:
             if channel.peer == rank:
                 return channel
         raise RankError(f"rank {self.rank} has no connection to rank {rank}: messages go through rank 0", rank=rank)
 
     def be_patient(self) -> None:
-        """Wait for messages as long as the peer lives: between two may lie hours of training."""
+        """Wait for messages as long as the peer lives: two messages may be hours of training apart."""
         for channel in self._channels:
             channel.be_patient()
 
     def close(self) -> None:
-        """Hang up; a rank that still waits gets RankError."""
+        """Close the connections; a rank that still waits gets RankError."""
         for channel in self._channels:
             channel.close()
 
@@ -230,9 +230,9 @@ class TcpGroup:
 
 
 def join(rank: int, size: int, address: str, secret_file: Path, timeout_s: float = TIMEOUT_S) -> TcpGroup:
-    """Meet all ranks of the job. `address` is where rank 0 listens: an interface of its own, never a wildcard.
+    """Connect all ranks of the job. `address` is where rank 0 listens: one of its interfaces, never a wildcard.
 
-    RankError names the ranks that have not come after `timeout_s`.
+    Raises RankError, which names the missing ranks, after `timeout_s`.
     """
     secret = read_secret(secret_file)
     announcement = secret_file.with_name(secret_file.name + ".address")
@@ -250,7 +250,7 @@ def join(rank: int, size: int, address: str, secret_file: Path, timeout_s: float
 
 
 def free_ports(address: str, count: int) -> list[int]:
-    """Ports of `address` that nobody listens on now; somebody may by the time they are used (`with_free_ports`)."""
+    """Return ports of `address` that are free now; another process may take them before use (`with_free_ports`)."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listen(address)) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
@@ -264,7 +264,7 @@ def with_free_ports(
     failures: tuple[type[Exception], ...] = (OSError,),
     attempts: int = 5,
 ) -> Started:
-    """What `start(ports)` returns; tried again with other ports when it raises one of `failures`."""
+    """Return the result of `start(ports)`; retried with other ports if it raises one of `failures`."""
     for attempt in range(attempts):
         try:
             return start(free_ports(address, count))
@@ -275,7 +275,7 @@ def with_free_ports(
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on a free port of `address`; UsageError for a wildcard or a foreign address."""
+    """Return a socket that listens on a free port of `address`. Raises UsageError for wildcard or foreign addresses."""
     if address in ("", "0.0.0.0", "::", "*"):
         raise UsageError(f"refusing to listen on every interface ({address!r}); name the address of the job's own")
     family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
@@ -332,25 +332,25 @@ def _signature(place: Sequence[Any], secret: bytes) -> str:
 
 SECRET_FILE = "secret"
 RENDEZVOUS_NAMES = r"secret(\.address|\.\d+-\d+)*|\..+\.tmp"
-"""What lies in a folder in which ranks without MPI find each other."""
+"""The files in a folder in which ranks without MPI connect."""
 APPEAR_S = 120.0
-"""How long ranks wait for the file that the first of them makes."""
+"""How long ranks wait for the file that the first of them creates."""
 
 
 class ControlRequest:
-    """A message that was sent already, or one that `wait` receives."""
+    """A message already sent, or one that `wait` receives."""
 
     def __init__(self, group: TcpGroup, source: int | None = None, buffer: Array | None = None) -> None:
         self._group, self._source, self._buffer = group, source, buffer
 
     def wait(self) -> None:
-        """Receive, where this is a receive."""
+        """Receive the message, if this is a receive."""
         if self._source is not None and self._buffer is not None:
             _fill(self._buffer, self._group.channel(self._source).receive())
             self._source = None
 
     def test(self) -> bool:
-        """Only waiting tells."""
+        """Return True: only `wait` receives."""
         return True
 
 
@@ -368,7 +368,7 @@ class ControlCommunicator:
         self._group.be_patient()
 
     def isend(self, buffer: Array, destination: int, tag: int = 0) -> ControlRequest:
-        """Send `buffer` to or from rank 0, the only pairs that are connected. Tags are not kept apart."""
+        """Send `buffer` to or from rank 0, the only pairs that are connected. Tags are ignored."""
         self._group.channel(destination).send(_text(buffer))
         return ControlRequest(self._group)
 
@@ -403,15 +403,15 @@ class ControlCommunicator:
                 add(buffer, incoming)
 
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank; who waits for a connection sleeps anyway."""
+        """Return every rank's `value`, in rank order, on every rank; waits on a connection sleep anyway."""
         return self._group.allgather_json(value)
 
     def duplicate(self) -> Communicator:
-        """The same group with connections of its own."""
+        """Return the same group with connections of its own."""
         return self.split(0, self.rank)
 
     def split(self, color: int, key: int = 0) -> ControlCommunicator:
-        """The group of the ranks that gave the same `color`; its first rank makes a secret of the group's own."""
+        """Return the group of the ranks with the same `color`; its first rank creates a secret for the group."""
         self._num_groups += 1
         answers = self.allgather_json([color, key])
         members = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(answers) if c == color)]
@@ -427,42 +427,42 @@ class ControlCommunicator:
         return group
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Ranks without MPI share no memory."""
+        """Raise RankError: ranks without MPI share no memory."""
         raise RankError("ranks that talk over tcp share no memory", rank=self.rank)
 
     def remote_array(self, length: int, dtype: Any) -> RemoteArray:
-        """Ranks without MPI reach no memory of others."""
+        """Raise RankError: ranks without MPI cannot access each other's memory."""
         raise RankError("ranks that talk over tcp cannot reach each other's memory", rank=self.rank)
 
     def failed(self) -> set[int]:
-        """A dead rank shows as a connection that is closed: the job ends."""
+        """Return no ranks: a dead rank shows as a closed connection, which ends the job."""
         return set()
 
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
-        """Everything goes through rank 0: nobody can be done without."""
+        """Return all ranks: none can be lost, since all messages go through rank 0."""
         return self.duplicate()
 
     def free(self) -> None:
-        """Hang up; a rank that still waits gets RankError."""
+        """Close the connections; a rank that still waits gets RankError."""
         self._group.close()
 
     def abort(self, exit_code: int) -> NoReturn:
-        """Hang up: the others' next control message fails, and whoever started this rank ends those that do not ask."""
+        """Close the connections: the others' next control message fails; the starting process ends the other ranks."""
         self._group.close()
         os._exit(exit_code)
 
 
 def make_secret(folder: Path) -> None:
-    """Write a fresh secret into `folder`, in place of one that an earlier job left there."""
+    """Write a new secret into `folder`, replacing one of an earlier job."""
     make_folder(folder)
     remove_file(folder / SECRET_FILE)
     create_secret(folder / SECRET_FILE)
 
 
 def control_world(rank: int, size: int, address: str, folder: Path) -> ControlCommunicator:
-    """Meet all ranks of the job; `folder` is one that every rank sees, with the job's secret (`make_secret`) in it.
+    """Connect all ranks of the job; `folder` is visible to every rank, with the job's secret (`make_secret`) in it.
 
-    The secret is gone when all have met.
+    The secret is removed once all are connected.
     """
     secret_file = folder / SECRET_FILE
     deadline_s = time.monotonic() + APPEAR_S

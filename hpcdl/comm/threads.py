@@ -1,7 +1,7 @@
 """Ranks as threads of one process: for tests, and for a single rank that needs no MPI.
 
-A message is copied once, when both sides have come, and not before: code that touches a buffer too early, or that
-waits for a send which nobody receives, fails here as it would between machines.
+A message is copied once, when both sides have called, and not before. So code that touches a buffer too early, or waits
+for a send without a receiver, fails here as it would between machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_S = 0.05
 
 
 class World:
-    """What the threads share: messages that have come from one side only, and who has left."""
+    """The shared state of the threads: messages with one side posted, and the ranks that have left."""
 
     def __init__(self, num_ranks: int, hosts: Sequence[str]) -> None:
         self.changed = threading.Condition()
@@ -41,7 +41,7 @@ class World:
         self.hosts = tuple(hosts) or (os.uname().nodename,) * num_ranks
 
     def leave(self, rank: int, error: BaseException | None) -> None:
-        """Rank `rank` is done; with an error, unless another rank's came first."""
+        """Note that `rank` has ended; keep its error, unless another rank's came first."""
         with self.changed:
             self.left.add(rank)
             if error is not None and self.failure is None:
@@ -66,7 +66,7 @@ class World:
             self.changed.notify_all()
 
     def wait(self, requests: Sequence[ThreadRequest], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first of `requests` that is done; RankError where that can no longer happen."""
+        """Return the index of the first completed one of `requests`. Raises RankError if none can complete any more."""
         with self.changed:
             while True:
                 look()
@@ -88,7 +88,7 @@ class World:
 
 
 class ThreadRequest:
-    """A message under way between two threads."""
+    """A message in progress between two threads."""
 
     def __init__(self, world: World, buffer: Array, peer: int, *, sends: bool) -> None:
         self._world = world
@@ -99,16 +99,16 @@ class ThreadRequest:
         self.problem = ""
 
     def wait(self) -> None:
-        """Return when the message is through."""
+        """Return when the message is complete."""
         self._world.wait([self])
 
     def test(self) -> bool:
-        """Whether it is through, or never will be."""
+        """Whether the message is complete, or never will be."""
         return self.done or self._world.failure is not None or self.peer in self._world.left
 
 
 class ThreadRemoteArray:
-    """The arrays of all threads of a group, each changed whole."""
+    """The arrays of all threads of a group; each change is atomic."""
 
     def __init__(self, world: World, arrays: Sequence[Array], rank: int) -> None:
         self._world = world
@@ -116,17 +116,17 @@ class ThreadRemoteArray:
         self.own = arrays[rank]
 
     def read(self, owner: int, target: Array) -> None:
-        """Copy."""
+        """Copy from the owner's array."""
         with self._world.changed:
             target[...] = self._arrays[owner][: target.size]
 
     def add(self, owner: int, values: Array, start: int = 0) -> None:
-        """Add in place."""
+        """Add to the owner's array in place."""
         with self._world.changed:
             self._arrays[owner][start : start + values.size] += values
 
     def free(self) -> None:
-        """The last reference does it."""
+        """Do nothing: the memory is freed with its last reference."""
 
 
 def _bytes_of(buffer: Array) -> Array:
@@ -137,15 +137,15 @@ Result = TypeVar("Result")
 
 
 def alone() -> ThreadCommunicator:
-    """The communicator of a job of one rank."""
+    """Return the communicator of a job of one rank."""
     return ThreadCommunicator(World(1, ()), tuple(range(1)), 0, ("world",))
 
 
 def run(num_ranks: int, function: Callable[[ThreadCommunicator], Result], hosts: Sequence[str] = ()) -> list[Result]:
-    """Call `function` with a communicator on each of `num_ranks` threads; the results in rank order.
+    """Call `function` with a communicator on each of `num_ranks` threads; return the results in rank order.
 
-    `hosts` names each rank's node; by default all share this one. When a rank raises, the others' waits raise
-    RankError and its own exception comes out of here, with a note that names the rank.
+    `hosts` names each rank's node; by default all share this one. If a rank raises, the others' waits raise RankError
+    and its own exception is raised here, with a note that names the rank.
     """
     world = World(num_ranks, hosts)
     results: list[Any] = [None] * num_ranks
@@ -154,7 +154,7 @@ def run(num_ranks: int, function: Callable[[ThreadCommunicator], Result], hosts:
         try:
             results[rank] = function(ThreadCommunicator(world, tuple(range(num_ranks)), rank, ("world",)))
             world.leave(rank, None)
-        except BaseException as error:  # noqa: BLE001  the others must be woken whatever it was; raised again below
+        except BaseException as error:  # noqa: BLE001  on any error the others must be woken; raised again below
             world.leave(rank, error)
 
     threads = [
@@ -172,7 +172,7 @@ def run(num_ranks: int, function: Callable[[ThreadCommunicator], Result], hosts:
 
 
 class ThreadCommunicator:
-    """Communicator of one thread; `members` are the group's ranks in the world, `name` tells groups apart."""
+    """Communicator of one thread; `members` are the group's ranks in the world, `name` distinguishes groups."""
 
     library = "threads"
 
@@ -195,7 +195,7 @@ class ThreadCommunicator:
         return self._start(buffer, source, (source, self.rank, tag), sends=False)
 
     def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first request that is done."""
+        """Return the index of the first completed request."""
         return self._world.wait([request for request in requests if isinstance(request, ThreadRequest)], look)
 
     def barrier(self) -> None:
@@ -223,7 +223,7 @@ class ThreadCommunicator:
         self.broadcast(buffer)
 
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
-        """Every rank's `value` in rank order, through JSON text as between processes; threads that wait sleep."""
+        """Return every rank's `value` in rank order, through JSON as between processes; waiting threads sleep."""
         texts = [json.dumps(value).encode()] * self.size
         for rank in range(self.size):
             length = numpy.array([len(texts[rank])])
@@ -236,11 +236,11 @@ class ThreadCommunicator:
         return [json.loads(text) for text in texts]
 
     def duplicate(self) -> Communicator:
-        """The same group with a message space of its own."""
+        """Return the same group with a message space of its own."""
         return self.split(0, self.rank)
 
     def split(self, color: int, key: int = 0) -> Communicator:
-        """The group of the ranks that gave the same `color`."""
+        """Return the group of the ranks with the same `color`."""
         answers = self.allgather_json([color, key])
         order = sorted((theirs[1], rank) for rank, theirs in enumerate(answers) if theirs[0] == color)
         ranks = [rank for _, rank in order]
@@ -251,7 +251,7 @@ class ThreadCommunicator:
         )
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """An array that all threads see."""
+        """Return an array shared by all threads."""
         if len({self._world.hosts[member] for member in self._members}) > 1:
             raise RankError("the ranks of this group are on several nodes and share no memory", rank=self.rank)
         self._num_arrays += 1
@@ -262,7 +262,7 @@ class ThreadCommunicator:
         return array.reshape(shape)
 
     def remote_array(self, length: int, dtype: Any) -> ThreadRemoteArray:
-        """Arrays that the threads change under one lock."""
+        """Return arrays that the threads change under one lock."""
         self._num_arrays += 1
         name = (self._name, self._num_arrays)
         with self._world.changed:
@@ -271,17 +271,17 @@ class ThreadCommunicator:
         return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)], self.rank)
 
     def failed(self) -> set[int]:
-        """A thread that fails ends the job."""
+        """Return no ranks: a thread that fails ends the job."""
         return set()
 
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
-        """The others, without asking anybody."""
+        """Return the group of the others, without communication."""
         members = tuple(member for rank, member in enumerate(self._members) if rank not in lost)
         name = (*self._name, "without", *sorted(lost))
         return ThreadCommunicator(self._world, members, members.index(self._members[self.rank]), name)
 
     def free(self) -> None:
-        """Forget this group's shared arrays."""
+        """Drop this group's shared arrays."""
         with self._world.changed:
             for name in [name for name in self._world.shared if name[0] == self._name]:
                 del self._world.shared[name]

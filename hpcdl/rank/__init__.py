@@ -1,1 +1,1 @@
-"""One rank of a run: how it becomes one, its loop, its record."""
+"""One rank of a run: how a process becomes a rank, its training loop and its record."""

@@ -1,9 +1,9 @@
-"""The loop of an asynchronous worker: nobody waits for anybody, and the run goes on without a worker that leaves.
+"""The loop of an asynchronous worker: workers do not wait for each other, and the run survives a worker that leaves.
 
-Work is not divided in advance: workers go on until the center has counted steps x workers updates, so a slow rank does
-not hold the others up. There is no collective between the first step and the last. Worker 0 alone evaluates the
-center, over the whole held-out split, and saves it; where those that are left go on in place (shrink.py) and it is
-lost, the next one does.
+Work is not divided in advance: workers train until the center has counted steps x workers updates, so a slow rank does
+not delay the others. There is no collective between the first step and the last. Worker 0 alone evaluates the center,
+over the whole held-out split, and saves it. If worker 0 is lost and the survivors continue in place (shrink.py), the
+next worker takes over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DONE, TARGET, SIGNAL, TIME, ERROR = "done", "target accuracy", "a signal", "the time limit", "an error"
 LOST = "it was killed, or its node went down"
 EVICTED = "it was too slow"
-"""Why a worker left: the center takes no more updates; or it asked for that; or it could not go on."""
+"""Why a worker left: training is complete, the worker was asked to stop, or it could not continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,15 @@ class Departure:
 
     @property
     def stops_everybody(self) -> bool:
-        """Whether the others should stop too."""
+        """Whether the other workers should stop too."""
         return self.reason in (TARGET, TIME, FOR_MORE)
 
 
 class AsynchronousTrainer(Trainer):
     """Trains with `parts` on one worker of a strategy whose workers do not step together.
 
-    Worker 0's moving statistics go with the center, while it works: a mean of all would need a collective.
+    The center is saved with worker 0's moving statistics, while worker 0 works: a mean over all workers would need a
+    collective.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -68,12 +69,12 @@ class AsynchronousTrainer(Trainer):
         self._evaluated_count = -1
         self._means: list[float | None] = [None] * (1 + len(parts.host.objective.names))
         self._departure: Departure | None = None
-        """Of a worker that does not come back, whoever else is lost before all have left."""
+        """How this worker left for good: it takes no more steps, even if other ranks are lost before all have left."""
         limit_s = time_allowed(parts.config.checkpoint.time_limit)
         self._leaves_at = float("inf") if limit_s is None else time.monotonic() + limit_s
 
     def rejoin(self) -> None:
-        """Count by the workers of the parts' group."""
+        """Take the number of workers from the group of the parts."""
         run_plan = self.parts.run_plan
         self._replica = replica_of(self.parts.worker)
         self._num_workers = run_plan.num_workers
@@ -84,9 +85,9 @@ class AsynchronousTrainer(Trainer):
         return self._replica.count // self._num_workers
 
     def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Worker 0 is lost and this one takes its place: what it has evaluated stands in the journal's `events` alone.
+        """Take the place of the lost worker 0: read what it evaluated from the journal's `events`, its only trace.
 
-        Sums of training loss begin anew: this worker's are of more than an epoch.
+        Reset the sums of training loss: this worker's sums cover more than one epoch.
         """
         parts = self.parts
         points = [from_json(HistoryPoint, event) for event in events if event["kind"] == "epoch"]
@@ -97,13 +98,13 @@ class AsynchronousTrainer(Trainer):
         parts.host.position.take_totals()
 
     def progress(self, center: Center | None) -> dict[str, Any]:
-        """Updates of the center: as many as it has seen itself, however many this worker knows of."""
+        """Return the center's update count: that of `center` if given, which may exceed the count this worker knows."""
         if center is not None:
             self._replica.count = center.count
         return {"count": self._replica.count, "evaluated_count": self._evaluated_count}
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """The center's count, in samples, decides where everybody goes on."""
+        """Resume at the center's update count, converted to samples."""
         global_batch = self.parts.run_plan.global_batch
         samples = facts["count"] * facts["global_batch"] // facts["ranks"]
         position = Position(num_metrics=len(self.parts.host.objective.names))
@@ -117,8 +118,8 @@ class AsynchronousTrainer(Trainer):
     def run(self) -> Outcome:
         """Train until the center has all its updates.
 
-        StoppedEarly where every worker left before that, on a signal or at the time limit, after a checkpoint;
-        HpcdlError where all of them failed.
+        Raises StoppedEarly, after a checkpoint, if every worker left before that on a signal or at the time limit.
+        Raises HpcdlError if all of them failed.
         """
         parts = self.parts
         began = parts.start()
@@ -145,7 +146,7 @@ class AsynchronousTrainer(Trainer):
         return parts.outcome
 
     def _gather(self, own: Departure) -> list[Departure]:
-        """How every worker left, also those that can no longer say so."""
+        """Return how every worker left, including the lost ones."""
         parts = self.parts
         departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
@@ -155,9 +156,9 @@ class AsynchronousTrainer(Trainer):
         return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
 
     def _take_statistics(self, departures: list[Departure]) -> None:
-        """Where worker 0 left before the others, those of the worker that took most steps take the place of its own.
+        """If worker 0 left before the others, replace its moving statistics by those of the worker with most steps.
 
-        Its own are old, or hold what made it leave. Collective over those that can still say how they left.
+        Worker 0's own are old, or contain the cause of its failure. Collective over the workers that are not lost.
         """
         present = departures[: self.parts.group.size]
         donors = [index for index, one in enumerate(present) if one.reason != ERROR]
@@ -166,7 +167,7 @@ class AsynchronousTrainer(Trainer):
             broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
 
     def _work(self, batches: Iterator[Any], began: float) -> Departure:
-        """Steps until there is a reason to leave; an error is one."""
+        """Take steps until there is a reason to leave; an error counts as one."""
         parts = self.parts
         saved = time.monotonic()
         try:
@@ -191,26 +192,26 @@ class AsynchronousTrainer(Trainer):
                     parts.saver.save(count=self._replica.count)
                 parts.saver.copy(count=self._replica.count)
         except (RankError, CorruptError, UsageError):
-            # A lost server, a torn network, damaged data, settings that no worker can train with: nothing goes on.
+            # A lost server, a broken network, damaged data, settings that no worker can train with: the run fails.
             raise
-        except Exception as error:  # noqa: BLE001  whatever stops this worker must not stop the others
+        except Exception as error:  # noqa: BLE001  an error of this worker must not stop the others
             lines = str(error).strip().splitlines() or [""]
             return Departure(reason=ERROR, text=lines[0] if isinstance(error, HpcdlError) else repr(error))
         return Departure(reason=DONE)
 
     def _end_epoch(self, began: float) -> bool:
-        """Worker 0 evaluates the center; True where the target accuracy is reached."""
+        """Evaluate the center (worker 0 only). Return whether the target accuracy is reached."""
         count = self._replica.count
         seconds = time.monotonic() - began
         totals = self.parts.host.position.take_totals()
-        if totals[0]:  # else no step since the last time: its means stand
+        if totals[0]:  # else no step since the last evaluation: keep its means
             self._means = (totals[1:] / totals[0]).tolist()
         reached = self.parts.end_epoch(count / self._per_epoch, count // self._num_workers, seconds, self._means)
         self._evaluated_count, self._evaluated = count, count // self._per_epoch
         return reached
 
     def _end_early(self, departures: list[Departure]) -> None:
-        """Every worker has left before the end: save what there is, and say why."""
+        """Every worker left before the end: save a checkpoint and raise the reason."""
         parts = self.parts
         reasons = [one.reason for one in departures]
         reason = next((reason for reason in (TIME, SIGNAL, FOR_MORE) if reason in reasons), None)
@@ -226,7 +227,7 @@ class AsynchronousTrainer(Trainer):
 
 
 def replica_of(worker: Worker) -> Replica:
-    """What keeps the worker's weights and the count of the center's updates."""
+    """Return the worker's replica: its weights and its count of the center's updates."""
     assert isinstance(worker, FlatWorker)
     return worker.replica
 

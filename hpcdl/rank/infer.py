@@ -1,6 +1,6 @@
-"""What one rank of `hpcdl infer` does: `python -m hpcdl.rank.infer OUT`.
+"""The work of one rank of `hpcdl infer`: `python -m hpcdl.rank.infer OUT`.
 
-Every rank computes the shards that are its own, whole, without a word to the others; rank 0 keeps the folder.
+Every rank computes whole shards of its own, without communication; rank 0 manages the output folder.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 _SAY_EVERY_S = 30.0
 _MOST_TIMES = 100_000
-"""Times of batches that all ranks together hand over; of more, each rank's evenly spread order statistics."""
+"""Limit of batch times that all ranks together send; above it each rank sends evenly spaced order statistics."""
 
 
 @dataclass
 class ComputedShare:
-    """What one rank has done; `batch_seconds` from inputs in memory to outputs in memory, `seconds` of all of it."""
+    """What one rank computed. `batch_seconds`: from inputs in memory to outputs in memory; `seconds`: everything."""
 
     results: list[ShardResult] = field(default_factory=list)
     batch_seconds: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class ComputedShare:
     stopped: bool = False
 
     def as_json(self, most_times: int) -> dict[str, Any]:
-        """For rank 0, with at most so many times of batches."""
+        """Return this share as JSON for rank 0, with at most `most_times` batch times."""
         times = sorted(self.batch_seconds)
         if len(times) > most_times:
             times = [times[place] for place in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
@@ -94,7 +94,7 @@ class ComputedShare:
 
 
 def main() -> None:
-    """Entry of a rank that hpcdl starts."""
+    """Entry point of a rank that hpcdl starts."""
     stop = StopRequest()
     stop.install()
     out = Path(sys.argv[1])
@@ -110,7 +110,7 @@ def main() -> None:
 def _stall_timeout_s(out: Path) -> float:
     try:
         return asked(out)[0].safety.stall_timeout
-    except HpcdlError:  # which is told when all ranks are there
+    except HpcdlError:  # the error is reported later, when all ranks have started
         return STALL_TIMEOUT_S
 
 
@@ -142,7 +142,7 @@ def infer_rank(
     with injection, contextlib.closing(_journal(out, communicator.rank, on_event)) as journal:
         monitor.doing("loading the model")
         predictor = Predictor(plan)
-        # A run that goes on may have left a new checkpoint between the reading of two ranks.
+        # If the run is still training, two ranks may have read different checkpoints.
         check_same_start({"the model's weights": predictor.digest}, communicator)
         monitor.doing("computing the first batch")
         first_s = max(communicator.allgather_json(predictor.first_batch()))
@@ -167,7 +167,7 @@ def infer_rank(
         record = with_devices(record, communicator)
         done, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
         todo = [task for task in outputs.tasks() if task not in done]
-        if todo or not complete:  # a call may have been killed behind its last shard
+        if todo or not complete:  # an earlier call may have been killed after its last shard
             own = todo[communicator.rank :: communicator.size]
             share = _computed(predictor, outputs, out, own, communicator, stop, journal)
             _end(communicator, out, outputs, record, done, share, injection)
@@ -189,7 +189,7 @@ def _check_same_start(plan: InferencePlan, communicator: Observed, software: Map
 
 
 def _identity(plan: InferencePlan, predictor: Predictor) -> dict[str, str]:
-    """What the outputs are of: a later call with --resume must find the same."""
+    """Return what identifies the outputs: a later call with --resume must have the same values."""
     scale = plan.dataset.scale if plan.trained is None else plan.trained.data.scale
     ways = [[item.name, item.normalise, item.statistics] for item in plan.dataset.inputs if not plan.dataset.pictures]
     return {
@@ -207,7 +207,7 @@ def _identity(plan: InferencePlan, predictor: Predictor) -> dict[str, str]:
 
 
 def _function(plan: InferencePlan) -> str:
-    """The user's function that batches go through, and a digest of its file, where it has one."""
+    """Return the user's preprocessing function, with a digest of its file if there is one."""
     name = plan.trained.data.preprocess if plan.trained else ""
     path = Path(name.rpartition(":")[0])
     return f"{name} {xxhash.xxh3_64_hexdigest(read_bytes(path))}" if name and path.is_file() else name or "none"
@@ -242,9 +242,9 @@ def _begun(
     notes: Sequence[str],
     journal: Journal,
 ) -> tuple[Done, bool]:
-    """The shards that are whole already, and whether a manifest lists them, on every rank.
+    """Return the shards that are complete already, and whether a manifest lists them, on every rank.
 
-    Rank 0 has checked that they are outputs of the same, and says what there is.
+    Rank 0 checks that they are outputs of the same model and data, and reports what it found.
     """
 
     def begin() -> tuple[list[dict[str, Any]], bool]:
@@ -297,7 +297,7 @@ def _computed(
     stop: StopRequest,
     journal: Journal,
 ) -> ComputedShare:
-    """Compute and enter this rank's shards; a request to stop ends it behind a batch, without the shard begun."""
+    """Compute this rank's shards and list them. A stop request takes effect after a batch; it drops the open shard."""
     share, monitor = ComputedShare(), communicator.monitor
     steps = BatchSteps(monitor)
     with recording(predictor.plan.config.run.trace, communicator, out):
@@ -325,10 +325,10 @@ def _computed(
 
 
 class BatchSteps:
-    """The batches of a rank as steps, for its trace, its heartbeat and the faults of --inject; the first one is 0.
+    """Reports the batches of a rank as steps, for its trace, its heartbeat and the faults of --inject, counted from 0.
 
-    Nothing is exchanged or updated. What lies between a batch's outputs and the next batch, a shard's writing above
-    all, is the step's other time.
+    Nothing is exchanged or updated. The time between a batch's outputs and the next batch, mainly for writing a shard,
+    is the step's other time.
     """
 
     def __init__(self, monitor: RankMonitor) -> None:
@@ -336,22 +336,22 @@ class BatchSteps:
         self._borders: list[float] = []
 
     def begin(self) -> None:
-        """The rank waits for its next batch."""
+        """Begin a step: the rank waits for its next batch."""
         self.end()
         self._monitor.doing("reading a batch", self._number)
         self._borders = [WALL.now_s()]
 
     def got_batch(self) -> None:
-        """Its inputs are in memory."""
+        """Note that the batch's inputs are in memory."""
         self._borders.append(WALL.now_s())
         self._monitor.doing("computing")
 
     def computed(self) -> None:
-        """Its outputs are in memory."""
+        """Note that the batch's outputs are in memory."""
         self._borders.append(WALL.now_s())
 
     def end(self) -> None:
-        """All of it is done, if one was computed."""
+        """End the step, if a batch was computed."""
         if len(self._borders) == 3:
             began_s, got_s, computed_s = self._borders
             self._monitor.step_over((began_s, got_s, computed_s, computed_s, computed_s, WALL.now_s()))
@@ -367,7 +367,7 @@ def _shards(
     stop: StopRequest,
     steps: BatchSteps,
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Each of `own` with all of its outputs; none once a stop was asked for."""
+    """Yield each task of `own` with all of its outputs; stop at a stop request."""
     for split in predictor.plan.splits:
         tasks = [task for task in own if task[0] == split.name]
         firsts = [first for task in tasks for first in outputs.batches_of(task)]
@@ -393,7 +393,7 @@ def _shards(
 
 
 def num_not_finite(arrays: Mapping[str, Array]) -> int:
-    """How many samples of a batch have NaN or infinity in an output."""
+    """Return how many samples of a batch have NaN or infinity in an output."""
     bad = [
         ~np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in arrays.values() if array.dtype.kind == "f"
     ]
@@ -409,7 +409,7 @@ def _end(
     share: ComputedShare,
     injection: Injection,
 ) -> None:
-    """Rank 0 writes what all have done; StoppedEarly on every rank where one was asked to stop."""
+    """Rank 0 writes manifest and record of all ranks' work. Raises StoppedEarly on every rank if one was stopped."""
     most = max(1, _MOST_TIMES // communicator.size)
     shares = communicator.allgather_json(share.as_json(most))
     if any(own["stopped"] for own in shares):
@@ -426,7 +426,7 @@ def _end(
 
 
 def _num_not_finite_kept(out: Path, outputs: OutputsPlan, done: Done) -> int:
-    """How many samples of shards that were there before have NaN or infinity: no record may have counted them."""
+    """Count the samples with NaN or infinity in the shards of earlier calls: a killed call records no count."""
     found = 0
     for result in done.values():
         assert result.entry is not None

@@ -1,4 +1,4 @@
-"""What every rank of a run does, whatever its role; no TensorFlow here, servers go without it."""
+"""What every rank of a run does, whatever its role. Does not import TensorFlow: servers do not need it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def run_rank(
     watch: Watchdog | None = None,
     shrunk: ShrunkRun | None = None,
 ) -> None:
-    """Work or serve, by rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
+    """Train or serve, depending on the rank. Collective over all ranks; on rank 0 `on_event` gets the journal's events.
 
-    `watch`, where there is one, watches this rank and gets the run's own limits. `fewer`: those that are left go on in
-    place when others are lost.
+    `watch`, if given, watches this rank and gets the run's own limits. With `shrunk` the survivors continue in place
+    when ranks are lost.
     """
     if communicator.size != run_plan.config.run.ranks:
         raise UsageError(f"--ranks {run_plan.config.run.ranks}, but {communicator.size} were started")
@@ -68,7 +68,7 @@ def _run_rank(
     watch = watch or Watchdog(monitor=communicator.monitor, folder=run_dir, actions=Actions(end=_never))
     watch.limits = Limits(stall_s=run_plan.config.safety.stall_timeout, busy_s=run_plan.config.safety.busy_timeout)
     watch.hosts = dict(enumerate(hosts))
-    if not run_plan.info.features.synchronous:  # worker 0 evaluates and keeps the center
+    if not run_plan.info.features.synchronous:  # worker 0 evaluates and saves the center
         seen = communicator.monitor
         watch.actions.is_optional = lambda rank: rank != seen.first_left and rank < run_plan.num_workers
     watch.besides = _pace_keeper(run_plan, hosts, watch).look
@@ -84,7 +84,7 @@ def _run_rank(
         from hpcdl.rank.worker import run_worker
 
         with injection, _staged(run_plan, communicator) as near:
-            if run_plan.config.elastic.groups > 1:  # from the node's own storage, where there is a copy on it
+            if run_plan.config.elastic.groups > 1:  # read from the node's local storage if it has a copy
                 near = dataclasses.replace(near, dataset=resident(near.dataset, communicator.rank))
             near = dataclasses.replace(near, dataset=injection.readable(near.dataset))
             communicator = run_worker(near, communicator, context, run_dir, started, on_event, watch, injection, shrunk)
@@ -97,10 +97,11 @@ def _run_rank(
 
 
 def _pace_keeper(run_plan: RunPlan, hosts: Sequence[str], watch: Watchdog) -> PaceKeeper:
-    """Finds workers that are slow for as long as one may be silent; of TensorFlow's own servers nobody can tell."""
+    """Return what finds persistently slow workers. TensorFlow's own servers do not show which worker is slow."""
     config, num_workers = run_plan.config, run_plan.num_workers if run_plan.info.features.mpi else 0
     evict_slow, least = config.checkpoint.evict_slow, config.checkpoint.min_workers or num_workers
-    # An asynchronous worker can leave; without worker 0, which evaluates and keeps the center, new ranks go on.
+    # An asynchronous worker can leave in place. Without worker 0, which evaluates and saves the center, the run needs
+    # new ranks.
     in_place = [rank > 0 and not run_plan.info.features.synchronous for rank in range(num_workers)]
 
     def enough(rank: int, others: Sequence[int]) -> bool:
@@ -123,13 +124,13 @@ def _pace_keeper(run_plan: RunPlan, hosts: Sequence[str], watch: Watchdog) -> Pa
 
 
 def _never(error: RankError) -> None:
-    """For a watch that nobody starts."""
+    """Fail: used for a watchdog that is never started."""
     raise error
 
 
 @contextlib.contextmanager
 def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
-    """The run on a copy of its data on each node's own storage, where --stage asks for that; collective over all."""
+    """Inside, the run reads its data from a copy on each node's local storage if --stage is set. Collective."""
     folder = run_plan.config.data.stage
     if folder is None:
         yield run_plan
@@ -137,7 +138,7 @@ def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
     group = communicator.split(0) if run_plan.num_servers else communicator
     observe(communicator).monitor.doing("staging data")
     features, remarks = run_plan.info.features, list(run_plan.notes)
-    # TensorFlow's own engines come without MPI, and what carries their control messages is too slow for data.
+    # TensorFlow's own engines run without MPI, and the channel for their control messages is too slow for data.
     with staged(
         run_plan.dataset,
         folder,
@@ -150,7 +151,7 @@ def _staged(run_plan: RunPlan, communicator: Communicator) -> Iterator[RunPlan]:
 
 
 def _held_out(run_plan: RunPlan, worker: int) -> range:
-    """The samples of the held-out split that `worker` evaluates."""
+    """Return the samples of the held-out split that `worker` evaluates."""
     split = run_plan.dataset.evaluation_split
     num_samples = split.num_samples if split else 0
     if run_plan.info.features.synchronous:
@@ -159,7 +160,7 @@ def _held_out(run_plan: RunPlan, worker: int) -> range:
 
 
 def _shared_out(run_plan: RunPlan, hosts: Sequence[str]) -> RunPlan:
-    """The run with a share of the training split for each node, where --shuffle asks for that."""
+    """Return the run with one share of the training split per node if --shuffle local is set."""
     if run_plan.config.data.shuffle != "local":
         return run_plan
     dataset = shared_out(run_plan.dataset, hosts[: run_plan.num_workers], run_plan.worker_batch)
@@ -168,7 +169,7 @@ def _shared_out(run_plan: RunPlan, hosts: Sequence[str]) -> RunPlan:
 
 
 def context_of(run_plan: RunPlan, communicator: Observed) -> Context:
-    """What a strategy may know of the job; what it sends counts as the exchange's."""
+    """Return the strategy's view of the job; its traffic counts as that of the exchange."""
     return Context(
         info=run_plan.info,
         communicator=communicator.for_purpose(EXCHANGE),

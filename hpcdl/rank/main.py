@@ -1,4 +1,4 @@
-"""What one rank process does: `python -m hpcdl.rank.main RUN_DIR`."""
+"""The work of one rank process: `python -m hpcdl.rank.main RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Actions, Limits, Watchdo
 
 
 def main() -> None:
-    """Entry of a training rank."""
+    """Entry point of a training rank."""
     StopRequest().install()
     run_dir = Path(sys.argv[1])
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _stall_timeout_s(run_dir: Path) -> float:
-    """The run's, before its config is checked: what is wrong with that is told when all ranks are there."""
+    """Return the run's timeout before its config is checked; errors in the config are reported when all ranks run."""
     try:
         return rundir.read(run_dir)[0].config.safety.stall_timeout
     except HpcdlError:
@@ -61,11 +61,11 @@ def _stall_timeout_s(run_dir: Path) -> float:
 
 
 START_S = 60.0
-"""Ranks may come up so far apart, however short the time allowed is later."""
+"""Ranks may start up to this far apart, even if the timeout is shorter later."""
 
 
 def _show(error: BaseException) -> None:
-    if error.__traceback__ is not None:  # else it is the watch's word
+    if error.__traceback__ is not None:  # else it is the watchdog's message
         traceback.print_exception(error)
 
 
@@ -74,13 +74,13 @@ def supervised(
     stall_s: float = STALL_TIMEOUT_S,
     show: Callable[[BaseException], None] = _show,
 ) -> int:
-    """Run `body` on this rank and tell who started it of every way in which it can end; returns the exit code.
+    """Run `body` on this rank and report every possible end of it to the starting process; returns the exit code.
 
-    `show` prints what is to be told of an error beside its line.
+    `show` prints what should appear beside an error's message.
 
-    From its first moment to its last the rank is watched; until the run sets its own limits, by `stall_s` and no less
-    than ranks may come up apart. Where others were left behind MPI cannot end in order: the process then ends without
-    it, once all that are left are done.
+    The rank is watched from start to end. Until the run sets its own limits the timeout is `stall_s`, but at least the
+    time ranks may start apart. If other ranks were lost, MPI cannot finalize: the process then exits without it, once
+    all survivors are done.
     """
     outlive("stderr")  # a launcher's log on a full disk must not keep this rank from ending the others
     place = placement() or ALONE
@@ -88,10 +88,10 @@ def supervised(
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     report, reported = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch)), list[str]()
     try:
-        report.publish("running")  # from here on signals are handed on: those that came before at once
+        report.publish("running")  # signals reach this rank from here on; those that came before are delivered at once
         set_up_process(place.local_rank)
         failed, communicator = _watched(body, report, reported, place, folder / WATCH_FOLDER / launch, stall_s, show)
-    except HpcdlError as error:  # a signal, while nothing was under way yet that ends the others
+    except HpcdlError as error:  # a signal, before the code that ends the other ranks runs
         state, exit_code = verdict(error)
         if not reported:
             report.publish(state, exit_code=exit_code, message=one_line(error))
@@ -113,9 +113,9 @@ def _watched(
     stall_s: float,
     show: Callable[[BaseException], None],
 ) -> tuple[int | None, Observed | None]:
-    """Run `body` under a watch with its signs of life in a folder; the exit code of what went wrong, and the world.
+    """Run `body` under a watchdog with heartbeat files in `signs`. Return the exit code of a failure, and the world.
 
-    `reported` gets what has gone wrong, once the process that started this one hears of it.
+    `reported` gets the failure's state once the starting process is informed of it.
     """
     folder = report.folder
     communicator: Observed | None = None
@@ -125,7 +125,7 @@ def _watched(
         report.publish("failed", exit_code=error.exit_code, message=str(error), of=error)
         sys.stderr.write(f"hpcdl: {error}\n")
         if communicator is not None:
-            with contextlib.suppress(HpcdlError):  # a rank alone has nobody to end
+            with contextlib.suppress(HpcdlError):  # a single rank has no others to end
                 communicator.abort(error.exit_code)
         os._exit(error.exit_code)
 
@@ -141,7 +141,7 @@ def _watched(
             body(communicator, watch)
             watch.accuses = False
             _done_together(communicator, lambda: report_all(folder, "done", processes))
-        except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
+        except BaseException as error:  # noqa: BLE001  on any error the other ranks must not wait for this one
             state, exit_code = verdict(error)
             reported.append(state)
             publish = partial(
@@ -157,20 +157,20 @@ def _watched(
             if isinstance(error, SilentExit):
                 time.sleep(FIRST_WORD_S)
             if communicator is not None:
-                with contextlib.suppress(HpcdlError):  # a rank alone has nobody to end
+                with contextlib.suppress(HpcdlError):  # a single rank has no others to end
                     communicator.abort(exit_code)
             return exit_code, communicator
     return None, communicator
 
 
 def _grows(error: BaseException) -> bool:
-    """Whether this rank has stopped so that more of them can start."""
+    """Whether this rank stopped so that the run can restart with more ranks."""
     found = original(error)
     return isinstance(found, StoppedEarly) and found.grows
 
 
 def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[str, int]]:
-    """Host and process of each rank: the watch names hosts from now on, and rank 0 notes that all run."""
+    """Return host and process id of each rank. The watchdog gets the host names, and rank 0 notes that all run."""
     processes: list[tuple[str, int]] = communicator.allgather_json((communicator.host, os.getpid()))
     watch.hosts = {rank: host for rank, (host, _) in enumerate(processes)}
     if communicator.rank == 0:
@@ -179,7 +179,7 @@ def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[st
 
 
 def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
-    """Return once all are done and rank 0 has noted it: whatever becomes of a process then is no failure."""
+    """Return once all ranks are done and rank 0 has noted it: how a process exits after that is no failure."""
     left = surviving(communicator)
     left.barrier()
     if left.rank == 0:

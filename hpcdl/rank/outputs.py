@@ -1,4 +1,4 @@
-"""Trained models in memory again: evaluated, exported, or computing outputs from batches as the run read them."""
+"""Trained models loaded again: to evaluate them, export them, or compute outputs from batches read as in the run."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 _ONLY = "output"
-"""The field of a model's only output."""
+"""The field name of a model's only output."""
 
 
 class Predictor:
-    """The model of an inference, and what goes through it.
+    """The model of an inference, and its inputs and outputs.
 
-    `warnings` are for the record too, `notes` are only said. `digest` is of its weights and its layers. `fields`, the
+    `warnings` also go into the record; `notes` are only logged. `digest` covers the weights and layers. `fields`, the
     outputs, are known once the first batch is computed.
     """
 
@@ -62,7 +62,7 @@ class Predictor:
         self._call: Callable[[Any], Any] = _never_called
 
     def first_batch(self) -> float:
-        """Compute the first batch of the first split, for `fields`; the seconds that it took, with the compilation."""
+        """Compute the first batch of the first split to set `fields`. Return its seconds, including compilation."""
         split = self.plan.splits[0]
         batches = evaluation_batches(self.dataset, split, batch_size=self.plan.batch_size, firsts=[0])
         try:
@@ -94,7 +94,7 @@ class Predictor:
         return seconds
 
     def outputs(self, inputs: Any) -> dict[str, Array]:
-        """The outputs of a batch by field, each (samples, *shape); UsageError where a shape is not the first one's."""
+        """Return a batch's outputs by field, each (samples, *shape). Raises UsageError if the shape changes."""
         arrays = self._named(self._call(inputs))
         for item in self.fields:
             if arrays[item.name].shape[1:] != tuple(item.shape):
@@ -105,7 +105,7 @@ class Predictor:
         return arrays
 
     def batches(self, split: Split, firsts: Sequence[int]) -> Generator[Any]:
-        """The inputs of the batches of `split` that begin with the samples `firsts`, in rising order."""
+        """Yield the inputs of the batches of `split` that begin with the samples `firsts`, in ascending order."""
         batches = evaluation_batches(self.dataset, split, batch_size=self.plan.batch_size, firsts=firsts)
         try:
             for inputs, _ in batches:
@@ -126,7 +126,7 @@ def _never_called(inputs: Any) -> Any:
 
 
 def _graph_of(model: keras.Model, inputs: Any) -> Callable[[Any], Any]:
-    """The model as a graph for any number of samples: the last batch, which is shorter, needs no other one."""
+    """Return the model as a graph for any number of samples, so that the shorter last batch needs no second graph."""
     spec = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), inputs)
 
     @tf.function(autograph=False, input_signature=[spec])
@@ -138,7 +138,7 @@ def _graph_of(model: keras.Model, inputs: Any) -> Callable[[Any], Any]:
 
 
 def _by_name(names: Sequence[Any], tensors: Sequence[Any]) -> dict[str, Array]:
-    """The outputs as arrays, under the model's own names where shards may have them, else numbered."""
+    """Return the outputs as arrays, under the model's own names if they are valid in shards, else numbered."""
     usable = len(set(names)) == len(tensors) and all(
         isinstance(name, str) and is_name(name) and name != SAMPLE for name in names
     )
@@ -149,7 +149,7 @@ def _by_name(names: Sequence[Any], tensors: Sequence[Any]) -> dict[str, Array]:
 def _as_array(name: str, tensor: Any) -> Array:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype == tf.bfloat16:
-        tensor = tf.cast(tensor, tf.float32)  # exact: HDF5 has no bfloat16
+        tensor = tf.cast(tensor, tf.float32)  # exact conversion: HDF5 has no bfloat16
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         raise UsageError(f"the model's output {name} holds {tensor.dtype.name}; only numbers can be written")
     array: Array = tensor.numpy()
@@ -166,7 +166,7 @@ def _loaded(plan: InferencePlan) -> tuple[keras.Model, list[str]]:
 
 
 def _check_input(model: keras.Model, dataset: Dataset, path: Path) -> None:
-    """UsageError where a model of one input says that it takes samples of another shape."""
+    """Raise UsageError if a model with one input declares a sample shape other than the dataset's."""
     taken = getattr(model, "input_shape", None)
     if len(dataset.inputs) > 1 or not isinstance(taken, tuple):
         return
@@ -179,10 +179,10 @@ def _check_input(model: keras.Model, dataset: Dataset, path: Path) -> None:
 
 
 def _digest(model: keras.Model) -> str:
-    """A digest of what the model computes with: its layers' settings, as far as they are told, and its weights."""
+    """Return a digest of the model: its layers' settings, if they can be serialized, and its weights."""
     try:
         layers = model.to_json()
-    except (NotImplementedError, TypeError, ValueError):  # a class of the user's own that does not say
+    except (NotImplementedError, TypeError, ValueError):  # a class of the user's own without get_config
         layers = type(model).__name__
     digest = hashlib.blake2b(layers.encode(), digest_size=8)
     for variable in model.weights:
@@ -191,7 +191,7 @@ def _digest(model: keras.Model) -> str:
 
 
 def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list[str]]:
-    """The run's model: that of its end, else that of its newest checkpoint; and what to say about it.
+    """Load the run's model: the final one, else that of its newest checkpoint. Return it with warnings.
 
     `given`: data that the user has named; they may be those of the run, found under another path.
     """
@@ -214,7 +214,7 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
 
 
 def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
-    """What the run was trained on: `given` if it is the same, else what its settings name; UsageError where none is."""
+    """Return the run's dataset: `given` if it is the same, else the configured one. Raises UsageError if missing."""
     if given is not None:
         dataset = open_dataset(given, seed=config.run.seed)
         if dataset.checksum == read_record(run_dir).data_checksum:
@@ -229,7 +229,7 @@ def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
 
 
 def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Evaluation, str, list[str]]:
-    """Loss and metrics of a run's model on `data`, the split that was used, and what to say about it."""
+    """Return loss and metrics of a run's model on `data`, the split that was used, and remarks."""
     resolved, _ = rundir.read(run_dir)
     dataset, numbers, remarks = read_as_trained(run_dir, resolved.config, data)
     dataset = preprocessed(dataset, resolved.config.data)
@@ -263,7 +263,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
     made = make_output_folder(target, "")
     try:
         return writers[form](model, target), model_warnings
-    except BaseException:  # half a model would be in the way of the next try
+    except BaseException:  # half a model would block the next try
         for folder in made:
             folder.remove(if_empty=folder.path != target)
         raise

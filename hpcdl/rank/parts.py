@@ -1,6 +1,6 @@
-"""What both loops are made of: steps, batches, evaluation, checkpoints; they differ in who waits for whom.
+"""What both training loops share: steps, batches, evaluation, checkpoints.
 
-What the two loops have in common: workers that step together (synchronous.py) and those that do not.
+The loops differ in who waits for whom: synchronous.py is for workers that step together, asynchronous.py for the rest.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains with `parts` on one worker, from where a checkpoint or a smaller group stands to the end.
+    """Trains with `parts` on one worker, from the position of a checkpoint or of a smaller group to the end.
 
-    What a loop does not need for going on with fewer workers does nothing here.
+    The hooks for continuing with fewer workers do nothing here; a loop overrides those it needs.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
     def run(self) -> Outcome:
-        """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
+        """Train to the end, or to a stop that all ranks agree on (StoppedEarly, after a checkpoint)."""
         raise NotImplementedError
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """Where this worker stands, of a state kept after `step` with `facts` and this rank's `own` arrays."""
+        """Return this worker's position in a state saved after `step` with `facts` and this rank's `own` arrays."""
         raise NotImplementedError
 
     def rejoin(self) -> None:
-        """The parts have joined another group."""
+        """Adapt to the new group that the parts have joined."""
 
     def progress(self, center: Center | None) -> dict[str, Any]:
-        """What `position_at` takes beside the parts' facts, now that it is known what `center` has counted."""
+        """Return what `position_at` needs besides the parts' facts, given the update count of `center`."""
         return {}
 
     def take_over(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Worker 0 is lost and this one takes its place; `events` are what it has written into the journal."""
+        """Take the place of the lost worker 0; `events` are what it wrote into the journal."""
 
     def owe_epoch_end(self, owes: bool) -> None:
-        """Whether an epoch was over when the group broke, and nobody has evaluated."""
+        """Note whether an epoch was complete but not evaluated when the group broke."""
 
 
 class Parts:
     """What one worker trains its model with.
 
-    `host` takes the steps, `saver` saves what they have made. `group` holds the workers alone; `together` are those of
-    them that evaluate and save together: all of `group`, or this one alone. `check_alive` raises where a rank is lost,
-    for who evaluates alone. What is evaluated of a strategy whose workers differ is its center.
+    `host` takes the steps, `saver` saves their results. `group` has the workers alone; `together` is the group that
+    evaluates and saves together: all of `group`, or this worker alone. `check_alive` raises if a rank is lost, for a
+    worker that evaluates alone. If the strategy's workers differ, its center is evaluated.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Parts:
         journal: Journal,
         copies: LocalCopies,
     ) -> None:
-        """Train with the workers of `group` from now on: all that talks to others, or goes by their number.
+        """Join the workers of `group`: replace all that communicates with them or depends on their numbering.
 
-        Model, optimizer, position and what was measured stay as they are. Collective over the group.
+        Model, optimizer, position and measurements stay as they are. Collective over the group.
         """
         self.run_plan, self.config = run_plan, run_plan.config
         self.together = group if run_plan.info.features.synchronous else alone()
@@ -138,30 +138,30 @@ class Parts:
 
     @property
     def group(self) -> Communicator:
-        """The workers."""
+        """The group of the workers."""
         return self.host.group
 
     @property
     def journal(self) -> Journal:
-        """Where this rank writes what happens; nowhere, on all but the first."""
+        """The journal of this rank; on all ranks but the first it discards everything."""
         return self.host.journal
 
     def abandon_group(self) -> None:
-        """The group is revoked: nothing of what this rank has begun in it goes on afterwards."""
+        """Abandon the operations that this rank began in its group, which is revoked."""
         self.worker.abandon()
         self.saver.abandon()
 
     def keep_own_statistics(self) -> None:
-        """Whatever `start` takes from another rank, this one goes on with the moving statistics that it has."""
+        """Keep this worker's own moving statistics, whatever `start` takes from another rank."""
         self._own = self.saver.own_statistics()
 
     def restore_worker(self, own: Mapping[str, Array]) -> None:
-        """Take back what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
+        """Restore what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
         self.worker.restore(own)
         self._own = own
 
     def start(self) -> float:
-        """Begin alike on every rank, but for what a resumed rank had for itself; when that was (`time.monotonic`)."""
+        """Begin with equal state on every rank, but a resumed rank's own. Return the start time (`time.monotonic`)."""
         self.stop.install()
         self.worker.start([*self.model.weights, *self.host.optimizer.variables])
         state.assign_own_statistics(self.model, self._own)
@@ -171,18 +171,18 @@ class Parts:
         return time.monotonic() - self.host.position.seconds
 
     def _first_batch(self) -> Any:
-        """The batch that is next, which stays so."""
+        """Return the next batch without consuming it."""
         with contextlib.closing(self.batches()) as batches:
             return next(batches)
 
     def resume(self, position: Position, history: list[HistoryPoint], best_loss: float | None = None) -> None:
-        """Go on from `position`; the caller has put weights, optimizer and random state back."""
+        """Continue from `position`; the caller has restored weights, optimizer and random state."""
         self.host.resume(position, best_loss)
         self.saver.writer.newest = position.step
         self.outcome.history = history
 
     def batches(self) -> Batches | GraphBatches:
-        """This worker's batches, from where it stands."""
+        """Return this worker's batches, from its position on."""
         return training_batches(
             self.run_plan.dataset,
             batch_size=self.run_plan.worker_batch,
@@ -198,14 +198,14 @@ class Parts:
         )
 
     def take_steps(self, count: int) -> None:
-        """This worker's next `count` steps, one after the other."""
+        """Take this worker's next `count` steps one by one."""
         began = time.monotonic() - self.host.position.seconds
         with contextlib.closing(self.batches()) as batches:
             for _ in range(count):
                 self.host.run_one(batches, began)
 
     def evaluate_split(self) -> Evaluation | None:
-        """Loss and metrics over the held-out split, where there is one; of the center, where there is one."""
+        """Return loss and metrics over the held-out split, if there is one; of the center if the strategy has one."""
         split = self.run_plan.dataset.evaluation_split
         if split is None:
             return None
@@ -220,14 +220,14 @@ class Parts:
             return self._evaluate(self._noted(batches), self.together)
 
     def _noted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """`batches`, with a sign of life for each."""
+        """Yield `batches`, with a heartbeat for each."""
         for batch in batches:
             self.seen.doing("evaluating")
             self.check_alive()
             yield batch
 
     def end_epoch(self, epoch: float, step: int, seconds: float, means: Sequence[float | None]) -> bool:
-        """Evaluate; True where the target accuracy is reached. `means`: loss and metrics of the training steps."""
+        """Evaluate. Return whether the target accuracy is reached. `means`: loss and metrics of the training steps."""
         held_out = self.evaluate_split()
         loss, *metrics = means
         point = history_point(
@@ -257,7 +257,7 @@ class Parts:
         return True
 
     def leave_early(self, reason: str, step: int) -> NoReturn:
-        """Raise what a stop amounts to: StoppedEarly where there is a checkpoint to go on from, else Interrupted."""
+        """Raise StoppedEarly if there is a checkpoint to resume from, else Interrupted."""
         grows = reason == FOR_MORE
         self.saver.writer.wait()
         self.saver.tell_warnings()
@@ -273,7 +273,7 @@ class Parts:
         raise StoppedEarly(f"{stopped}; a checkpoint is saved: continue with --resume", grows=grows)
 
     def close(self, began: float) -> None:
-        """The last thing: nothing is trained after it."""
+        """Finish this worker; no training may follow."""
         self.host.after_last()
         self.worker.finish()
         self.saver.tell_warnings()

@@ -1,4 +1,4 @@
-"""The run's record: built from what every rank knows, written by rank 0."""
+"""The run's record: built from the data of every rank, written by rank 0."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from hpcdl.strategies.elastic.server import summary_of
 from hpcdl.supervision.runtime import device_in_use
 
 _COMPUTING = "tf_Compute"
-"""What TensorFlow calls its threads of one operation."""
+"""TensorFlow's name for the threads that run operations."""
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 def first_record(run_plan: RunPlan, hosts: Sequence[str], software: Mapping[str, str], profile: str) -> RunRecord:
-    """The record as it stands when training starts; `hosts` are the ranks' hosts in rank order."""
+    """Return the record at the start of training; `hosts` are the ranks' hosts in rank order."""
     return RunRecord(
         **facts_of_place(hosts, software, profile),
         strategy=run_plan.info.name,
@@ -67,7 +67,7 @@ def first_record(run_plan: RunPlan, hosts: Sequence[str], software: Mapping[str,
 
 
 def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: str) -> dict[str, Any]:
-    """The fields of a record that say when and where; `hosts` are the ranks' hosts in rank order."""
+    """Return the record's fields for time and place; `hosts` are the ranks' hosts in rank order."""
     nodes = list(dict.fromkeys(hosts))
     return {
         "started_at": now_text(),
@@ -85,7 +85,7 @@ def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: s
 
 
 def refuse_shared_devices(info: StrategyInfo, workers: Communicator) -> None:
-    """UsageError where ranks share a GPU and the strategy needs one for each; collective over the workers."""
+    """Raise UsageError if ranks share a GPU and the strategy needs one per rank; collective over the workers."""
     if info.features.own_device:
         found = workers.allgather_json([workers.host, asdict(device_in_use())])
         for line in _sharing(found):
@@ -93,7 +93,7 @@ def refuse_shared_devices(info: StrategyInfo, workers: Communicator) -> None:
 
 
 def _sharing(found: Sequence[Any]) -> list[str]:
-    """A line for each GPU that several ranks share; `found` are their hosts and devices in use, in rank order."""
+    """Return a line for each GPU that several ranks share; `found` has hosts and devices in use, in rank order."""
     by_device: dict[tuple[str, str], list[int]] = {}
     for rank, (host, one) in enumerate(found):
         if one["shared"]:
@@ -107,7 +107,7 @@ def _sharing(found: Sequence[Any]) -> list[str]:
 
 
 def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
-    """`record` with what TensorFlow computes on, and a warning where that is odd; collective over the workers."""
+    """Return `record` with the devices in use, and warnings for unusual ones; collective over the workers."""
     found = workers.allgather_json([workers.host, asdict(device_in_use())])
     warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
     warnings += _sharing(found)
@@ -119,7 +119,7 @@ def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
 
 
 def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
-    """`record` of a run that goes on after `step`, with what the record of its first part remembers."""
+    """Return `record` of a run that resumes after `step`, with what the record of its first part holds."""
     try:
         before = read_record(run_dir)
     except CorruptError:  # killed before its first record, or damaged: the checkpoint is what counts
@@ -139,7 +139,7 @@ def finished_record(
     ranks: Sequence[RankRecord],
     parameters: tuple[Sequence[int], int],
 ) -> RunRecord:
-    """`record` with what the run measured; `parameters`: elements of each trainable variable, bytes of all."""
+    """Return `record` with the run's results; `parameters`: elements of each trainable variable, bytes of all."""
     clock = outcome.clock
     warnings = []
     if clock.num_steps and not clock.is_warm:
@@ -183,7 +183,7 @@ def finished_record(
 
 
 def facts_of_steps(num_steps: int, first_steps: Sequence[float], steps: Sample) -> dict[str, Any]:
-    """The fields of a record that tell steps' times: one by one up to ALL_STEPS_UP_TO, and quantiles of `steps`."""
+    """Return the record's fields for step times: each time up to ALL_STEPS_UP_TO, and quantiles of `steps`."""
     quantiles = steps.quantiles(_QUANTILES) if num_steps else ()
     return {
         "step_seconds": first_steps if num_steps <= ALL_STEPS_UP_TO else (),
@@ -192,14 +192,14 @@ def facts_of_steps(num_steps: int, first_steps: Sequence[float], steps: Sample) 
 
 
 def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord]:
-    """Every rank's own record, on every rank."""
+    """Return every rank's own record, on every rank."""
     return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
 
 
 def worker_record(
     communicator: Communicator, outcome: Outcome, worker: Worker, run_plan: RunPlan, gpu: GpuUse
 ) -> RankRecord:
-    """This worker's own part of the record; what an engine of TensorFlow's sends nobody can count."""
+    """Return this worker's part of the record; the traffic of TensorFlow's own engines cannot be counted."""
     countable = run_plan.info.features.mpi or run_plan.num_workers == 1
     return RankRecord(
         rank=communicator.rank,
@@ -216,51 +216,51 @@ def worker_record(
 
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of each number over those that have it."""
+    """Return the sum of each number over the mappings that have it."""
     return {name: sum(one.get(name, 0.0) for one in parts) for name in dict.fromkeys(itertools.chain(*parts))}
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a record may hold."""
+    """Return the environment variables that a record may hold."""
     return {name: environment[name] for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIXES)}
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far."""
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def processors(threads: Path = Path("/proc/self/task")) -> str:
-    """Where TensorFlow's computing threads may run, as a list of the kernel's; of this process where it has none."""
+    """Return the CPUs of TensorFlow's computing threads as a kernel CPU list; without such threads, the process's."""
     found: set[int] = set()
     for thread in threads.iterdir():
-        with contextlib.suppress(OSError):  # a thread may end meanwhile
+        with contextlib.suppress(OSError):  # a thread may end at any time
             if (thread / "comm").read_text(encoding="ascii", errors="replace").strip() == _COMPUTING:
                 found |= os.sched_getaffinity(int(thread.name))
     return format_list(found or os.sched_getaffinity(0))
 
 
 def now_text() -> str:
-    """The local time with its offset, to the second (ISO 8601)."""
+    """Return the local time with its UTC offset, to the second (ISO 8601)."""
     return time.strftime(TIME_FORMAT, time.localtime(WALL.now_s()))
 
 
 def clock_set_s() -> float:
-    """How far this host's clock was set while this process was there; 0 for what may be chance."""
+    """Return by how many seconds this host's clock was set during this process; 0 if the shift may be noise."""
     set_by_s = WALL.set_by_s()
     return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
 
 
 def warnings_of_clocks(ranks: Sequence[RankRecord]) -> list[str]:
-    """A line for each host whose clock was set."""
+    """Return a line for each host whose clock was set."""
     by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
     return [clock_was_set(host, seconds) for host, seconds in by_host.items()]
 
 
 def _throughput(workers: Sequence[RankRecord], run_plan: RunPlan) -> float | None:
-    """Samples that all workers train on in a second: of each its batch over its mean step (docs/metrics.md).
+    """Return the samples per second of all workers: the sum of batch over mean step time (docs/metrics.md).
 
-    Steps alone count: evaluation, checkpoints and the way out are between them, whatever the strategy.
+    Only steps count: evaluation, checkpoints and the shutdown are excluded for every strategy.
     """
     steps_s = [(run_plan.samples_of(rank.rank), sum(rank.parts.values())) for rank in workers]
     return sum(samples / seconds for samples, seconds in steps_s if seconds > 0) or None

@@ -1,6 +1,6 @@
-"""A worker's state on its way into checkpoints and into copies in its node's memory.
+"""Saves a worker's state into checkpoints and into copies in its node's memory.
 
-The center of a strategy whose workers differ, put into a model: for a while, or for good.
+Also puts the center of a strategy whose workers differ into a model: temporarily or for good.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
-    """Inside, `variables` (the trainable ones) hold the center, afterwards the worker's own values again.
+    """Inside, the trainable `variables` hold the center; afterwards the worker's own values again.
 
-    Collective; does nothing where the strategy has no center.
+    Collective; does nothing if the strategy has no center.
     """
     center = worker.center()
     if center is None:
@@ -49,22 +49,22 @@ def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
 
 
 def move_to_center(worker: Worker, variables: Sequence[Any]) -> None:
-    """Leave the center in `variables` for good. Collective."""
+    """Put the center into `variables` for good. Collective."""
     center = worker.center()
     if center is not None:
         assign_all(variables, center)
 
 
 def assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Give each variable its value."""
+    """Assign its value to each variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 class Saver:
-    """Saves what `host` trains. Of a strategy whose workers differ that is its center, beside each worker's own part.
+    """Saves what `host` trains. If the strategy's workers differ: its center, and each worker's own part.
 
-    The model stays as it is, or a run would depend on when its checkpoints are made.
+    The model stays unchanged: otherwise a run would depend on the times of its checkpoints.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Saver:
         monitor.at_other_work = lambda: self.writer.is_writing or self.copies.is_writing
 
     def join(self, together: Communicator, copies: LocalCopies, keep: int) -> None:
-        """Save with the workers of `together` from now on; `keep` is how many checkpoints stay."""
+        """Save with the workers of `together` from here on; `keep` is the number of checkpoints to keep."""
         self._together, self.copies = together, copies
         self.writer = CheckpointWriter(
             self._run_dir, together, keep, before=self._injection.writing, work=self.work
@@ -95,22 +95,22 @@ class Saver:
         self._num_told = 0
 
     def abandon(self) -> None:
-        """The group is revoked: what is being saved in it does not become whole."""
+        """Abandon a checkpoint in progress: its group is revoked."""
         self.writer.abandon()
         self.copies.wait()
         self.tell_warnings()
         self._host.outcome.warnings += self.writer.warnings
 
     def own_statistics(self) -> Mapping[str, Array]:
-        """The moving statistics that this worker has, as a checkpoint holds them."""
+        """Return this worker's moving statistics in the format of a checkpoint."""
         values = self._read_weights()
         return state.own_statistics({index: values[index] for index in self._statistics}, {})
 
     def save(self, **facts: Any) -> None:
-        """Begin a checkpoint, which keeps `facts` too."""
+        """Begin a checkpoint, which also holds `facts`."""
         began = time.monotonic()
         self._seen.doing("saving a checkpoint")
-        self.writer.wait()  # what it wrote has given its memory back then
+        self.writer.wait()  # its writer has then released its memory
         self.tell_warnings()
         statistics, shared = self._read_state(self._memory)
         self._check(shared)
@@ -123,9 +123,9 @@ class Saver:
             self._host.journal.write("message", text=line)
 
     def saved_to_grow(self, room: Room, **facts: Any) -> bool:
-        """Whether what has been done is kept for more workers; where there is no room for it these go on. Collective.
+        """Save a checkpoint to restart with more workers. Return False if it could not be written. Collective.
 
-        As for `save`, which it begins with.
+        `facts` as for `save`. After a failure the run continues with the workers it has.
         """
         self.save(**facts)
         self.writer.wait()
@@ -139,9 +139,9 @@ class Saver:
         return False
 
     def copy(self, **facts: Any) -> None:
-        """Begin a copy of the state in the node's memory where one is due, which keeps `facts` too.
+        """Begin a copy of the state in the node's memory if one is due; it also holds `facts`.
 
-        Nobody waits for another rank's statistics: each keeps its own, all of them.
+        Each rank keeps its own moving statistics in full, so that no rank waits for another.
         """
         if not self.copies.due(self._host.position.step):
             return
@@ -153,24 +153,24 @@ class Saver:
         self.copies.start(snapshot, self._host.outcome.clock.last_s)
 
     def check_weights(self) -> None:
-        """NotFiniteError where this worker's weights, which are about to be kept, hold NaN or infinity."""
+        """Raise NotFiniteError if this worker's weights, which are about to be saved, hold NaN or infinity."""
         self._check({f"weights/{index}": value for index, value in enumerate(self._read_weights())})
 
     def tell_warnings(self) -> None:
-        """Say what went wrong with checkpoints, when it has happened; the record keeps it too."""
+        """Log new warnings about checkpoints; the record keeps them too."""
         for warning in self.writer.warnings[self._num_told :]:
             self._host.journal.write("message", text=f"warning: {warning}")
             self._num_told += 1
 
     def _read_state(self, memory: dict[str, Array]) -> tuple[dict[int, Array], dict[str, Array]]:
-        """The moving statistics as they stand, and on rank 0 copies in `memory` of what all ranks have in common."""
+        """Return the current moving statistics, and on rank 0 copies in `memory` of the state common to all ranks."""
         host, shared = self._host, dict[str, "Array"]()
         with center_in_place(host.worker, host.model.trainable_variables):
             values = self._read_weights()
             if host.group.rank == 0:
                 shared |= state.copy_of(values, "weights", memory)
         statistics = {index: values[index] for index in self._statistics}
-        del values  # or TensorFlow copies what it wants to change
+        del values  # or TensorFlow copies the variables it changes
         if host.group.rank == 0:
             shared |= state.copy_of(self._read_optimizer(), "optimizer", memory)
         return statistics, shared

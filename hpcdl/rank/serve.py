@@ -1,4 +1,4 @@
-"""What a server's rank does from the moment in which the workers build their models; no TensorFlow here."""
+"""What a server's rank does from the moment the workers build their models. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hpcdl.supervision.watchdog import Watchdog, survivors
 def serve(
     run_plan: RunPlan, context: Context, communicator: Observed, watch: Watchdog, least: int | None = None
 ) -> Observed:
-    """Serve until the workers have left; returns the group of those that are left at the end.
+    """Serve until the workers have left. Return the group of the ranks left at the end.
 
-    `least`, where it is given, are the workers with which the run goes on in place when others are lost.
+    `least`, if given, is the minimum number of workers with which the run continues in place when ranks are lost.
     """
     for _ in range(1 if run_plan.config.data.stage is None else 2):  # the workers' splits are collective over all
         communicator.split(1)
-    # Signals go to every rank: the workers agree on the step at which all stop, and tell this server.
+    # Signals reach every rank: the workers agree on the step at which all stop, and inform this server.
     StopRequest().install()
     server = load_strategy(run_plan.info).server(context)
     if least is None:
@@ -38,7 +38,7 @@ def serve(
 
 
 def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Observed:
-    """Serve, and leave this rank's record with the others."""
+    """Serve, and contribute this rank's record."""
     seen = communicator.monitor
     before = seen.traffic()
     seen.doing("serving")
@@ -64,7 +64,7 @@ def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Ob
 
 @dataclass(frozen=True, kw_only=True)
 class ServeInPlace:
-    """A server of `world` that serves whoever is left; the server's half of `InPlace` in rank/shrink.py."""
+    """A server of `world` that serves the surviving workers; counterpart of `InPlaceRecovery` in rank/shrink.py."""
 
     run_plan: RunPlan
     world: Observed
@@ -73,7 +73,7 @@ class ServeInPlace:
     least: int
 
     def to_the_end(self, server: Server) -> Observed:
-        """Serve until the workers that are left have left; returns their group."""
+        """Serve until the surviving workers have left; return their group."""
         left = self.world
         while True:
             try:
@@ -86,9 +86,9 @@ class ServeInPlace:
                 left, server = self._mended(server)
 
     def _mended(self, before: Server) -> tuple[Observed, Server]:
-        """The group of those that are left, and what serves in it; in the order in which the workers take part.
+        """Return the group of the survivors and its server; makes the same collective calls as the workers.
 
-        What the server `before` holds of the center goes to the first worker, who gives each its new part.
+        The part of the center that the server `before` holds goes to the first worker, who distributes the new parts.
         """
         left, lost = surviving_ranks(self.world, self.watch)
         workers, servers = surviving_roles(left, self.context.num_workers, self.least, lost)

@@ -1,13 +1,13 @@
-"""Going on in place: where a rank is lost, those that are left make a smaller group and repeat the step under way.
+"""Recovery in place: if ranks are lost, the survivors make a smaller group and repeat the interrupted step.
 
-How they come to a smaller group says supervision/regroup.py, what servers do meanwhile rank/serve.py. All else is a
-resumed run on fewer workers (run/shrink.py), but for the state, which is in memory: a step's weights move on
-a rank at once or not at all, so survivors are at most one step apart, and those behind take the weights of one that is
-not. Of a strategy with a center that is the center's; each worker keeps its own weights, which of one that was behind
-lack a gradient then. A center that servers hold is put together of what those that are left have of it
-(strategies/base/salvage.py); where workers do not step together its number of updates says where the run stands, so
-that a gradient counts if a server has taken it, whether its worker has heard of that or not. Workers that exchange
-every so many steps only may be several steps apart: those behind take theirs first (`level`), and each keeps its own.
+supervision/regroup.py makes the smaller group; rank/serve.py is the servers' side. The rest is like a run resumed on
+fewer workers (run/shrink.py), except that the state is in memory. On each rank a step changes all weights or none, so
+survivors are at most one step apart. Those behind take the weights of one that is ahead. With a center these are the
+center's weights; each worker keeps its own, so one that was behind has missed a gradient. A center held by servers is
+assembled from the survivors' parts (strategies/base/salvage.py). If workers do not step together, the center's update
+count gives the run's position. A gradient counts if a server applied it, even if its worker got no reply. Workers that
+exchange only every few steps may be several steps apart: those behind first catch up (`level`), and each keeps its own
+weights.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from hpcdl.supervision.regroup import in_time, surviving_ranks, surviving_roles,
 from hpcdl.supervision.watchdog import Watchdog
 
 LOCK_S = 5.0
-"""How long a dead rank may hold what it has locked: as long as its process takes to go."""
+"""How long a dead rank may hold its locks: as long as its process takes to exit."""
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """What became of a broken group, and the seconds of each part: `detect` is from the last sign of life on."""
+    """What happened to a broken group, and the seconds of each part: `detect` starts at the last heartbeat."""
 
     began_s: float
     lost: dict[int, str] = field(default_factory=dict)
-    """Hosts of the ranks that were lost this time, by their numbers in the world."""
+    """Hosts of the ranks lost this time, by their rank in the world."""
     seconds: dict[str, float] = field(default_factory=dict)
     continues: str = ""
-    """With how many workers."""
+    """A description of the workers that continue."""
     step: int = 0
-    """The step after which they go on."""
+    """The step after which they continue."""
 
     def over(self, part: str) -> None:
-        """`part` is over, and the next one begins."""
+        """Record the time of `part`, and start that of the next part."""
         now_s = time.monotonic()
         self.seconds[part] = now_s - self.began_s
         self.began_s = now_s
 
     def log_to(self, journal: Journal) -> None:
-        """What has become of it, for the user, and by parts for tools."""
+        """Log the recovery: a message for the user, the seconds of each part for tools."""
         total_s = sum(self.seconds.values())
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self.seconds.items())
         who = who_was_lost(self.lost)
@@ -80,7 +80,7 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class SurvivorState:
-    """Where the run stands by the survivor that has come furthest, `leader` of the group that is left."""
+    """The run's position according to the most advanced survivor, `leader` of the remaining group."""
 
     leader: int
     step: int
@@ -91,7 +91,7 @@ class SurvivorState:
 
     @property
     def owes_epoch_end(self) -> bool:
-        """Whether an epoch was over and nobody had evaluated."""
+        """Whether an epoch was complete and had not been evaluated."""
         history = self.facts["history"]
         ends = self.step > 0 and (
             self.step % self.facts["steps_per_epoch"] == 0 or self.step == self.facts["num_steps"]
@@ -100,9 +100,9 @@ class SurvivorState:
 
 
 def _agree(group: Observed, trainer: Trainer, center: Center | None) -> SurvivorState:
-    """What the workers of `group` go on from; afterwards all have its weights in their models, or its center.
+    """Agree on the state from which `group` continues. Afterwards all models hold the leader's weights, or the center.
 
-    That is `center` where servers hold it.
+    The center is `center` if servers hold it.
     """
     parts = trainer.parts
     facts = {**parts.host.facts(), "num_steps": parts.run_plan.num_steps, **trainer.progress(center)}
@@ -129,13 +129,13 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
 
 
 def _go_on(trainer: Trainer, standing: SurvivorState) -> None:
-    """Put the trainer, whose parts have joined the group that is left, where the run stands."""
+    """Set the trainer, whose parts have joined the remaining group, to the run's position."""
     parts, before = trainer.parts, trainer.parts.host.position
     here = numpy.array([standing.step, standing.facts["seconds"]])
     position = trainer.position_at(
         standing.step, standing.facts, {"position": here, "totals": numpy.zeros_like(before.totals)}
     )
-    if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums are of an epoch that is over
+    if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums belong to a finished epoch
         position.totals += before.totals
     parts.resume(position, [from_json(HistoryPoint, point) for point in standing.facts["history"]])
     parts.saver.writer.newest = standing.saved
@@ -146,10 +146,11 @@ def _go_on(trainer: Trainer, standing: SurvivorState) -> None:
 
 @dataclass(kw_only=True)
 class InPlaceRecovery:
-    """A training on the ranks of `world` that goes on with those that are left when some are lost.
+    """Trains on the ranks of `world`, and continues with the survivors when some are lost.
 
-    `fewer` is the run as it stands and `record` what it will leave. `train` trains to the end with the ranks of a
-    group. For the first of those that are left there is `open_journal`; `copies_in` a group keeps a rank's copies.
+    `shrunk` has the run's current settings and `record` is its record. `train` trains to the end with the ranks of a
+    group. The first survivor opens the journal with `open_journal`; `copies_in` a group returns what keeps a rank's
+    copies.
     """
 
     trainer: Trainer
@@ -163,10 +164,10 @@ class InPlaceRecovery:
     open_journal: Callable[[], Journal]
     copies_in: Callable[[Communicator], LocalCopies]
     last: Recovery | None = None
-    """The last time that the group was mended."""
+    """The most recent recovery."""
 
     def to_the_end(self) -> Observed:
-        """Train with whoever is left; returns their group."""
+        """Train until the end with the surviving ranks; return their group."""
         self.trainer.parts.host.may_repeat()
         left = self.world
         with contextlib.ExitStack() as held:
@@ -174,16 +175,16 @@ class InPlaceRecovery:
                 self.trainer.parts.check_alive = left.check_alive
                 try:
                     left = self.train(self.trainer, left, self.record, self.run_dir)
-                    left.barrier()  # who is lost up to here is lost before all is written
+                    left.barrier()  # a rank lost before this point is handled before all is written
                     return left
                 except BrokenGroup:
                     recovery = Recovery(began_s=self.world.monitor.moved_s())
-                # Outside: the error holds what the step has used, and the batches with their threads.
+                # Not in the except block: the error keeps the step's memory and the batches with their threads alive.
                 with in_time(self.watch):
                     left = self._mended(recovery, held)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
-        """The group of those that are left, once each of them stands where the run goes on."""
+        """Return the group of the survivors, once each of them is at the common position."""
         trainer, parts, before = self.trainer, self.trainer.parts, self.shrunk
         unlogged, led = parts.host.once_after is not None, parts.group.rank == 0
         parts.host.after_last()
@@ -205,7 +206,7 @@ class InPlaceRecovery:
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
             self._lead(recovery, held, new=not led)
-            if unlogged and not led and self.last is not None:  # who was to tell of the one before is lost
+            if unlogged and not led and self.last is not None:  # the rank that had to log the previous recovery is lost
                 self.last.log_to(parts.journal)
         self.last = recovery
         context = dataclasses.replace(
@@ -223,7 +224,7 @@ class InPlaceRecovery:
         trainer.rejoin()
         _go_on(trainer, standing)
         self._note(left, run_plan)
-        left.barrier()  # without a rank that is lost meanwhile what came of the state may lack a part
+        left.barrier()  # a rank that is lost until here may have held a part of the state
         recovery.over("state")
         lost = "" if center is None else center.log_line()
         recovery.continues = describe_change(before.resolved, self.shrunk.resolved) + lost
@@ -232,15 +233,15 @@ class InPlaceRecovery:
         return left
 
     def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
-        """What the first of those that are left does for all, which another one did before if it is `new`."""
-        for rank in recovery.lost:  # the process that has started them waits for the others alone
+        """Do what the first survivor does for all; `new` if another rank did it before."""
+        for rank in recovery.lost:  # the starting process waits for the other ranks only
             report_left(self.run_dir / FOLDER, rank, who_was_lost(recovery.lost))
         if new:
             held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
             self.trainer.parts.host.journal = self.open_journal()
 
     def _note(self, left: Observed, run_plan: RunPlan) -> None:
-        """The record and the settings, as of a run that is resumed on fewer workers. Collective."""
+        """Update record and settings, as for a run resumed on fewer workers. Collective."""
         hosts = left.allgather_json(left.host)
         fresh = results.first_record(run_plan, hosts, self.record.software, self.record.profile)
         self.record = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""One way to become a rank: bind the process, join the others, be watched, leave together."""
+"""The one way to become a rank: bind the process, join the others, be watched, leave together."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hpcdl.supervision.watchdog import Watchdog, watchdog_of, watching
 
 ALONE = Placement(launcher="none", rank=0, size=1, local_rank=0, local_size=1)
 FIRST_WORD_S = 10.0
-"""What the user handed in is wrong on every rank alike: rank 0 gets this long to say so and to end the job."""
+"""A usage error occurs on every rank alike: rank 0 gets this long to print it and to end the job."""
 LEAVE_S = 4.0
-"""How long a launcher's own way to end its ranks may take when hpcdl's starting process is gone."""
+"""How long a launcher may take to end its ranks after hpcdl's starting process is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Joined:
     watch_folder: Path
     run_dir: Path | None = None
     may_speak: Callable[[str], bool] = lambda state: True
-    """Whether this rank may print its error, by the state that it ends in."""
+    """Whether this rank may print its error, by its final state."""
 
 
 def join(place: Placement, *, mpi: bool = True, monitor: RankMonitor | None = None) -> Observed:
@@ -53,7 +53,7 @@ def join(place: Placement, *, mpi: bool = True, monitor: RankMonitor | None = No
 def as_rank(
     place: Placement, agree: Callable[[Observed], Joined], *, mpi: bool = True
 ) -> Iterator[tuple[Observed, Watchdog, Joined]]:
-    """Inside, this process is one of the ranks that somebody else's launcher has started; collective.
+    """Inside, this process is one of the ranks that an external launcher has started; collective.
 
     `agree` decides with all ranks where they work. An error of one rank ends them all; all of them leave together.
     """
@@ -73,9 +73,9 @@ def as_rank(
 
 
 def set_up_process(local_rank: int) -> None:
-    """What must come before TensorFlow: affinity, GPU, silence; from here on this rank ends with those who started it.
+    """Set up affinity, GPU and log level before TensorFlow is imported. From here on this rank ends with its starters.
 
-    That is its parent, on this node, and the supervising process, where that is on this node.
+    These are its parent on this node, and the supervising process if it runs on this node.
     """
     launched_by = os.environ.get(LAUNCHED_BY_VARIABLE, "")
     if launched_by or placement() is not None:  # a script that a user started alone may outlive its shell
@@ -87,7 +87,7 @@ def set_up_process(local_rank: int) -> None:
 
 
 def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
-    """MPI's world; for one rank a communicator that needs no MPI; without `mpi` one for control messages alone."""
+    """Return MPI's world; for one rank a communicator without MPI; with `mpi` false one for control messages only."""
     mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
     check_own_node(mpi=mpi and place.size > 1)
     if place.size == 1:
@@ -106,7 +106,7 @@ def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
 
 
 def rendezvous_dir(place: Placement) -> Path:
-    """Where ranks without MPI find each other: a folder of the run, or of the scheduler's step in the user's cache."""
+    """Return where ranks without MPI meet: a folder of the run, or one for the scheduler's step in the user's cache."""
     if STATUS_VARIABLE in os.environ:
         return Path(os.environ[STATUS_VARIABLE])
     step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
@@ -114,7 +114,7 @@ def rendezvous_dir(place: Placement) -> Path:
 
 
 def close_rendezvous(place: Placement) -> None:
-    """Remove the folder in the user's cache in which this step's ranks have met, where there is one."""
+    """Remove this step's meeting folder from the user's cache, if there is one."""
     if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
         from hpcdl.comm.tcp import RENDEZVOUS_NAMES
 
@@ -125,10 +125,10 @@ def close_rendezvous(place: Placement) -> None:
 def leaving_together(
     communicator: Observed, run_dir: Path | None = None, speaks: Callable[[str], bool] = lambda state: True
 ) -> Iterator[None]:
-    """Inside, an error of this rank ends the whole job, and no rank leaves a run that stops early before the others.
+    """Inside, an error of this rank ends the whole job, and all ranks leave an early stop together.
 
-    For ranks that somebody else's launcher has started: the rank that failed first says so on stderr, and in the record
-    of `run_dir`. `speaks` says, by the state that it is in, whether this one may.
+    For ranks that an external launcher has started: the rank that failed first reports on stderr and in the record of
+    `run_dir`. `speaks` decides, by its final state, whether this rank may print.
     """
     try:
         yield
@@ -155,9 +155,9 @@ def leaving_together(
 
 
 def wait_for_the_others(communicator: Observed | None) -> bool:
-    """Every rank stops at the same step; a launcher that kills the job at the first exit must find all of them done.
+    """Wait until every rank has stopped: some launchers kill the job when the first rank exits.
 
-    Returns whether it does.
+    Return whether all have.
     """
     if communicator is None:
         return False
@@ -168,15 +168,15 @@ def wait_for_the_others(communicator: Observed | None) -> bool:
 
 
 def surviving(communicator: Observed) -> Observed:
-    """The ranks that are not left behind."""
+    """Return the group of the ranks that are not lost."""
     return communicator.survivors() if communicator.failed() else communicator
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process without the interpreter's own way to take itself apart.
+    """End this process without the interpreter's shutdown.
 
-    That may never end: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
-    lock, and the other ranks wait in MPI_Finalize (docs/decisions/0100).
+    The shutdown may hang: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
+    lock, while the other ranks wait in MPI_Finalize (docs/decisions/0100).
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

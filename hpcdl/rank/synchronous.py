@@ -1,4 +1,4 @@
-"""The loop of a synchronous worker: steps, epochs and checkpoints that all workers come to together."""
+"""The loop of a synchronous worker: all workers reach steps, epochs and checkpoints together."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 FLUSH_STEPS = 200
-"""Ranks compare their time stamps at least this often."""
+"""Ranks compare their time stamps at least once per this many steps."""
 DAMAGE = "memory or network damage, or an exchange that is not deterministic; go back with --resume"
-"""What it is where weights that only hpcdl has moved are not the same on all ranks."""
+"""The likely cause if weights that only hpcdl changes differ between ranks."""
 
 
 class SynchronousTrainer(Trainer):
@@ -33,7 +33,7 @@ class SynchronousTrainer(Trainer):
         self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
 
     def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """Where a checkpoint stands in this run; with another global batch the epoch goes on at the next sample."""
+        """Return a checkpoint's position in this run. With another global batch continue at the epoch's next sample."""
         run_plan, epoch = self.parts.run_plan, step // facts["steps_per_epoch"]
         position = Position(num_metrics=len(self.parts.host.objective.names))
         position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
@@ -45,7 +45,7 @@ class SynchronousTrainer(Trainer):
         if facts["global_batch"] == run_plan.global_batch:
             return position
         samples = step % facts["steps_per_epoch"] * facts["global_batch"] + position.shift.samples
-        if run_plan.dataset.nodes:  # each has a sequence of its own: the next whole step is what all of them have
+        if run_plan.dataset.nodes:  # each node has its own sequence: continue at the next whole step, common to all
             position.step = epoch * run_plan.steps_per_epoch + -(-samples // run_plan.global_batch)
             return position
         position.step, position.shift = continues_at(
@@ -57,11 +57,11 @@ class SynchronousTrainer(Trainer):
         return position
 
     def owe_epoch_end(self, owes: bool) -> None:
-        """Come to the epoch's end first, if `owes`."""
+        """Begin with the evaluation at the epoch's end if `owes`."""
         self._owes_epoch_end = owes
 
     def run(self) -> Outcome:
-        """Train to the end, or to a stop that everybody agrees on (StoppedEarly, after a checkpoint)."""
+        """Train to the end, or to a stop that all ranks agree on (StoppedEarly, after a checkpoint)."""
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
         began = parts.start()
         safety_every = config.safety.divergence_check_steps
@@ -110,7 +110,7 @@ class SynchronousTrainer(Trainer):
         return parts.outcome
 
     def _free_steps(self, control: Control) -> int:
-        """Steps until there is something to do between two of them, the same on every rank."""
+        """Return how many steps can run without interruption; the same on every rank."""
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
         if parts.stop.asked:
             return 1
@@ -120,7 +120,7 @@ class SynchronousTrainer(Trainer):
         return min(control.free_steps(), run_plan.num_steps - done, *(each - done % each for each in every))
 
     def _end_epoch(self, began: float) -> bool:
-        """Sum up over the workers and evaluate; True where the target accuracy is reached."""
+        """Sum the totals over the workers and evaluate. Return whether the target accuracy is reached."""
         parts = self.parts
         parts.seen.doing("evaluating")
         parts.seen.recorder.quiesced(parts.group)
@@ -133,6 +133,6 @@ class SynchronousTrainer(Trainer):
         step = parts.host.position.step
         epoch = step / parts.run_plan.steps_per_epoch
         reached = parts.end_epoch(epoch, step, seconds, (totals[1:] / totals[0]).tolist())
-        parts.host.position.take_totals()  # behind all that may fail: the group that is left comes to this end again
+        parts.host.position.take_totals()  # after all that may fail: survivors of a failure repeat this epoch end
         self._owes_epoch_end = False
         return reached

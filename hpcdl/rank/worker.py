@@ -1,4 +1,4 @@
-"""A worker from the first check to the last file: builds model and strategy, trains, leaves record and model."""
+"""A worker from the first check to the last file: builds model and strategy, trains, writes record and model."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ _SHOWN = {
 
 
 class TensorBoardWriter:
-    """Takes a run's events and writes the numbers among them to `folder`."""
+    """Receives a run's events and writes their numbers to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Write what one event tells."""
+        """Write the numbers of one event."""
         with self._writer.as_default(step=int(event.get("step", 0))):
             for name in _SHOWN.get(event["kind"], ()):
                 if event.get(name) is not None:
@@ -83,12 +83,12 @@ def run_worker(
     injection: Injection,
     shrunk: ShrunkRun | None = None,
 ) -> Observed:
-    """Train on this rank; rank 0 writes the run directory, and tells `on_event` what it writes into the journal.
+    """Train on this rank. Rank 0 writes the run directory, and passes the journal's events to `on_event`.
 
-    Where `fewer` is given the ranks that are left go on when some are lost. Returns the group of those that are left at
-    the end. Collective over the workers, and at its end over all.
+    With `shrunk` the survivors continue when ranks are lost. Return the group of the ranks left at the end. Collective
+    over the workers, and at the end over all ranks.
     """
-    with contextlib.ExitStack() as resting:  # a fifth of what building and tracing take is the collector's
+    with contextlib.ExitStack() as resting:  # garbage collection takes a fifth of the time for building and tracing
         resting.enter_context(runtime.no_collection())
         return _run_worker(
             run_plan, communicator, context, run_dir, started, on_event, watch, injection, shrunk, resting.close
@@ -152,7 +152,7 @@ def _run_worker(
 
 
 def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
-    """Put the trainer where the run stands, say what is in force, and return its record as it begins. Collective."""
+    """Restore the trainer's position, log the settings in force, and return the initial record. Collective."""
     parts = trainer.parts
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
     warnings = [*([run_plan.info.warning] if run_plan.info.warning else []), *parts.worker.warnings]
@@ -173,7 +173,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
 
 
 def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run_dir: Path) -> Observed:
-    """Train, and leave record and model; returns the group of the ranks that are left. Collective."""
+    """Train, and write record and model; return the group of the ranks that are left. Collective."""
     parts = trainer.parts
     with parts.saver.copies.until_over(), GpuUse(runtime.device_computed_on()) as gpu:
         outcome = trainer.run()
@@ -193,7 +193,7 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
 def _kept(
     run_plan: RunPlan, run_dir: Path, group: Observed, num_nodes: int
 ) -> tuple[CheckpointInterval, Callable[[Communicator], LocalCopies], BackgroundWork]:
-    """When checkpoints are made, what keeps a group's copies in its nodes' memory, and how both are written."""
+    """Return the checkpoint interval, a factory of a group's in-memory copies, and how both are written."""
     limits = run_plan.config.checkpoint
     way, remark = way_for(limits.background, run_plan.info.features, run_plan.num_workers)
 
@@ -230,7 +230,7 @@ def _journal(run_dir: Path, tensorboard: Path | None, on_event: EventHandler | N
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """The model of a run, for its data."""
+    """Build the model of a run for its dataset."""
     inputs, targets = model_shapes(dataset)
     return load_model(
         config.model.model,
@@ -243,7 +243,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _comes_scaled(dataset: Dataset) -> bool:
-    """Whether the only input of a model comes from 0 to 1, unless the user's own function has changed it."""
+    """Whether the model's only input is scaled already, and no function of the user has changed it."""
     if dataset.preprocess is not None or len(dataset.inputs) > 1:
         return False
     if dataset.dtype == "uint8" and dataset.scales(dataset.sample_shape):
@@ -256,17 +256,17 @@ def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:
 
 
 def save_model(model: keras.Model, path: Path) -> None:
-    """Write `model` so that plain Keras 3 loads it; whole or not at all."""
+    """Write `model` so that plain Keras 3 loads it; the file is replaced atomically."""
     with replacing(path) as temporary:
         model.save(temporary)
 
 
 def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
-    """Write the run's model; where the disk is full, old checkpoints make room. Returns what to warn of."""
+    """Write the run's model; if the disk is full, remove older checkpoints first. Return warnings."""
     try:
         save_model(model, run_dir / MODEL_FILE)
         return []
-    except (OSError, RuntimeError) as error:  # h5py has RuntimeErrors for some of what a disk does
+    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for some disk errors
         first = error
     kept = checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)
     for step in kept[1:]:
@@ -283,9 +283,9 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
 
 
 def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warnings: list[str]) -> int | None:
-    """Put the newest state that is whole back into `trainer`; its step, or None where nothing was ever kept.
+    """Restore the newest complete state into `trainer`. Return its step, or None if nothing was ever saved.
 
-    CorruptError where there is something, and all of it is damaged.
+    Raises CorruptError if all saved states are damaged.
     """
     parts = trainer.parts
     kind = kind_for(synchronous=parts.run_plan.info.features.synchronous)
@@ -333,10 +333,10 @@ def _go_on(
     read_other: Callable[[int], dict[str, Any]],
     warnings: list[str],
 ) -> None:
-    """Put the facts and this rank's own state of what was kept after a step back into `trainer`."""
+    """Restore into `trainer` the facts and this rank's own state, as saved after a step."""
     parts, (step, facts, own) = trainer.parts, kept
     same_layout = facts["ranks"] == communicator.size
-    # Asynchronous strategies keep worker 0's part alone: the others begin at the center.
+    # Asynchronous strategies save only worker 0's part: the others begin at the center.
     same_state = same_layout and bool(own)
     position = trainer.position_at(step, facts, own)
     if not same_layout:
@@ -357,7 +357,7 @@ def _go_on(
 
 @contextlib.contextmanager
 def _damaged_where(run_dir: Path, step: int) -> Iterator[None]:
-    """Inside, what cannot be taken from a checkpoint is its damage: CorruptError with the cause."""
+    """Inside, errors from a checkpoint's content become CorruptError with the cause."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -367,7 +367,7 @@ def _damaged_where(run_dir: Path, step: int) -> Iterator[None]:
 
 
 def _refuse_damaged(run_dir: Path, kind: type[Facts]) -> None:
-    """CorruptError where there are checkpoints, none of which is whole, with what is wrong with the newest."""
+    """Raise CorruptError if there are checkpoints and none is complete, with the defect of the newest."""
     folder = run_dir / checkpoints.FOLDER
     steps = checkpoints.list_checkpoints(folder)
     if not steps:
@@ -381,7 +381,7 @@ def _refuse_damaged(run_dir: Path, kind: type[Facts]) -> None:
 
 
 def _newest_copied(trainer: Trainer, communicator: Communicator, saved: int, warnings: list[str]) -> int | None:
-    """The newest step behind `saved` that the nodes' memory holds whole, or None; collective.
+    """Return the newest step after `saved` that the nodes' memory holds completely, or None; collective.
 
     Asynchronous strategies keep worker 0's copies alone.
     """
@@ -393,7 +393,7 @@ def _newest_copied(trainer: Trainer, communicator: Communicator, saved: int, war
 
 
 def _parameters(model: keras.Model) -> tuple[list[int], int]:
-    """Elements of each trainable variable, and the bytes of all their gradients."""
+    """Return the elements of each trainable variable, and the bytes of all their gradients."""
     counts = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     return counts, sum(
         count * variable.value.dtype.size for count, variable in zip(counts, model.trainable_variables, strict=True)

@@ -1,1 +1,1 @@
-"""One step: forward, backward, update, and what is measured of it."""
+"""One training step: forward, backward, update, and its measurements."""

@@ -1,8 +1,8 @@
-"""`--bucket-size auto`: before the first step some are taken on trial, with buckets of several sizes in turn.
+"""`--bucket-size auto`: trial steps before the first step, with buckets of several sizes in turn.
 
-They are the run's own steps, on its first batch, at a learning rate of zero; what they have moved all the same (random
-states, moving statistics, what compression leaves over) is put back, so that no number depends on them but through the
-order of sums. What was measured is kept for runs of the same steps on as many ranks of such nodes.
+The trials use the run's own step and first batch, at a learning rate of zero. What they still change (random states,
+moving statistics, residuals of compression) is restored, so trials affect results only through the order of sums. The
+times are cached for runs with the same steps on as many ranks of such nodes.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from hpcdl.step.optimizers import build_optimizer
 from hpcdl.strategies.allreduce.worker import AllReduceWorker
 
 SCHEMA = "hpcdl.buckets/2"
-"""Times of /1 are those of buckets that were cut otherwise: the first was as large as the others."""
+"""Schema /1 had times of another division into buckets: its first bucket was as large as the others."""
 TRIED = (BUCKET_BYTES, 1 << 20, 4 << 20, 64 << 20)
-"""Bytes; and all gradients in one bucket. The first is what a run has by default."""
+"""Bucket sizes to try, in bytes, besides one bucket for all gradients. The first is the default of a run."""
 HARDLY = 0.01
-"""A size that is quicker by no more than this part is not taken in place of one that comes before it."""
+"""A size must be faster by more than this fraction to be preferred to an earlier one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketTimes:
-    """Seconds of a step by the bytes of a bucket: its slowest rank's, of the quickest step. `facts`: of what, where."""
+    """Seconds of a step by bucket size in bytes: the slowest rank's, in the fastest step. `facts` identify the step."""
 
     schema: str = SCHEMA
     facts: Mapping[str, str]
@@ -54,13 +54,13 @@ class BucketTimes:
 
     @property
     def best(self) -> int:
-        """Bytes of a bucket with which a step is quickest, or as good as."""
+        """The bucket size in bytes with the fastest step, or the first one that is nearly as fast."""
         limit = min(self.seconds.values()) * (1 + HARDLY)
         return int(next(size for size, seconds in self.seconds.items() if seconds <= limit))
 
 
 def sizes_worth_a_try(total_bytes: int, buckets: Callable[[int], Sequence[Sequence[int]]]) -> tuple[int, ...]:
-    """Bytes of a bucket that divide gradients of `total_bytes` each in another way; `buckets` says how they do."""
+    """Return the bucket sizes that divide gradients of `total_bytes` differently; `buckets` divides them."""
     ways: dict[tuple[tuple[int, ...], ...], int] = {}
     for size in (BUCKET_BYTES, max(total_bytes, 1), *TRIED):
         ways.setdefault(tuple(map(tuple, buckets(size))), size)
@@ -68,13 +68,13 @@ def sizes_worth_a_try(total_bytes: int, buckets: Callable[[int], Sequence[Sequen
 
 
 def times_file(facts: Mapping[str, str]) -> Path:
-    """Where the times of these facts are kept."""
+    """Return the file that caches the times for these facts."""
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=10).hexdigest()
     return user_cache_folder() / "buckets" / f"{digest}.json"
 
 
 def load_times(facts: Mapping[str, str], sizes: Sequence[int]) -> BucketTimes | None:
-    """What was kept of `sizes`; None where there is none, or it cannot be used: measuring again mends it."""
+    """Return the cached times of `sizes`; None if missing or unusable, since a new measurement replaces them."""
     try:
         found = read_as(BucketTimes, times_file(facts), SCHEMA)
     except (OSError, CorruptError):
@@ -84,23 +84,23 @@ def load_times(facts: Mapping[str, str], sizes: Sequence[int]) -> BucketTimes | 
 
 
 def save_times(times: BucketTimes) -> None:
-    """Keep `times` for later runs."""
+    """Save `times` for later runs."""
     path = times_file(times.facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(times))
 
 
 WARMUP, FEWEST, MOST = 2, 3, 30
-"""Steps with each size that do not count, the first of which is traced; and fewest and most that do."""
+"""Uncounted steps per size (the first one traces the graph), and the minimum and maximum number of counted steps."""
 TIME_LIMIT_S = 4.0
-"""After this many seconds of them no more than the fewest are taken."""
+"""After this many seconds of counted steps only the minimum number is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketChoice:
-    """The bytes of a bucket that a run has chosen by itself, and the seconds of a step by bytes that it was chosen by.
+    """The bucket size in bytes that a run chose, and the seconds of a step by bucket size.
 
-    `why` says where those come from.
+    `why` names the source of the times.
     """
 
     bucket_bytes: int
@@ -114,22 +114,22 @@ class BucketChoice:
 
 @dataclass(frozen=True)
 class TrialStep:
-    """A model's step as it is to be timed: `build` makes it, compiled, for an optimizer; `batch` is what it takes."""
+    """A model's step to be timed: `build` compiles it for an optimizer; `batch` returns its input."""
 
     model: keras.Model
     settings: tuple[ModelConfig, ExchangeConfig, OptimizerConfig]
     build: Callable[[Any], Callable[..., Any]]
     batch: Callable[[], tuple[Any, Any]]
     samples: Sequence[int]
-    """Samples of each part of the batch, on the worker that has most."""
+    """Samples of each slice of the batch, on the worker with most."""
 
 
 def choose_buckets(
     worker: AllReduceWorker, group: Communicator, step: TrialStep, *, deterministic: bool
 ) -> BucketChoice:
-    """The size for `worker`, the same on every rank; collective over `group`, whose weights are alike.
+    """Return the bucket size for `worker`, the same on every rank. Collective over `group`, with equal weights.
 
-    A deterministic run measures nothing: it would not be the same each time.
+    A deterministic run measures nothing, because its choice could differ between runs.
     """
     gradients = [variable.value for variable in step.model.trainable_variables]
     total_bytes = sum(one.shape.num_elements() * one.dtype.size for one in gradients)
@@ -145,13 +145,13 @@ def choose_buckets(
         return BucketChoice(bucket_bytes=times.best, seconds=times.seconds, why="as an earlier run has measured")
     times = BucketTimes(facts=facts, seconds=_timed(worker, group, step, sizes))
     if group.rank == 0:
-        with contextlib.suppress(OSError):  # a full or read-only home costs the next run some seconds, no more
+        with contextlib.suppress(OSError):  # without a writable home the next run measures again, which takes seconds
             save_times(times)
     return BucketChoice(bucket_bytes=times.best, seconds=times.seconds, why="as measured")
 
 
 def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> dict[str, str]:
-    """All that a step's time goes by, as far as it is known."""
+    """Return the facts on which a step's time depends, as far as they are known."""
     hosts = group.allgather_json(group.host)
     model, exchange, optimizer = step.settings
     forms = [(one.dtype.name, *one.shape) for one in gradients]
@@ -175,7 +175,7 @@ def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> di
 
 
 def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes: Sequence[int]) -> dict[str, float]:
-    """Seconds of the quickest step with each of `sizes`, the slowest rank's: the same numbers on every rank."""
+    """Return the seconds of the fastest step with each of `sizes` on the slowest rank; the same on every rank."""
     model, _, optimizer_settings = step.settings
     optimizer = build_optimizer(
         optimizer_settings, step.model.trainable_variables, loss_scaling=model.precision == "mixed_float16"
@@ -184,7 +184,7 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     variables, begun_with = step.model.variables, worker.bucket_bytes
     before, kept = state.copy_of(state.reader(variables)(), "trial"), worker.state()
     seen = observe(group).monitor
-    recorder, seen.recorder = seen.recorder, NOTHING  # what is traced begins with the first step
+    recorder, seen.recorder = seen.recorder, NOTHING  # traces begin with the first training step
     try:
         return _in_turn(worker, group, {size: step.build(optimizer) for size in sizes}, step.batch())
     finally:
@@ -192,7 +192,7 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
         state.assign(variables, before, "trial")
         worker.restore(kept)
         del optimizer
-        gc.collect()  # graphs and optimizers refer to themselves, and would keep their memory
+        gc.collect()  # graphs and optimizers are in reference cycles, which would keep their memory
 
 
 def _in_turn(

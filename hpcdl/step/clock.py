@@ -1,7 +1,7 @@
-"""Where the time of a step goes: six parts per step and rank that add up to the step.
+"""Divides the time of each step on each rank into six parts, whose sum is the step.
 
-The graph stamps the last local gradient and the end of the exchange; ranks compare their stamps now and then, after
-correcting for the offset of their clocks, which nothing but a monotonic clock carries on (core/processes/wall.py).
+The graph stamps the last local gradient and the end of the exchange. Ranks compare their stamps at intervals, corrected
+by the offset of their clocks. The clocks are monotonic (core/processes/wall.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PINGS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Unix times in seconds at the borders of one step's parts."""
+    """Unix times in seconds at the borders between one step's parts."""
 
     began: float
     got_batch: float
@@ -37,20 +37,20 @@ class StepTimes:
     updated: float
     ended: float
     waited_s: float = 0.0
-    """What of the exchange was waiting for others, where the ranks do not compare their stamps."""
+    """Seconds of the exchange spent waiting for others, for strategies whose ranks do not compare their stamps."""
     follows: bool = False
-    """Whether the others have taken this step without a gradient of this rank."""
+    """Whether the other workers took this step without a gradient of this rank."""
 
     @property
     def borders(self) -> tuple[float, ...]:
-        """All six in order."""
+        """All six times in order."""
         return self.began, self.got_batch, self.had_gradients, self.exchanged, self.updated, self.ended
 
 
 class StepClock:
-    """Turns the times of steps into parts and sums them up; `synchronous` strategies wait for the slowest rank.
+    """Splits the times of steps into parts and sums them; `synchronous` strategies wait for the slowest rank.
 
-    What it keeps does not grow with the steps, beyond the first ones.
+    Its memory does not grow with the number of steps, beyond the first ones.
     """
 
     def __init__(self, communicator: Communicator, *, synchronous: bool, warmup_steps: int = 0) -> None:
@@ -69,7 +69,7 @@ class StepClock:
 
     @property
     def steps(self) -> Sample:
-        """Seconds of the steps after the warm-up; of all where there was nothing else."""
+        """Seconds of the steps after the warm-up; of all steps if there were no others."""
         return self._warm if self._warm.count else self._cold
 
     @property
@@ -78,13 +78,13 @@ class StepClock:
         return self._warm.count > 0
 
     def join(self, communicator: Communicator) -> None:
-        """Compare stamps with the ranks of this group from now on; steps that were not compared yet have no parts."""
+        """Compare stamps with the ranks of this group from here on; drop the parts of steps not compared yet."""
         self._communicator = communicator
         self._synchronous = self._steps_together and communicator.size > 1
         self._pending: list[StepTimes] = []
 
     def add(self, times: StepTimes) -> None:
-        """Keep one step."""
+        """Add one step."""
         self._seen.step_over(times.borders, times.waited_s, follows=times.follows)
         self._pending.append(times)
         self.last_s = seconds = times.ended - times.began
@@ -94,7 +94,7 @@ class StepClock:
         self.num_steps += 1
 
     def flush(self) -> None:
-        """Split the steps since the last flush into parts; collective where the strategy is synchronous."""
+        """Split the steps since the last flush into parts; collective if the strategy is synchronous."""
         if not self._pending:
             return
         own = numpy.array([times.had_gradients for times in self._pending])
@@ -116,7 +116,7 @@ class StepClock:
         self._pending.clear()
 
     def mean_parts(self) -> dict[str, float]:
-        """Mean seconds per step in each part, over the steps after the warm-up, or all where there was nothing else."""
+        """Return the mean seconds per step of each part, over the steps after the warm-up, else over all steps."""
         num_cold = min(self._num_split, self._warmup_steps)
         sums, count = (self._warm_parts, self._num_split - num_cold) if self._num_split > num_cold else (
             self._cold_parts, num_cold
@@ -131,9 +131,9 @@ class StepClock:
 
 
 def clock_offset_s(communicator: Communicator) -> float:
-    """How far this rank's clock is ahead of rank 0's, from the quickest of some round trips; collective.
+    """Return how far this rank's clock is ahead of rank 0's, from the fastest of several round trips; collective.
 
-    Ranks that share rank 0's monotonic clock differ by what they have found the time of day to be as they began.
+    Ranks that share rank 0's monotonic clock differ only in the time of day that each read at its start.
     """
     known: Sequence[tuple[str, float]] = communicator.allgather_json((clock_identity(), WALL.ahead_s))
     (identity, ahead_s), (own, own_ahead_s) = known[0], known[communicator.rank]
@@ -176,16 +176,16 @@ class Outcome:
     steps_done: int = 0
     seconds: float = 0.0
     center_steps: int | None = None
-    """Steps of a run whose workers do not step together: updates of the center over the number of workers."""
+    """Steps of a run whose workers do not step together: center updates divided by the number of workers."""
     seconds_to_target: float | None = None
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     background: Mapping[str, float] = field(default_factory=dict)
     bucket_bytes: int | None = None
-    """Of a run that has chosen the size of its buckets by itself; `bucket_seconds` are what it has chosen by."""
+    """The bucket size of a run that chose it by trial; `bucket_seconds` are the trial times."""
     bucket_seconds: Mapping[str, float] = field(default_factory=dict)
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     num_lost: int = 0
-    """Ranks that have died or were left behind on the way."""
+    """Ranks that were lost during the run."""
     traffic: Traffic = field(default_factory=Traffic)
-    """Of the exchange, summed over the steps: what lies between them (evaluation, checkpoints) is left out."""
+    """Traffic of the exchange, summed over the steps; that between steps (evaluation, checkpoints) is excluded."""

@@ -1,4 +1,4 @@
-"""Loss and metrics over a split, each sample counted once, shared out over the workers."""
+"""Loss and metrics over a split, divided among the workers; each sample counts once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Top-1 accuracy, where the objective counts it."""
+        """Top-1 accuracy, if the objective counts it."""
         return self.metrics.get("accuracy")
 
 
@@ -45,7 +45,7 @@ class Evaluator:
         self._batch_sums = batch_sums
 
     def __call__(self, batches: Iterable[Any], group: Communicator) -> Evaluation:
-        """Evaluate this worker's `batches` and add up over the ranks of `group`; collective."""
+        """Evaluate this worker's `batches` and sum over the ranks of `group`; collective."""
         totals = numpy.zeros(2 + len(self._objective.names))
         for images, labels in batches:
             totals += self._batch_sums(images, labels).numpy()

@@ -1,4 +1,4 @@
-"""A step as the host sees it: read a batch, set the rate, call the graph, count, note. The one place for all loops."""
+"""A step on the host, for all training loops: read a batch, set the rate, call the graph, count, record."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MOST_NAMED = 16
 
 
 def check_loss(loss: float, step: int, rank: int) -> None:
-    """NotFiniteError where the loss is not a finite number though its gradients were."""
+    """Raise NotFiniteError if the loss is not finite although its gradients were."""
     if not math.isfinite(loss):
         raise NotFiniteError(f"loss is {loss} at step {step} on rank {rank}")
 
 
 @contextlib.contextmanager
 def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable[[], str]) -> Iterator[None]:
-    """Inside, an error of numbers that are not finite also names the samples of the batch, and how to continue."""
+    """Inside, an error about non-finite numbers also names the samples of the batch, and how to continue."""
     try:
         yield
     except NotFiniteError as error:
@@ -61,24 +61,24 @@ def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable
 
 
 EXPLODED = 10.0
-"""A loss that is so many times the best one (or 1) above it tells that the run goes wrong."""
+"""Training diverges if the loss exceeds the best one by more than this factor times the best one (or 1)."""
 
 
 class BatchFaults(Protocol):
-    """What a fault injection does to steps (faults/inject.py)."""
+    """The effects of fault injection on steps (faults/inject.py)."""
 
     def batch(self, step: int, images: Any) -> Any:
-        """The images of this step's batch, as a fault leaves them."""
+        """Return the images of this step's batch after injected faults."""
 
     def free_steps(self, step: int) -> int:
-        """Steps from `step` on that no fault needs to see."""
+        """Return the number of steps from `step` on that no fault affects."""
 
 
 class Position:
     """Steps done, training seconds so far, and this rank's sums since the epoch began.
 
-    `shift` tells of an epoch that began with another global batch. `totals` (float64) holds samples, summed loss and
-    the summed metrics.
+    `shift` describes an epoch that began with another global batch. `totals` (float64) holds the number of samples, the
+    summed loss and the summed metrics.
     """
 
     def __init__(self, num_metrics: int) -> None:
@@ -93,25 +93,25 @@ class Position:
         self.totals += (num_samples, loss * num_samples, *sums)
 
     def take_totals(self) -> Array:
-        """The sums so far; they begin anew."""
+        """Return the sums so far, and reset them."""
         totals, self.totals = self.totals, numpy.zeros_like(self.totals)
         return totals
 
     def arrays(self) -> dict[str, Array]:
-        """The position as arrays, for a checkpoint."""
+        """Return the position as arrays, for a checkpoint."""
         return {"position": numpy.array([self.step, self.seconds]), "totals": self.totals.copy()}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take the position that `arrays` wrote down."""
+        """Restore the position from `arrays`."""
         step, self.seconds = arrays["position"].tolist()
         self.step = int(step)
         self.totals = arrays["totals"].copy()
 
 
 class _Call(NamedTuple):
-    """One call of the graph that may take several steps: `ends_at` is the step that it must not begin.
+    """One call of the graph that may take several steps: it stops before step `ends_at`.
 
-    `run_began` and `until_s`, after which it begins no step, are of `time.monotonic`.
+    It begins no step after `until_s`. `run_began` and `until_s` are times of `time.monotonic`.
     """
 
     run_began: float = 0.0
@@ -120,10 +120,10 @@ class _Call(NamedTuple):
 
 
 class HostStep:
-    """Takes the steps of one worker; `position` says where it stands, `outcome` what came of them.
+    """Takes the steps of one worker; `position` is its position in the run, `outcome` collects the results.
 
-    `steps_done` counts the steps of the run, which the learning rate follows: of asynchronous strategies these are not
-    the steps of this worker.
+    `steps_done` counts the steps of the run, on which the learning rate depends. With asynchronous strategies they
+    differ from the steps of this worker.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class HostStep:
         self.position = Position(num_metrics=len(objective.names))
         self.steps_done: Callable[[], int] = lambda: self.position.step
         self.once_after: Callable[[], None] | None = None
-        """Called when the next step is over, or the last one was."""
+        """Called once at the end of the next step, or after the last one."""
         self.best_loss, self.sound_step = math.inf, -1
-        """The weights after `sound_step` steps still had a loss that was near the best."""
+        """The last number of steps after which the loss was still near the best."""
         self._moved_by_forward: list[Any] = []
         self._read_moved_by_forward: state.Reader | None = None
         self._before_step: dict[str, Array] = {}
@@ -151,7 +151,7 @@ class HostStep:
         self._began = 0.0
 
     def join(self, run_plan: RunPlan, worker: Worker, group: Communicator, journal: Journal) -> None:
-        """Step with the workers of `group` from now on. Collective over the group."""
+        """Step with the workers of `group` from here on. Collective over the group."""
         self._run_plan, self.worker, self.group, self.journal = run_plan, worker, group, journal
         self.buckets: BucketChoice | None = None
         self._step = worker.build_step(self.model, self.objective, as_model_input) or self.build(self.optimizer)
@@ -163,7 +163,7 @@ class HostStep:
         self.outcome.clock.join(group)
 
     def build(self, optimizer: Any) -> Callable[..., Any]:
-        """The compiled step with another optimizer, as trials of bucket sizes need it."""
+        """Return the step compiled with `optimizer`; trials of bucket sizes use another one."""
         slices = self._run_plan.slices_of(self.group.rank)
         return build_step(
             self.model, optimizer, self.worker, self.objective, len(slices), self.warn, slices=slices,
@@ -172,7 +172,7 @@ class HostStep:
         )  # fmt: skip
 
     def choose_buckets(self, first_batch: Callable[[], Any]) -> None:
-        """Find the size of the buckets where it is left to the run, unless it goes on with one. Collective."""
+        """Choose the bucket size if it is `auto` and not known from a checkpoint. Collective."""
         config, worker = self._run_plan.config, self.worker
         if config.exchange.bucket_size != AUTO or not isinstance(worker, AllReduceWorker):
             return
@@ -186,13 +186,13 @@ class HostStep:
         worker.bucket_bytes = self.buckets.bucket_bytes
 
     def resume(self, position: Position, best_loss: float | None = None) -> None:
-        """Go on from `position`."""
+        """Continue from `position`."""
         self.position = position
         self.best_loss = math.inf if best_loss is None else best_loss
-        self.sound_step = position.step - 1  # what it goes on from shows with its first step
+        self.sound_step = position.step - 1  # the first step shows whether the restored weights are sound
 
     def run(self, batches: Iterator[Any], run_began: float, most: int) -> None:
-        """Take `most` steps, or fewer: as many as one call of the graph takes. The rate is set before each."""
+        """Take at most `most` steps: as many as one call of the graph takes. Set the rate before each."""
         most = min(most, self._faults.free_steps(self.position.step))
         if not isinstance(batches, GraphBatches) or most == 0:
             self.run_one(batches, run_began)
@@ -207,7 +207,7 @@ class HostStep:
         self._count_traffic(before)
 
     def run_one(self, batches: Iterator[Any], run_began: float) -> None:
-        """Read a batch, compute, exchange, update; and note when each was over."""
+        """Read a batch, compute, exchange, update, and record the time of each part."""
         step = self.position.step
         self.optimizer.learning_rate = self._announce()
         with self._seen.gaps.waiting():
@@ -234,7 +234,7 @@ class HostStep:
         self._count_traffic(before)
 
     def _run_without_gradient(self, got_batch: float, run_began: float) -> None:
-        """A step that the others finished while this worker was late: their mean without a gradient of its own."""
+        """Take a step that the others finished without this late worker: apply their mean, without its gradient."""
         exchanged = WALL.settled(float(self._follow()), got_batch)
         updated = WALL.now_s()
         self.position.step += 1
@@ -243,21 +243,21 @@ class HostStep:
         self._add_times(got_batch, got_batch, exchanged, updated, follows=True)
 
     def _announce(self) -> Array:
-        """A step begins; its learning rate."""
+        """Begin a step; return its learning rate."""
         self._seen.doing("reading a batch", self.position.step)
         self.worker.learning_rate = rate = self._run_plan.schedule(self.steps_done())
         self._began = WALL.now_s()
-        # TensorFlow keeps a tensor of every Python number that it has ever been given, about 0.8 KB each.
+        # TensorFlow keeps a tensor of every Python number it receives, about 0.8 KB each.
         return numpy.array(rate, numpy.float32)
 
     def _got_batch(self) -> float:
-        """A step in the graph has its batch."""
+        """A step in the graph has its batch: return the time."""
         now = WALL.now_s()
         self._seen.doing("computing")
         return now
 
     def _continues(self, facts: Array, sums: Array) -> tuple[bool, float]:
-        """A step in the graph is over; whether another one follows, and at which learning rate."""
+        """End a step in the graph; return whether another step follows, and its learning rate."""
         updated = WALL.now_s()
         loss, samples, *stamps = facts.tolist()
         self._note(loss, sums, int(samples), (*stamps, updated), self._call.run_began)
@@ -270,7 +270,7 @@ class HostStep:
     def _note(
         self, loss: float, sums: Array, samples: int, stamps: tuple[float, float, float, float], run_began: float
     ) -> None:
-        """Count the step that began last. `stamps`: it had its batch, its gradients, had exchanged and updated."""
+        """Count the current step. `stamps`: when it had its batch, its gradients, had exchanged, and had updated."""
         got_batch, had_gradients, exchanged, updated = stamps
         had_gradients = WALL.settled(had_gradients, got_batch)
         check_loss(loss, self.position.step, self.group.rank)
@@ -278,7 +278,7 @@ class HostStep:
             self.sound_step = self.steps_done()
         self.best_loss = min(self.best_loss, loss)
         step = self.position.step
-        self.position.add(loss, sums, samples)  # first: its weights have moved, whatever breaks behind it
+        self.position.add(loss, sums, samples)  # first: the weights have changed, whatever fails below
         self.position.seconds = time.monotonic() - run_began
         self.worker.after_step(step)
         if text := self.worker.news():
@@ -310,7 +310,7 @@ class HostStep:
         self.outcome.steps_done += 1
 
     def _traffic_before(self) -> Traffic:
-        """What had been sent when the step began, or since the last step where messages are still under way then."""
+        """Return the traffic at the step's start; if messages overlap steps, that at the end of the last step."""
         now = self._seen.traffic()
         return self._counted or now if self.worker.exchanges_between_steps else now
 
@@ -319,31 +319,31 @@ class HostStep:
         self.outcome.traffic += self._counted - before
 
     def after_last(self) -> None:
-        """Call what waits for the end of a step."""
+        """Call `once_after`, if it is set."""
         call, self.once_after = self.once_after, None
         if call is not None:
             call()
 
     def may_repeat(self) -> None:
-        """From now on a step that does not come to its end can be taken again, after `leave`."""
+        """Save the state before each step from here on, so that an interrupted step can be repeated after `leave`."""
         self._moved_by_forward = [*state.moving_statistics(self.model).values(), *state.seed_variables(self.model)]
         self._read_moved_by_forward = state.reader(self._moved_by_forward)
 
     def count_broken(self) -> None:
-        """A step whose exchange broke counts where its weights had moved before. Its loss went with it."""
+        """Count a step whose exchange broke if it had already updated the weights. Its loss is lost."""
         if self._is_in_step and self.worker.moves_first:
             self._is_in_step = False
             self.position.step += 1
             self.outcome.steps_done += 1
 
     def leave(self, *, undone: bool) -> None:
-        """Of a step that did not come to its end: statistics and random states stand as before it, where `undone`."""
+        """End an interrupted step; if `undone`, restore the statistics and random states from before it."""
         if self._is_in_step and undone:
             state.assign(self._moved_by_forward, self._before_step, "before")
         self._is_in_step = False
 
     def facts(self) -> dict[str, Any]:
-        """Where the run stands, as a checkpoint says it."""
+        """Return the run's position in the format of a checkpoint."""
         steps_per_epoch = self._run_plan.steps_per_epoch
         return {
             "steps_per_epoch": steps_per_epoch,
@@ -357,17 +357,17 @@ class HostStep:
         }
 
     def way_back(self) -> str:
-        """What to type to go back to weights that were sound."""
+        """Return the command that goes back to sound weights."""
         return way_back(self._run_dir, self._run_plan.config, self.sound_step)
 
     def warn(self, text: str) -> None:
-        """Say at once, and keep for the record, what is found while a step is traced; once, of however many traces."""
+        """Log and record a warning found while a step is traced; only once, even if it is traced again."""
         if text not in self.outcome.warnings:
             self.outcome.warnings.append(text)
             self.journal.write("message", text=f"warning: {text}")
 
     def _most_steps_of(self, asked: int | str) -> int:
-        """How many steps a call may take; by itself several where nothing is exchanged between them."""
+        """Return how many steps a call may take; with `auto` several if workers exchange nothing between them."""
         if asked != AUTO:
             return int(asked)
         return sys.maxsize if self._run_plan.info.features.several_steps and self.group.size == 1 else 1

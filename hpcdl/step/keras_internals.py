@@ -1,6 +1,6 @@
-"""Every name inside Keras that hpcdl leans on and Keras does not promise, in one place.
+"""All private names of Keras on which hpcdl depends, in one place.
 
-`INTERNALS` is what tests/step/test_keras_internals.py holds against the Keras that is installed.
+tests/step/test_keras_internals.py checks `INTERNALS` against the installed Keras.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import keras
 from hpcdl.core.errors import UsageError
 
 TESTED = ("3.5", "3.15")
-"""The oldest and the newest Keras whose internals these are."""
+"""The oldest and the newest Keras with these internals."""
 INTERNALS: dict[str, tuple[Any, str]] = {
     "optimizers clip gradients here: the exchange comes before": (keras.optimizers.Optimizer, "_clip_gradients"),
     "an optimizer's update": (keras.optimizers.Optimizer, "_backend_update_step"),
@@ -30,15 +30,15 @@ INTERNALS: dict[str, tuple[Any, str]] = {
     "a list of callbacks gets its model": (keras.callbacks.CallbackList, "set_model"),
     "all layers of a model": (keras.layers.Layer, "_flatten_layers"),
 }
-"""What for, with the class and the name."""
+"""The class and name of each internal, by its purpose."""
 REDUCTION = "keras.src.losses.loss.reduce_weighted_values"
-"""Where a loss is summed up and divided."""
+"""The function that sums and divides a loss."""
 RESULTS, CLIP, UPDATE = "_get_metrics_result_or_logs", "_clip_gradients", "_backend_update_step"
-"""What Keras's fit and evaluate ask for their logs when the last batch is done; steps of an optimizer."""
+"""Methods that Keras's fit and evaluate call for their logs after the last batch; methods of an optimizer's step."""
 
 
 def check_internals() -> None:
-    """UsageError where this Keras lacks one of them."""
+    """Raise UsageError if this Keras lacks one of the internals."""
     module, _, name = REDUCTION.rpartition(".")
     reduction = [] if hasattr(sys.modules.get(module), name) else [REDUCTION]
     missing = reduction + [f"{owner.__name__}.{name}" for owner, name in INTERNALS.values() if not hasattr(owner, name)]
@@ -49,17 +49,17 @@ def check_internals() -> None:
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The weights that an optimizer was built for."""
+    """Return the weights that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
 def accumulators_of(optimizer: Any) -> list[Any]:
-    """The gradients that an optimizer sums up before its update; none where it does not."""
+    """Return the gradients that an optimizer accumulates before its update; none if it does not accumulate."""
     return list(getattr(optimizer, "_accumulated_gradients", None) or ())
 
 
 def declared_fixed(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Every layer's variables that were made with trainable=False, with the layer; not those that were frozen later."""
+    """Yield each layer with its variables made with trainable=False; variables that were frozen later are excluded."""
     for layer in layers_in(model):
         for variable in layer._non_trainable_variables:
             yield layer, variable
@@ -67,12 +67,12 @@ def declared_fixed(model: Any) -> Iterator[tuple[Any, Any]]:
 
 _SAVING = ("saving.saving_lib", "legacy.saving.legacy_h5_format")
 _weighing: list[Callable[[Any, Any], Any]] = []
-"""What losses go through while a training step is traced; the last one counts."""
+"""Functions applied to losses while a training step is traced; only the last one applies."""
 
 
 @contextlib.contextmanager
 def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Inside, Keras's losses that are means over weights or unmasked values are `weigh(loss, denominator)`."""
+    """Inside, Keras's losses that are means over weights or unmasked values become `weigh(loss, denominator)`."""
     module = sys.modules[REDUCTION.rpartition(".")[0]]
     if not hasattr(module.reduce_weighted_values, "weighed"):
         plain = module.reduce_weighted_values
@@ -99,7 +99,7 @@ def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 
 def _denominator(module: ModuleType, sample_weight: Any, mask: Any, reduction: Any) -> Any:
-    """What Keras divides a sum of losses by; None where that is the number of values, or nothing."""
+    """Return the divisor of a sum of losses in Keras; None if it is the number of values, or there is no division."""
     reduction = module.standardize_reduction(reduction)
     if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
         return keras.ops.sum(module.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction))
@@ -109,28 +109,28 @@ def _denominator(module: ModuleType, sample_weight: Any, mask: Any, reduction: A
 
 
 def saving_functions() -> list[tuple[ModuleType, str]]:
-    """The functions that every way of Keras to save a model comes to, whoever has imported which of its names."""
+    """Return the functions that every way to save a model in Keras calls, whatever names a program imported."""
     lib, legacy = (importlib.import_module(f"keras.src.{name}") for name in _SAVING)
     return [(lib, "save_model"), (lib, "save_weights_only"), (legacy, "save_model_to_hdf5")]
 
 
 def layers_in(model: Any) -> list[Any]:
-    """All layers of a model, and of those inside it."""
+    """Return all layers of a model, including those of nested models."""
     return list(model._flatten_layers())
 
 
 def operations_between(layers: list[Any]) -> list[Any]:
-    """The operations of keras.ops that stand between layers in those of `layers` that are models."""
+    """Return the operations of keras.ops between layers, in those of `layers` that are models."""
     return [one for layer in layers for one in getattr(layer, "operations", ()) if one not in layers]
 
 
 def rate_variable(optimizer: Any) -> Any:
-    """What an optimizer holds as its learning rate: a variable, or a schedule."""
+    """Return an optimizer's learning rate: a variable, or a schedule."""
     return optimizer._learning_rate
 
 
 def _backend_nn() -> ModuleType:
-    """Activations and attention of Keras for TensorFlow, where every way to them ends."""
+    """Return the module that implements Keras's activations and attention for TensorFlow."""
     return importlib.import_module("keras.src.backend.tensorflow.nn")
 
 
@@ -144,26 +144,26 @@ _FUNCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "scaled dot-product attention": (_backend_nn, "dot_product_attention"),
     "the steps of an LSTM": (lambda: keras.layers.LSTM, "inner_loop"),
 }
-"""Functions of Keras that step/kernels has in other ways: where they stand, and their names."""
+"""Functions of Keras that step/kernels replaces: their owners and names."""
 _CALL = "current_call_ctx"
-"""What Keras keeps of the layer that is being called."""
+"""Keras's attribute for the state of the layer being called."""
 
 
 def function_behind(where: str) -> Callable[..., Any] | None:
-    """Keras's own function of that name, whatever stands in its place now; None where this Keras has none."""
+    """Return Keras's own function of that name, even if it is replaced; None if this Keras has none."""
     owner, name = _FUNCTIONS[where]
     function: Callable[..., Any] | None = getattr(owner(), name, None)
     return getattr(function, "in_place_of", function)
 
 
 def is_replaced(where: str) -> bool:
-    """Whether another function stands in the place of Keras's own."""
+    """Whether Keras's own function is replaced by another one."""
     owner, name = _FUNCTIONS[where]
     return hasattr(getattr(owner(), name, None), "in_place_of")
 
 
 def replace_function(where: str, function: Callable[..., Any]) -> None:
-    """Put `function` in the place of Keras's own, or Keras's own back."""
+    """Replace Keras's own function by `function`, or restore Keras's own."""
     owner, name = _FUNCTIONS[where]
     plain = function_behind(where)
     if function is not plain:
@@ -172,13 +172,13 @@ def replace_function(where: str, function: Callable[..., Any]) -> None:
 
 
 def is_training() -> bool:
-    """Whether a layer is being called with training=True; outside of layers nobody has said so."""
+    """Whether a layer is being called with training=True; False outside of layers."""
     state = importlib.import_module("keras.src.backend.common.global_state")
     return getattr(state.get_global_attribute(_CALL), "training", None) is True
 
 
 def tells_training() -> bool:
-    """Whether this Keras keeps what `is_training` asks for where it looks."""
+    """Whether this Keras keeps the training state where `is_training` reads it."""
     seen = []
 
     class Asking(keras.layers.Layer):
@@ -186,20 +186,20 @@ def tells_training() -> bool:
             seen.append(is_training())
             return value
 
-    layer = Asking(name="trial_of_a_fast_kernel")  # a name of its own: Keras numbers those without
+    layer = Asking(name="trial_of_a_fast_kernel")  # an explicit name: Keras numbers layers without one
     for training in (True, False):
         layer(keras.ops.zeros(1), training=training)
     return seen == [True, False]
 
 
 def onednn_in_use() -> bool:
-    """Whether TensorFlow computes with oneDNN in this process."""
+    """Whether TensorFlow uses oneDNN in this process."""
     port = importlib.import_module("tensorflow.python.util._pywrap_util_port")
     return bool(port.IsMklEnabled())
 
 
 def replace_moments(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(plain)` in the place of batch normalisation's mean and variance; once."""
+    """Replace the mean and variance of batch normalisation by `make(plain)`; only once."""
     layer = keras.layers.BatchNormalization
     if not hasattr(layer._moments, "over_ranks"):
         new = make(layer._moments)

@@ -1,8 +1,8 @@
-"""When each layer's input, gradients and new weights were there, for traces at level `full`.
+"""Times of each layer's input, gradients and new weights, for traces at level `full`.
 
-A moment is one operation of TensorFlow's, about half a microsecond. The step returns all of them, and Python keeps them
-behind it: a Python function in the graph costs a quarter of a millisecond, whatever it does. Nothing in the step waits
-for any, and they are made after everything else, so that they change no number.
+A time stamp is one operation of TensorFlow, about half a microsecond. The step returns all of them, and Python stores
+them after the step: a Python function in the graph costs a quarter of a millisecond. No operation of the step waits for
+a stamp, and stamps are created last in the graph, so they change no results.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def layer_of(path: str) -> str:
-    """The layer that a variable of that path belongs to."""
+    """Return the layer that owns the variable with that path."""
     return path.rpartition("/")[0] or path
 
 
 class NoLayers:
-    """Notes nothing: no trace asks for layers."""
+    """Records nothing: the trace does not ask for layers."""
 
     def called(self, model: Any) -> AbstractContextManager[None]:
         """Inside, the layers of `model` are called."""
@@ -45,24 +45,24 @@ class NoLayers:
         averaged: Sequence[Any],
         variables: Sequence[Any],
     ) -> Sequence[Any]:
-        """What the step returns beside its results, for `keeping`.
+        """Return extra results of the step, for `keeping`.
 
-        `exchanged` (scalar float64) is when the exchange was over, `loss` a scalar; `averaged` are what the weights
-        move by, where each moves as soon as its own is there.
+        `exchanged` (scalar float64) is the time at the end of the exchange, `loss` a scalar. `averaged` are the
+        gradients for the update, if each weight is updated as soon as its own is available.
         """
         return ()
 
     def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step` without its last results, those that `recorded` gave."""
+        """Return `step` without its last results, those from `recorded`."""
         return step
 
     def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
-        """The same for the `gradients` alone, of a step that somebody else makes; kept when `after` are there."""
+        """Record only the `gradients`, of a step that other code builds; stored when `after` are available."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A layer with weights that was called, with the tensors that went in and came out."""
+    """A call of a layer with weights, with its input and output tensors."""
 
     layer: str
     inputs: Sequence[Any]
@@ -75,11 +75,11 @@ class _Call:
 
 
 class Layers(NoLayers):
-    """Notes the layers that the variables of these paths belong to.
+    """Records the layers that own the variables of the given paths.
 
-    Forward, a layer lasts from when its input is there until that of the next one is, which must be made of its output:
-    of layers beside one another, and of those that are called several times, nothing is told. Backward it lasts from
-    the gradients that came before until its own have come.
+    Forward, a layer lasts from its input to the input of the next layer, which must depend on its output. Parallel
+    layers and layers called several times are therefore not recorded. Backward, it lasts from the previous layer's
+    gradients to its own.
     """
 
     def __init__(self, recorder: Recorder, paths: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class Layers(NoLayers):
 
     @contextmanager
     def called(self, model: Any) -> Iterator[None]:
-        """Inside, calls of layers are noted; the last time counts, where a batch goes through in slices."""
+        """Inside, record calls of layers; if a batch is divided into slices, the last slice counts."""
         self._calls = []
         layers = [layer for layer in layers_in(model) if layer is not model and layer.trainable_variables]
         noted = [layer for layer in layers if "call" not in vars(layer)]
@@ -113,7 +113,7 @@ class Layers(NoLayers):
         averaged: Sequence[Any],
         variables: Sequence[Any],
     ) -> Sequence[Any]:
-        """The moments (float64, of `timestamp`), and what they wait for in place of layers' tensors."""
+        """Return the time stamps (float64, of `timestamp`), and the small tensors that they wait for."""
         calls = self._calls
         way = [*(call.inputs for call in calls), *(call.outputs for call in calls[-1:])]
         marks = [[_mark(tensor) for tensor in tensors] for tensors in way]
@@ -122,13 +122,13 @@ class Layers(NoLayers):
         value = tf.cast(loss, tf.float32)
         ready = self._each(value, gradients)
         begins = self._each(value, averaged) if averaged else [exchanged] * len(self._members)
-        # A weight has moved when it is read after its update.
+        # A weight has changed when a read after its update completes.
         ends = self._each(value, [variable.value.read_value() for variable in variables])
         moments = tf.stack([*(_moment(mark[0], mark) for mark in marks), *ready, *begins, *ends])
         return moments, *itertools.chain(*marks)
 
     def keeping(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step` without its moments, which are kept: behind it, or in a graph of several by a Python function."""
+        """Return `step` without its stamps, stored after it, or by a Python function in a graph of several steps."""
 
         def keep(moments: Array, *_: Array) -> Array:
             self._keep(self._settled(moments))
@@ -146,7 +146,7 @@ class Layers(NoLayers):
         return kept
 
     def _settled(self, stamps: Array) -> list[float]:
-        """Times by the run's clock, of a step that has begun since the last one was kept."""
+        """Return a step's stamps as times of the run's clock; the step began after the previous one was stored."""
         settled = [WALL.settled(stamp, self._kept_s) for stamp in stamps.tolist()]
         self._kept_s = WALL.now_s()
         return settled
@@ -164,9 +164,9 @@ class Layers(NoLayers):
         self._recorder.layers(spans)
 
     def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:
-        """Of a step that somebody else makes: what came before the first gradient is not known."""
+        """For a step that other code builds: the time before the first gradient is not known."""
         if tf.executing_eagerly():
-            return  # all of them are there
+            return  # all of them are available
         ready = tf.stack(self._each(tf.zeros([]), gradients))
 
         def keep(moments: Array) -> bool:
@@ -184,7 +184,7 @@ class Layers(NoLayers):
             before = len(self._calls)
             outputs = call(*args, **kwargs)
             found = _Call(layer=name, inputs=_tensors((args, kwargs)), outputs=_tensors(outputs))
-            # What is made of layers is told by them; but not where they are called inside of a loop.
+            # Record the inner layers in place of a layer made of layers; but not if they are called inside a loop.
             inside = [one for one in self._calls[before:] if found.outputs and _in_graph(one, found.outputs[0].graph)]
             self._calls[before:] = inside or [found] * bool(found.inputs and found.outputs)
             return outputs
@@ -196,11 +196,11 @@ class Layers(NoLayers):
         return [one.layer for one in self._calls].count(call.layer) == 1
 
     def _each(self, value: Any, tensors: Sequence[Any]) -> list[Any]:
-        """For each layer the moment when all of its `tensors` are there."""
+        """Return for each layer the stamp when all of its `tensors` are available."""
         return [_moment(value, [tensors[index] for index in own]) for own in self._members.values()]
 
     def _backward(self, ready: Sequence[float], begin: float | None) -> Iterable[tuple[str, str, float, float]]:
-        """The layers in the order in which their gradients came; from `begin` for the first, if it is known."""
+        """Yield the layers in the order of their gradients; the first starts at `begin`, if that is known."""
         for layer, end in sorted(zip(self._members, ready, strict=True), key=lambda one: one[1]):
             if begin is not None:
                 yield BACKWARD, layer, min(begin, end), end
@@ -208,7 +208,7 @@ class Layers(NoLayers):
 
 
 def layers_of(recorder: Recorder, paths: Sequence[str]) -> NoLayers:
-    """What notes the layers of variables of these paths, if `recorder` wants to hear of them."""
+    """Return the recorder of the layers with variables of these paths, if `recorder` wants layers."""
     return Layers(recorder, paths) if recorder.wants_layers else NoLayers()
 
 
@@ -217,20 +217,20 @@ def _in_graph(call: _Call, graph: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """The tensors of a graph among `values`."""
+    """Return the graph tensors among `values`."""
     return [one for one in tf.nest.flatten(values) if isinstance(one, tf.Tensor) and hasattr(one, "graph")]
 
 
 def _mark(tensor: Any) -> Any:
-    """The first number of `tensor`, if it has one, to wait for in its place: what waits for that may not be fused."""
+    """Return the first element of `tensor`, if any, to wait for instead: waiting for `tensor` could prevent fusion."""
     rank = tensor.shape.rank
     return tf.reshape(tensor, [-1])[:1] if rank is None else tensor[(slice(0, 1),) * rank]
 
 
 def _moment(value: Any, after: Sequence[Any]) -> Any:
-    """A `timestamp` (scalar float64) of when `after` are there; `value` is a scalar that comes before or with them.
+    """Return a `timestamp` (scalar float64) of when `after` are available; `value` is a scalar available no later.
 
-    TensorFlow's own clock is told to wait for nothing else: it would come after every Python function before it.
+    TensorFlow's own clock must wait for nothing else: by default it would run after all earlier Python functions.
     """
     order = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     if order is None or not has_own_clock():
@@ -238,11 +238,11 @@ def _moment(value: Any, after: Sequence[Any]) -> Any:
     with tf.control_dependencies(after):
         moment = tf.timestamp()
     order.run_independently(moment.op)
-    return -moment  # as `timestamp` has it
+    return -moment  # negative, as in `timestamp`
 
 
 def _follows(call: _Call, tensors: Sequence[Any], calls: Sequence[_Call]) -> bool:
-    """Whether `tensors` are made of the outputs of `call`, with no other of `calls` between."""
+    """Whether `tensors` depend on the outputs of `call`, with no other of `calls` between."""
     own = call.made_by
     others = set[str]().union(*(one.made_by for one in calls)) - own
     seen, ahead = set[str](), [tensor.op for tensor in tensors]

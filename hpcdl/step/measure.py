@@ -1,7 +1,7 @@
-"""Steps measured in turn in one process: with and without the exchange, and in float32 and fewer bits.
+"""Steps measured in turn in one process: with and without the exchange, and in float32 and lower precision.
 
-What an exchange costs a model is time. What computing in fewer bits does to results is told against float32 on one
-batch, and by the accuracy on the digits.
+The cost of an exchange is time. The effect of lower precision is measured against float32 on one batch, and by the
+accuracy on the digits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 TOGETHER, APART = 1, 5
-"""Steps of a kind in a row: of workers that step together, and of workers that nobody waits for."""
+"""Consecutive steps of a kind: for workers that step together, and for workers that do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class MeasuredSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCount:
-    """How many steps of each kind are measured, after how many that are not, and how many of a kind `in_a_row`."""
+    """How many steps of each kind are measured and how many warm up, with `in_a_row` consecutive steps of a kind."""
 
     steps: int
     warmup_steps: int
@@ -57,7 +57,7 @@ class StepCount:
 
 @dataclass(kw_only=True)
 class StepKind:
-    """Steps of one worker, and how long each took; the loss of the first one is that of the initial weights."""
+    """Steps of one worker, and the time of each; the loss of the first one is that of the initial weights."""
 
     worker: Worker
     step_of: Callable[..., Any]
@@ -67,7 +67,7 @@ class StepKind:
     first_loss: float | None = None
 
     def run(self, step: int, images: Any, labels: Any) -> None:
-        """One step. A backup worker that the others went on without follows them, as in training."""
+        """Take one step. A late backup worker follows the others' step, as in training."""
         began = time.perf_counter()
         self.worker.before_step(step)
         with self.inside():
@@ -87,11 +87,10 @@ def kinds_of_steps(
     count: StepCount,
     inside: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[StepKind]:
-    """Steps with `worker`'s exchange, which run `inside`, and steps without, all workers beginning alike; collective.
+    """Return steps with `worker`'s exchange, which run `inside`, and steps without. Collective; workers begin alike.
 
-    Each kind has an optimizer of its own on the same weights, so both do all of their work; with a `worker` that has
-    nothing to exchange the two are alike. With `count.exchange_only` the second kind is left out, with its graph and
-    its memory.
+    Each kind has an optimizer of its own on the same weights, so both do all of their work. If `worker` has nothing to
+    exchange, both kinds are equal. With `count.exchange_only` the second kind is omitted, with its graph and memory.
     """
     objective, optimizer = Classification(), make_optimizer()
     own = worker.build_step(model, objective, as_model_input)
@@ -124,7 +123,7 @@ def measure_steps(
 
 
 def made_up_batches(model: keras.Model, batch_size: int, seed: int) -> Iterator[Any]:
-    """The same batch for ever, in the model's input shape, made from `seed`."""
+    """Yield the same batch forever, in the model's input shape, generated from `seed`."""
     generator = numpy.random.default_rng(seed)
     output = model.outputs[0]
     images = tf.constant(generator.random((batch_size, *model.input_shape[1:]), numpy.float32))
@@ -135,14 +134,14 @@ def made_up_batches(model: keras.Model, batch_size: int, seed: int) -> Iterator[
 
 DIGITS_NETWORK, DIGITS_PIXELS, DIGITS_BATCH, DIGITS_RATE = "lenet", 28, 32, 0.01
 HELD_OUT = 5
-"""Every so many-th digit is not trained on."""
+"""One digit in this many is held out from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """Largest difference from float32 on one batch, over the largest float32 value of its kind.
+    """Largest difference from float32 on one batch, relative to the largest float32 value of its kind.
 
-    Of the outputs, and of the gradients of all trainable variables; `variable` has the one that differs most.
+    `outputs` and `gradients` (of all trainable variables); `variable` is the one that differs most.
     """
 
     outputs: float
@@ -151,9 +150,9 @@ class Differences:
 
 
 def compare(build: Callable[[], keras.Model], batch: tuple[Any, Any], precision: str) -> Differences:
-    """The same weights and the same `batch` (images, labels) under float32 and under `precision`.
+    """Compare float32 with `precision` on the same weights and the same `batch` (images, labels).
 
-    Layers work as in evaluation, so that no dropout differs.
+    Layers run as in evaluation, so that dropout makes no difference.
     """
     keras.mixed_precision.set_global_policy("float32")
     reference = build()
@@ -199,7 +198,7 @@ def _largest(arrays: Sequence[Array]) -> float:
 
 
 def digits_accuracy(precision: str, *, epochs: int, seed: int) -> float:
-    """Accuracy of LeNet on the bundled digits that were held out, after `epochs` with momentum under `precision`."""
+    """Return LeNet's accuracy on the held-out bundled digits, after `epochs` with momentum under `precision`."""
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_global_policy(precision)
     try:
@@ -225,7 +224,7 @@ def digits_accuracy(precision: str, *, epochs: int, seed: int) -> float:
 
 
 def _digits() -> tuple[Array, Array]:
-    """The bundled digits, pixels (N, 28, 28, 1) and labels (N,)."""
+    """Return the bundled digits, pixels (N, 28, 28, 1) and labels (N,)."""
     folder = share_folder() / "examples" / "digits"
     files = sorted(folder.glob("[0-9]/*.png"))
     pixels = [decode(path.read_bytes(), size=(DIGITS_PIXELS, DIGITS_PIXELS), channels=1) for path in files]

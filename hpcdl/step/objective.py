@@ -1,8 +1,8 @@
-"""What training minimises and evaluation counts: cross-entropy with top-1 and top-5, or Keras functions by name.
+"""What training minimises and evaluation reports: cross-entropy with top-1 and top-5, or Keras functions by name.
 
-Of samples of named fields each target has a loss and metrics of its own.
+With samples of named fields, each target has its own loss and metrics.
 
-Every metric is a sum over samples, so that adding up over batches and ranks is exact, whatever their sizes.
+Every metric is a sum over samples, so sums over batches and ranks are exact, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ AUXILIARY_WEIGHT = 0.3
 
 
 class Objective(Protocol):
-    """Loss and metrics. Outputs are the model's, one tensor or a list whose first is the one that counts."""
+    """Loss and metrics. Outputs are the model's: one tensor, or a list whose first element is the main output."""
 
     names: tuple[str, ...]
     labels: Any
     """`tf.TensorSpec` of a batch of labels, or several by name."""
 
     def loss(self, labels: Any, outputs: Any) -> Any:
-        """The scalar to minimise: a mean over the batch."""
+        """Return the scalar to minimise: a mean over the batch."""
 
     def sums(self, labels: Any, outputs: Any) -> Any:
-        """Sum over the batch of each metric in `names`, shape (len(names),), float64."""
+        """Return the sum over the batch of each metric in `names`, shape (len(names),), float64."""
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What to tell, of the means over all samples of what `names` names."""
+        """Return the metrics to report, from the means over all samples of the quantities in `names`."""
 
 
 class Classification:
@@ -50,17 +50,17 @@ class Classification:
         self._smoothing = label_smoothing
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The means themselves."""
+        """Return the means themselves."""
         return dict(means)
 
     def loss(self, labels: Any, outputs: Any) -> Any:
-        """Cross-entropy; auxiliary heads add theirs with a weight."""
+        """Return the cross-entropy; auxiliary heads add theirs with a weight."""
         heads: Sequence[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
         losses = [tf.reduce_mean(self._cross_entropy(labels, tf.cast(head, tf.float32))) for head in heads]
         return tf.add_n([losses[0], *(AUXILIARY_WEIGHT * loss for loss in losses[1:])])
 
     def sums(self, labels: Any, outputs: Any) -> Any:
-        """Numbers of samples whose label is the first, and among the first five, of the logits."""
+        """Return the numbers of samples whose label has the highest logit, and is among the five highest."""
         logits = tf.cast(_main(outputs), tf.float32)
         first = tf.equal(tf.argmax(logits, -1), labels)
         among_five = tf.math.in_top_k(labels, logits, min(5, logits.shape[-1]))
@@ -78,7 +78,7 @@ class Classification:
 class Masks(Classification):
     """Cross-entropy of logits (B, ..., classes) and integer labels (B, ...): a class for each element.
 
-    `iou` is that of all elements whose class is not 0: common ones over those of either, all samples together.
+    `iou` is the intersection over union of elements whose class is not 0, over all samples together.
     """
 
     names = ("accuracy", "iou/common", "iou/either")
@@ -88,22 +88,22 @@ class Masks(Classification):
         self.labels = labels
 
     def loss(self, labels: Any, outputs: Any) -> Any:
-        """Cross-entropy; auxiliary heads add theirs with a weight."""
+        """Return the cross-entropy; auxiliary heads add theirs with a weight."""
         return super().loss(tf.cast(labels, tf.int64), outputs)
 
     def sums(self, labels: Any, outputs: Any) -> Any:
-        """Sums over the samples of the share of elements whose class is right, and of the two counts of `iou`."""
+        """Return sums over the samples of the fraction of correct elements, and of the two counts of `iou`."""
         found = tf.argmax(tf.cast(_main(outputs), tf.float32), -1)
         labels = tf.cast(labels, tf.int64)
         return tf.stack([tf.reduce_sum(_per_sample(tf.equal(found, labels))), *_overlap(labels, found)])
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Accuracy and iou."""
+        """Return accuracy and iou."""
         return {"accuracy": means["accuracy"], "iou": _DERIVED["iou"].value(means)}
 
 
 class KerasFunctions:
-    """A loss and metrics that Keras has as functions of (labels, predictions); beside them `r2` and `iou`."""
+    """A loss and metrics that are functions of (labels, predictions) in Keras; also `r2` and `iou`."""
 
     def __init__(self, loss: str, metrics: Sequence[str], labels: Any = None) -> None:
         self.labels = tf.TensorSpec((None,), tf.int64) if labels is None else labels
@@ -114,25 +114,25 @@ class KerasFunctions:
         self.names = (*plain, *(part for name in self._derived for part in _DERIVED[name].names))
 
     def loss(self, labels: Any, outputs: Any) -> Any:
-        """Mean of the loss over the batch."""
+        """Return the mean of the loss over the batch."""
         return tf.reduce_mean(self._loss(*_aligned(labels, _main(outputs))))
 
     def sums(self, labels: Any, outputs: Any) -> Any:
-        """Sum of each metric over the batch; of one with several values a sample, of their mean."""
+        """Return the sum of each metric over the batch; several values of one sample count as their mean."""
         pair = _aligned(labels, _main(outputs))
         values = [tf.reduce_sum(_per_sample(metric(*pair))) for metric in self._metrics]
         values += [value for name in self._derived for value in _DERIVED[name].sums(*pair)]
         return tf.stack(values) if values else tf.zeros([0], tf.float64)
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The means, and what follows from them."""
+        """Return the means, and the metrics derived from them."""
         parts = {part for name in self._derived for part in _DERIVED[name].names}
         found = {name: value for name, value in means.items() if name not in parts}
         return found | {name: _DERIVED[name].value(means) for name in self._derived}
 
 
 class OfTargets:
-    """The sum of the losses of several targets, each with metrics of its own, called TARGET/METRIC."""
+    """The sum of the losses of several targets, each with its own metrics, named TARGET/METRIC."""
 
     def __init__(self, parts: Mapping[str, Objective]) -> None:
         self._parts = parts
@@ -140,17 +140,17 @@ class OfTargets:
         self.labels = {target: part.labels for target, part in parts.items()}
 
     def loss(self, labels: Any, outputs: Any) -> Any:
-        """The sum of the losses."""
+        """Return the sum of the losses."""
         given = self._outputs(outputs)
         return tf.add_n([part.loss(labels[target], given[target]) for target, part in self._parts.items()])
 
     def sums(self, labels: Any, outputs: Any) -> Any:
-        """The sums of all targets, one behind the other."""
+        """Return the sums of all targets, concatenated."""
         given = self._outputs(outputs)
         return tf.concat([part.sums(labels[target], given[target]) for target, part in self._parts.items()], 0)
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What each target reports."""
+        """Return the reports of all targets."""
         found: dict[str, float] = {}
         for target, part in self._parts.items():
             own = {name: means[f"{target}/{name}"] for name in part.names}
@@ -164,7 +164,7 @@ class OfTargets:
 
 
 def objective_of(config: ObjectiveConfig, targets: Sequence[Field] = ()) -> Objective:
-    """The objective that `config` names; its `loss` is `cross-entropy` or a function of keras.losses."""
+    """Return the objective that `config` names; its `loss` is `cross-entropy` or a function of keras.losses."""
     if not targets:
         metrics = [name.strip() for name in config.metrics.split(",") if name.strip()]
         return build_objective(config.loss, metrics, config.label_smoothing)
@@ -180,7 +180,7 @@ def objective_of(config: ObjectiveConfig, targets: Sequence[Field] = ()) -> Obje
 def build_objective(
     loss: str, metrics: Sequence[str], label_smoothing: float, target: Field | None = None
 ) -> Objective:
-    """The objective of a run, or of one of its targets, from its settings one by one."""
+    """Return the objective of a run, or of one of its targets, from its individual settings."""
     labels = None
     if target is not None:
         labels = tf.TensorSpec((None, *target.shape), tf.int32 if target.kind == "text" else tf.as_dtype(target.dtype))
@@ -195,17 +195,17 @@ def build_objective(
 
 
 class _Derived(Protocol):
-    """A metric that follows from means over all samples."""
+    """A metric derived from means over all samples."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is summed."""
+        """The names of the sums."""
 
     def sums(self, labels: Any, predictions: Any) -> list[Any]:
-        """Sums over the batch of what `names` names, float64."""
+        """Return sums over the batch of the quantities in `names`, float64."""
 
     def value(self, means: Mapping[str, float]) -> float:
-        """The metric."""
+        """Return the metric."""
 
 
 class _Determination:
@@ -223,7 +223,7 @@ class _Determination:
 
 
 class _Overlap:
-    """Intersection over union of elements that are not 0, predicted above one half."""
+    """Intersection over union of elements that are not 0; predictions above one half count as 1."""
 
     names = ("iou/common", "iou/either")
 
@@ -238,14 +238,14 @@ _DERIVED: Mapping[str, _Derived] = {"r2": _Determination(), "iou": _Overlap()}
 
 
 def _overlap(labels: Any, found: Any) -> list[Any]:
-    """How many elements are of the same class, and how many pairs of an element and a class either side tells of."""
+    """Return the number of elements with equal nonzero class (intersection), and that of the union over all classes."""
     common = tf.reduce_sum(tf.cast(tf.equal(labels, found) & (labels > 0), tf.float64))
     each = [tf.reduce_sum(tf.cast(side > 0, tf.float64)) for side in (labels, found)]
     return [common, each[0] + each[1] - common]
 
 
 def _per_sample(values: Any) -> Any:
-    """The mean of each sample's values, (B,) float64."""
+    """Return the mean of each sample's values, (B,) float64."""
     values = tf.cast(values, tf.float64)
     return tf.reduce_mean(tf.reshape(values, (tf.shape(values)[0], -1)), -1)
 
@@ -255,7 +255,7 @@ def _main(outputs: Any) -> Any:
 
 
 def _aligned(labels: Any, predictions: Any) -> tuple[Any, Any]:
-    """Labels of shape (B, ...) beside predictions of shape (B, ...) or (B, ..., n), in float32."""
+    """Return labels of shape (B, ...) aligned with predictions of shape (B, ...) or (B, ..., n), in float32."""
     predictions = tf.cast(predictions, tf.float32)
     labels = tf.cast(labels, tf.float32)
     if len(predictions.shape) == len(labels.shape) + 1:

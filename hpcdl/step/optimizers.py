@@ -1,7 +1,7 @@
-"""Keras optimizers from settings, with one operation of TensorFlow's for each variable; and LARS.
+"""Keras optimizers from settings, with one TensorFlow operation for each variable; and LARS.
 
-Keras makes an operation of each product and sum, and each of those goes through all of the variable's bytes once more,
-most of them into fresh memory. Weight decay spares biases and normalisation.
+Keras uses one operation per product and sum, each of which reads and writes the whole variable, mostly into new memory.
+Weight decay excludes biases and normalisation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hpcdl.config.schema import OptimizerConfig
 
 
 class FusedSGD(keras.optimizers.SGD):
-    """Keras's SGD, the same numbers bit for bit; gradients are dense."""
+    """Keras's SGD with bitwise equal results; for dense gradients."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Move one variable."""
+        """Update one variable."""
         rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
@@ -36,10 +36,10 @@ class FusedSGD(keras.optimizers.SGD):
 
 
 class FusedAdam(keras.optimizers.Adam):
-    """Keras's Adam (Kingma and Ba 2014, end of section 2), the same numbers to rounding; gradients are dense."""
+    """Keras's Adam (Kingma and Ba 2014, end of section 2), equal up to rounding; for dense gradients."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Move one variable."""
+        """Update one variable."""
         kind = variable.dtype
         index = self._get_variable_index(variable)
         step = tf.cast(self.iterations.value + 1, kind)
@@ -59,7 +59,7 @@ class FusedAdam(keras.optimizers.Adam):
 
 
 class Lars(keras.optimizers.Optimizer):
-    """A Keras optimizer; `decay` is the weight decay inside the trust ratio, not Keras's decoupled one."""
+    """LARS as a Keras optimizer; `decay` is the weight decay inside the trust ratio, not Keras's decoupled one."""
 
     def __init__(self, learning_rate: float, *, momentum: float, trust: float, decay: float) -> None:
         super().__init__(learning_rate=learning_rate, name="lars")
@@ -68,14 +68,14 @@ class Lars(keras.optimizers.Optimizer):
         self.decay = decay
 
     def build(self, variables: Any) -> None:
-        """Make one velocity per variable."""
+        """Create one velocity per variable."""
         if self.built:
             return
         super().build(variables)
         self.velocities = [self.add_variable_from_reference(variable, name="velocity") for variable in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Move one variable; the velocity and the variable by one operation of TensorFlow's."""
+        """Update one variable and its velocity with one TensorFlow operation."""
         kind = variable.dtype
         rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
         if len(variable.shape) > 1:
@@ -95,13 +95,13 @@ class Lars(keras.optimizers.Optimizer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, for Keras."""
+        """Return the settings, for Keras."""
         own = {"momentum": self.momentum, "trust": self.trust, "decay": self.decay}
         return {**super().get_config(), **own}
 
 
 def _norm(tensor: Any) -> Any:
-    """The Euclidean norm, in one pass that keeps no squares."""
+    """Return the Euclidean norm, in one pass that stores no squares."""
     return tf.sqrt(2 * tf.nn.l2_loss(tensor))
 
 
@@ -125,10 +125,10 @@ _OPTIMIZERS: dict[str, Callable[[OptimizerConfig], Any]] = {
 
 
 def build_optimizer(config: OptimizerConfig, variables: Sequence[Any], *, loss_scaling: bool = False) -> Any:
-    """The Keras optimizer that `config` names, built for `variables`.
+    """Return the Keras optimizer that `config` names, built for `variables`.
 
-    Keras's weight decay is decoupled: each step also moves w by -rate x decay x w. Vectors (biases, normalisation)
-    are left out. With `loss_scaling` the optimizer scales the loss and skips steps whose gradients overflowed.
+    Keras's weight decay is decoupled: each step also moves w by -rate x decay x w. Vectors (biases, normalisation) are
+    excluded. With `loss_scaling` the optimizer scales the loss and skips steps whose gradients overflowed.
     """
     optimizer = _OPTIMIZERS[config.optimizer](config)
     if getattr(optimizer, "weight_decay", None):

@@ -1,4 +1,4 @@
-"""What batches go through on their way to the model: changes at random, and a function of the user's own."""
+"""Processing of batches on their way to the model: random augmentation, and a user-defined function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Shape = tuple[int, ...]
 
 
 def augmentation_of(config: DataConfig) -> Augmentation:
-    """The random changes that a run asks for."""
+    """Return the random augmentation in a run's settings."""
     return Augmentation(flip=config.flip, crop_padding=config.crop_padding, min_area=config.random_resized_crop)
 
 
 def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
-    """`dataset` with what `config` has done to batches: scaling, and the user's function, whose file is run.
+    """Return `dataset` with the preprocessing in `config`: scaling, and the user's function, whose file is executed.
 
-    UsageError for a bad function.
+    Raises UsageError for an invalid function.
 
-    The function gets inputs and targets, by name also `training` and `seed`, an int64 tensor of two numbers that no
-    other worker and step has, for tf.random.stateless_*. It is traced without AutoGraph: `if` cannot ask a tensor.
+    The function gets inputs and targets, and by name also `training` and `seed`, an int64 tensor of two numbers for
+    tf.random.stateless_*, unique to each worker and step. It is traced without AutoGraph, so `if` cannot test a tensor.
     """
     dataset = replace(dataset, scale=config.scale)
     if not config.preprocess:
@@ -46,7 +46,7 @@ def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
 
 
 def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """What the function has made, as tensors; UsageError where a model could not be trained on it."""
+    """Return the function's result as tensors. Raises UsageError if a model could not be trained on it."""
 
     def refused(text: str) -> UsageError:
         return UsageError(f"preprocess {str(builder)!r} {text}; {ASKED['preprocess']}")
@@ -75,7 +75,7 @@ def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tup
 
 
 def fed(dataset: Dataset) -> str:
-    """What a model is fed, in a sentence; empty where a function of the user's own makes that."""
+    """Describe the model's input in a sentence; empty if the user's function makes it."""
     if dataset.preprocess is not None:
         return ""
     found = []
@@ -96,7 +96,7 @@ def fed(dataset: Dataset) -> str:
 
 
 def model_shapes(dataset: Dataset) -> tuple[Shape | Mapping[str, Shape], Mapping[str, Shape]]:
-    """Shapes of a sample's inputs, as a model is given them (of one input its shape alone), and of named targets."""
+    """Return the shapes of a sample's inputs as the model gets them (one input: a plain shape), and of targets."""
     if dataset.preprocess is None:
         inputs = dataset.sample_shape if len(dataset.inputs) < 2 else shapes_of(dataset.inputs)
         return inputs, shapes_of(dataset.targets)

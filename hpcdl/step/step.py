@@ -1,6 +1,6 @@
 """One training step as a graph: forward, backward, the strategy's exchange, the update, with time stamps between.
 
-Several steps in one call are a loop in the graph, which takes a batch, steps, and asks whether to go on.
+Several steps in one call are a loop in the graph: take a batch, step, ask Python whether to continue.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def as_model_input(images: Any) -> Any:
-    """Images as the networks take them: float32, and stored bytes scaled from 0..255 to 0..1; several by name too."""
+    """Return images as the networks take them: float32, uint8 scaled from 0..255 to 0..1; also several by name."""
     return tf.nest.map_structure(_as_float, images)
 
 
 def num_samples(batch: Any) -> int:
-    """Samples in a batch of labels, of which there may be several by name."""
+    """Return the number of samples in a batch of labels, of which there may be several by name."""
     return int(tf.nest.flatten(batch)[0].shape[0])
 
 
@@ -54,13 +54,13 @@ def build_step(
     recorder: Recorder = NOTHING,
     xla: bool = False,
 ) -> Callable[..., Any]:
-    """A compiled function of (images, labels), the batch of one optimizer step on this worker.
+    """Return a compiled function of (images, labels), the batch of one optimizer step on this worker.
 
-    It returns the loss (mean over the local batch), the objective's sums, and the times (`timestamp` of
-    base/graph.py) at which the last local gradient was there and the exchange was over. With `accumulate` the
-    batch goes through in that many slices, of `slices` samples where that says more. `weight` is what this worker's
-    mean counts in the mean over the workers. `log` gets variables that no gradient moves, `recorder` layers, if
-    it wants to. With `xla` forward and backward pass are one operation: no gradient is there before the last one.
+    It returns the loss (mean over the local batch), the objective's sums, and the times (`timestamp` of base/graph.py)
+    of the last local gradient and of the end of the exchange. With `accumulate` the batch is divided into that many
+    slices, of `slices` samples if given. `weight` is the weight of this worker's mean in the mean over the workers.
+    `log` gets the names of variables without a gradient, `recorder` the times of layers, if it wants them. With `xla`
+    forward and backward pass are one operation: no gradient is available before the last one.
     """
     variables = model.trainable_variables
     names = [variable.path for variable in variables]
@@ -93,7 +93,7 @@ def build_step(
         else:
             with tf.control_dependencies([loss, *gradients]):
                 had_gradients = timestamp()
-        with tf.control_dependencies([had_gradients]):  # what ends the exchange must not get ahead of it
+        with tf.control_dependencies([had_gradients]):  # the end of the exchange must not be stamped earlier
             gradients = [tf.identity(gradients[0]), *gradients[1:]]
         exchanged = worker.apply(gradients, variables, optimizer)
         noted = layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
@@ -104,7 +104,7 @@ def build_step(
 
 
 def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step`, with UsageError in one line where XLA has no way to compile an operation of the model."""
+    """Return `step` that raises a one-line UsageError if XLA cannot compile an operation of the model."""
 
     def call(*batch: Any) -> Any:
         try:
@@ -119,16 +119,16 @@ def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inside_engine(seen: RankMonitor, *, mpi: bool, num_workers: int) -> AbstractContextManager[None]:
-    """What a step runs in: TensorFlow's own engines exchange inside it, where nobody sees them wait."""
+    """Return the context of a step: TensorFlow's own engines exchange inside it, where waiting is not visible."""
     if mpi or num_workers == 1:
         return nullcontext()
     return seen.waiting_for("a step of TensorFlow's engine", hidden=True)
 
 
 def build_follow(model: keras.Model, optimizer: Any, worker: Exchange) -> Callable[[], Any]:
-    """A compiled function that takes a step without a gradient of this worker's own; traced when it is first needed.
+    """Return a compiled function that takes a step without a gradient of this worker; traced when first needed.
 
-    It returns the time at which the exchange was over, of `timestamp`.
+    It returns the time of the end of the exchange, as a `timestamp`.
     """
     variables = model.trainable_variables
 
@@ -148,9 +148,9 @@ def _accumulated(
     objective: Objective,
     variables: Any,
 ) -> tuple[Any, Any, list[Any]]:
-    """Means over slices of the batch, `parts` alike or of so many samples each.
+    """Return means over slices of the batch: `parts` equal slices, or slices of the given sizes.
 
-    Only the last one's back-propagation overlaps the exchange.
+    Only the last slice's back-propagation overlaps the exchange.
     """
     num_slices = parts if isinstance(parts, int) else len(parts)
     shares = [1 / num_slices] * num_slices if isinstance(parts, int) else [part / sum(parts) for part in parts]
@@ -160,7 +160,7 @@ def _accumulated(
     gradients = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     previous: list[Any] = []
     for image_slice, label_slice, share in zip(image_slices, label_slices, shares, strict=True):
-        # One slice after the other, or the memory that accumulation is meant to save would be needed after all.
+        # One slice after the other; in parallel they would need the memory that accumulation is meant to save.
         with tf.control_dependencies(previous):
             part_loss, part_sums, part = slice_gradients(tf.nest.map_structure(tf.identity, image_slice), label_slice)
         gradients = [total + gradient * share for total, gradient in zip(gradients, part, strict=True)]
@@ -170,13 +170,13 @@ def _accumulated(
 
 
 def _split(batch: Any, parts: int | list[int]) -> list[Any]:
-    """Slices of a tensor, or of several by name."""
+    """Split a tensor, or several by name, into slices."""
     slices = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
     return [tf.nest.pack_sequence_as(batch, list(own)) for own in zip(*slices, strict=True)]
 
 
 CALL_S = 0.1
-"""No step begins in a call that has taken this long: signals, for one, are answered between calls."""
+"""No step begins in a call that has taken this long, because signals are handled between calls."""
 
 
 def build_several(
@@ -185,12 +185,12 @@ def build_several(
     got_batch: Callable[[], float],
     step_over: Callable[[Array, Array], tuple[bool, float]],
 ) -> Callable[[Any, Any], Any]:
-    """A compiled function of an iterator of batches and the first step's learning rate.
+    """Return a compiled function of an iterator of batches and the first step's learning rate.
 
-    It takes steps as `step` (of build_step) does, the same numbers bit for bit, however many. `got_batch` is called
-    when a step has its batch and returns the time. `step_over` gets what a step has left, float64: loss, number of
-    samples, the times at which it had its batch, its gradients, and had exchanged them; and the objective's sums. It
-    returns whether another step follows, and that one's learning rate.
+    It takes any number of steps like `step` (of build_step), with bitwise equal results. `got_batch` is called when a
+    step has its batch and returns the time. `step_over` gets a step's results, float64: loss, number of samples, the
+    times of its batch, of its gradients and of the end of the exchange; and the objective's sums. It returns whether
+    another step follows, and the learning rate of that step.
     """
 
     def asked(facts: Array, sums: Array) -> tuple[Any, Any]:

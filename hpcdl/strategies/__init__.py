@@ -1,1 +1,1 @@
-"""How workers agree: one file per strategy; every all-reduce of collectives/ is a strategy too."""
+"""How workers agree on weights: one file per strategy; every all-reduce of collectives/ is a strategy too."""

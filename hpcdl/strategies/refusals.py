@@ -1,4 +1,4 @@
-"""What does not go together: a strategy's declared features against the settings of a run."""
+"""Refuses invalid combinations: a strategy's declared features against the settings of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 
 
 def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers: int) -> None:
-    """UsageError for a setting of the exchange that the strategy does not have, or that leaves nobody to wait for."""
+    """Raise UsageError for an exchange setting that the strategy lacks, or that leaves no worker to wait for."""
     features = info.features
     if exchange.placement is not None and exchange.placement not in features.placements:
         remedy = f"use one of {', '.join(features.placements)}" if features.placements else "leave it out"
@@ -43,7 +43,7 @@ def check_exchange(info: StrategyInfo, exchange: ExchangeConfig, *, num_workers:
 
 
 def unfit_form(info: StrategyInfo, compress: str) -> str:
-    """Why a strategy that compresses does not take this form, and what to use; nothing where it takes it."""
+    """Return why a compressing strategy does not support this form, and an alternative; empty if it does."""
     features, kind = info.features, parse_compression(compress).kind
     with_rest = WITH_REST if features.error_feedback else ()
     by_block: tuple[str, ...] = BY_BLOCK if features.compression_by_block else ()
@@ -56,7 +56,7 @@ def unfit_form(info: StrategyInfo, compress: str) -> str:
 
 
 def check_compression(info: StrategyInfo, compress: str, precision: str) -> None:
-    """UsageError where what compression leaves over would be of another size than the next step's gradients."""
+    """Raise UsageError if the rest of compression would be scaled differently from the next step's gradients."""
     if info.features.error_feedback and precision == "mixed_float16" and parse_compression(compress).keeps_rest:
         raise UsageError(
             f"--compress {compress}: --precision mixed_float16 scales the loss by a factor that changes, which what is "
@@ -65,18 +65,18 @@ def check_compression(info: StrategyInfo, compress: str, precision: str) -> None
 
 
 def check_optimizer(info: StrategyInfo, optimizer: OptimizerConfig, precision: str) -> None:
-    """UsageError for an optimizer setting that the strategy's own engine does not have."""
+    """Raise UsageError for an optimizer setting that the strategy's own engine does not support."""
     _refuse(info, list(_unknown_to_engine(info.features, optimizer, precision)))
 
 
 def check_steps_per_call(info: StrategyInfo, asked: int | str) -> None:
-    """UsageError where several steps in one call are asked for of a strategy that is asked something between them."""
+    """Raise UsageError for several steps per call if the strategy needs Python between steps."""
     if asked not in (AUTO, 1) and not info.features.several_steps:
         _refuse(info, [f"--steps-per-call {asked}"])
 
 
 def check_model(info: StrategyInfo, model: ModelConfig, trace: str = OFF) -> None:
-    """UsageError for what does not go with --xla: an engine of TensorFlow 1, a look inside a step, other kernels."""
+    """Raise UsageError for what excludes --xla: an engine of TensorFlow 1, a trace inside a step, other kernels."""
     if not model.xla:
         return
     if not info.features.keras_optimizer:
@@ -88,11 +88,11 @@ def check_model(info: StrategyInfo, model: ModelConfig, trace: str = OFF) -> Non
 
 
 _SERVERS_OF = {"nccl": "grpc-ring"}
-"""A site that forbids one means both: their servers are the same."""
+"""A site that forbids one forbids both: they start the same servers."""
 
 
 def check_allowed(info: StrategyInfo, forbidden: tuple[str, ...], where: str) -> None:
-    """UsageError where the site does not allow the strategy, or the one whose servers it starts."""
+    """Raise UsageError if the site forbids the strategy, or the one whose servers it starts."""
     if {info.name, _SERVERS_OF.get(info.name, info.name)} & {*forbidden}:
         raise UsageError(
             f"--strategy {info.name}: this site forbids it (forbid-strategies in {where}); "
@@ -108,8 +108,8 @@ def check_elastic(
     num_workers: int,
     peak_rate: float,
 ) -> None:
-    """ConfigError with every problem at once. `peak_rate` is the largest learning rate of the run."""
-    # What a site or user sets for all runs is no wish of this one.
+    """Raise ConfigError with all problems at once. `peak_rate` is the largest learning rate of the run."""
+    # Site or user defaults apply to all runs and so do not count as given.
     given = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
     problems = [*_unused(info, config, given, origins)]
     if info.features.optimizers:
@@ -134,7 +134,7 @@ _PERIODIC = {
     **dict.fromkeys(("period-within", "period-between"), "local-sgd, slowmo or diloco"),
     **dict.fromkeys(("fragments", "overlap", "mixing"), "streaming-diloco"),
 }
-"""Settings of periodic averaging alone, and who has them."""
+"""Settings of periodic averaging alone, and the strategies that have them."""
 
 
 def _unknown_to_engine(features: Features, optimizer: OptimizerConfig, precision: str) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _refuse(info: StrategyInfo, settings: list[str]) -> None:
 def _unused(
     info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str], origins: Mapping[str, str]
 ) -> Iterator[str]:
-    """Settings of the family with a strategy that has no use for them."""
+    """Yield settings of the family that the strategy does not use."""
     name = info.name
     if not info.features.servers and origins["servers"] in ("flag", "--set"):  # a file may serve several strategies
         yield f"--servers: strategy {name!r} has no servers; leave it out, or use one that has, such as ps"
@@ -181,7 +181,7 @@ def _unused(
 
 
 def _node_problems(elastic: ElasticConfig) -> Iterator[str]:
-    """Two periods of which one does not divide the other, or one without the other."""
+    """Yield problems of two periods: neither is a multiple of the other, or one is given alone."""
     within, between, period = elastic.period_within, elastic.period_between, elastic.period_steps
     if not period:
         if between is not None:
@@ -201,7 +201,7 @@ def _node_problems(elastic: ElasticConfig) -> Iterator[str]:
 
 
 def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str]:
-    """Fragments that do not find room in a period, each with the steps beside it."""
+    """Yield problems of fragments that do not fit into a period with their overlaps."""
     streaming = PERIODIC[info.name].streaming if info.name in PERIODIC else None
     if streaming is None:
         return
@@ -227,13 +227,13 @@ def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str
 def _rule_problems(
     info: StrategyInfo, config: TrainConfig | StepBenchConfig, given: set[str], origins: Mapping[str, str]
 ) -> Iterator[str]:
-    """The method's own equations take the optimizer's place."""
+    """Yield optimizer settings that conflict with the method's own equations."""
     (rule,) = info.features.optimizers
     chosen = config.optimizer.optimizer
     equations = f"strategy {info.name!r} moves weights by its own equations ({rule})"
     if "optimizer" in given and chosen != rule:
         yield f"--optimizer {chosen}: {equations}; use --optimizer {rule}, or leave it out"
-    # A file may serve several methods, some of which use it; who types the flag means this one.
+    # A file may serve several methods, some of which use it; a flag on the command line means this method.
     if rule == "sgd" and origins["momentum"] in ("flag", "--set"):
         yield f"--momentum: {equations}, without momentum; leave it out, or use {_with_momentum(info.name)}"
     if config.optimizer.weight_decay:
@@ -254,7 +254,7 @@ def _with_momentum(name: str) -> str:
 def _rate_problems(
     info: StrategyInfo, config: TrainConfig | StepBenchConfig, num_workers: int, peak_rate: float
 ) -> Iterator[str]:
-    """Stability limits that hold whatever the curvature (docs/explanation/easgd.md)."""
+    """Yield violations of the stability limits that hold for any curvature (docs/explanation/easgd.md)."""
     elastic = config.elastic
     if elastic.elasticity is not None and elastic.moving_rate is not None:
         yield "--elasticity and --moving-rate exclude each other: alpha is learning rate x elasticity, or constant"
@@ -268,7 +268,7 @@ def _rate_problems(
 
 
 def unstable_rate(info: StrategyInfo, alpha: float, num_workers: int) -> str:
-    """What is wrong with a moving rate; nothing where there is nothing."""
+    """Return what is wrong with a moving rate; empty if it is stable."""
     at_once = info.name == "sync-easgd"
     allowed: Callable[[float], bool] = (lambda a: a < 2 / (num_workers + 1)) if at_once else (lambda a: a <= 1)
     if allowed(alpha):

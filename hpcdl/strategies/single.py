@@ -15,11 +15,11 @@ class Single:
     """The strategy `single`."""
 
     def worker(self, context: Context) -> Worker:
-        """The only rank."""
+        """Return the worker, the only rank."""
         return SingleWorker()
 
     def server(self, context: Context) -> Server:
-        """Nobody serves."""
+        """Fail: there are no servers."""
         raise AssertionError("single has no servers")
 
 
@@ -30,11 +30,11 @@ class SingleWorker(Worker):
         self._guard = FiniteGuard(0)
 
     def before_step(self, step: int) -> None:
-        """Errors name the step."""
+        """Store the step for error messages."""
         self._guard.step = step
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
-        """They stay here."""
+        """Return False: gradients are not sent."""
         return False
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The strategies by name. A new one is a file here, an entry in this table, and its words in docs/reference."""
+"""The strategies by name. A new one is a file here, an entry in this table, and its text in docs/reference."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ GROUP = "hpcdl.strategies"
 
 
 class _Strategies(Mapping[str, StrategyInfo]):
-    """hpcdl's own, and behind them those of other packages, whose StrategyInfo is imported when it is asked for."""
+    """hpcdl's own strategies, then those of other packages, whose StrategyInfo is imported on demand."""
 
     def __getitem__(self, name: str) -> StrategyInfo:
         others = added(GROUP).get(name, [])
@@ -160,7 +160,7 @@ class _Strategies(Mapping[str, StrategyInfo]):
 
 @functools.cache
 def _added(name: str) -> StrategyInfo:
-    """Another package's; UsageError where it does not load, or is no strategy of this name."""
+    """Return another package's strategy. Raises UsageError if it does not load, or is no strategy of this name."""
     entries = added(GROUP)[name]
     refuse_two("strategy", name, [entry.package for entry in entries])
     info = load("strategy", name, entries[0])
@@ -177,7 +177,7 @@ ALIASES = {"sync-sgd": "auto"}
 
 
 def listed_strategies() -> list[StrategyInfo]:
-    """Every name that find_strategy takes: all entries, then the aliases."""
+    """Return every name that find_strategy accepts: all entries, then the aliases."""
     aliases = [
         replace(STRATEGIES[target], name=alias, summary=f"Synchronous SGD: another name for {target!r}.")
         for alias, target in ALIASES.items()
@@ -186,14 +186,14 @@ def listed_strategies() -> list[StrategyInfo]:
 
 
 def load_strategy(info: StrategyInfo) -> Strategy:
-    """The strategy behind a table entry; UsageError where another package's does not load."""
+    """Return the strategy of a table entry. Raises UsageError if another package's strategy does not load."""
     package = "" if info.name in _BY_NAME else info.target.partition(".")[0]
     strategy: Strategy = load("strategy", info.name, Entry(target=info.target, summary="", package=package))()
     return strategy
 
 
 def find_strategy(name: str) -> StrategyInfo:
-    """The entry of `name`; UnknownNameError lists the known ones."""
+    """Return the entry of `name`. Raises UnknownNameError, which lists the known names, for an unknown one."""
     resolved = ALIASES.get(name, name)
     if resolved not in STRATEGIES:
         raise UnknownNameError("strategy", name, [*STRATEGIES, *ALIASES])

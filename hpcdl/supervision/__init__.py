@@ -1,1 +1,1 @@
-"""What watches a run: heartbeats, pace, safety, control flags, live state, output."""
+"""Supervision of a run: heartbeats, pace, safety, control flags, live state, output."""

@@ -1,8 +1,8 @@
-"""What synchronous workers agree on between steps: stop, save, go on; and what ends a run that has gone wrong.
+"""What synchronous workers agree on between steps: stop, save, continue; and checks that end a run gone wrong.
 
-Every rank may want to stop (a signal, the time limit), rank 0 wants to save now and then, and to leave where the
-process that started the ranks can start more of them. They add up their wishes in
-one tiny all-reduce about ten times a second, at steps that all of them compute alike.
+Every rank may want to stop (a signal, the time limit). Rank 0 wants to save at intervals, and to leave if the starting
+process can start more ranks. They sum their wishes in one tiny all-reduce about ten times a second, at steps that every
+rank computes alike.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 AGREE_EVERY_S = 0.1
 CALIBRATION_STEPS = (5, 50)
-"""After so many steps the workers measure how many make up the interval; the first steps are slow."""
+"""After this many steps the workers measure how many steps fit into the interval; the first steps are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlFlags:
-    """What the group has agreed on after a step."""
+    """The group's decision after a step."""
 
     stop: bool = False
     save: bool = False
@@ -51,21 +51,21 @@ class ControlFlags:
 _NOTHING = ControlFlags()
 _REASONS = ("", "a signal", "the time limit")
 LEAVE = "leave"
-"""A file beside the ranks' words: the process that started them asks them to save and leave, so that more can start."""
+"""A file next to the ranks' status reports: the starting process asks the ranks to save and leave to start more."""
 LOOK_S = 1.0
-"""How often one of them looks for it."""
+"""How often one of the ranks checks for it."""
 FOR_MORE = "the start of more workers"
-"""Why they left then."""
+"""The reason for leaving then."""
 
 
 SPENT_VARIABLE = "HPCDL_SPENT_S"
-"""Tells ranks that take the place of others how many seconds of --time-limit had gone by when they were started."""
+"""Tells restarted ranks how many seconds of --time-limit had passed when they were started."""
 
 
 def time_allowed(asked_s: float | None, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds until a run must save and leave: the tighter of --time-limit and the job's own; None for neither.
+    """Return the seconds until a run must save and leave: the tighter of --time-limit and the job's own limit, or None.
 
-    Where the run has gone on by itself --time-limit counts from its first start; it may be over.
+    After an automatic restart --time-limit counts from the run's first start, so it may be over.
     """
     own_s = None if asked_s is None else asked_s - float(environment.get(SPENT_VARIABLE, "0"))
     limits = [limit for limit in (own_s, seconds_left(environment)) if limit is not None]
@@ -73,14 +73,14 @@ def time_allowed(asked_s: float | None, environment: Mapping[str, str] = os.envi
 
 
 class Room:
-    """Whether room is wanted for more workers: by the file LEAVE in `folder`; without a folder it never is."""
+    """Whether more workers want to join: the file LEAVE is in `folder`. Always false without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / LEAVE
         self._looked_s = -math.inf
 
     def wanted(self) -> bool:
-        """Looks once in LOOK_S at most, and says no in between; for one rank to ask."""
+        """Check for the file at most once per LOOK_S, and return False in between; only one rank calls this."""
         now_s = time.monotonic()
         if self._path is None or now_s - self._looked_s < LOOK_S:
             return False
@@ -88,13 +88,13 @@ class Room:
         return self._path.exists()
 
     def refuse(self) -> None:
-        """The ranks stay: what they have done cannot be kept."""
+        """Keep the current ranks, because their work cannot be saved."""
         if self._path is not None:
             remove_file(self._path)
 
 
 class Control:
-    """Agrees with the other workers; call `after_steps` on every rank at the latest after `free_steps` steps."""
+    """Agrees with the other workers; call `after_steps` on every rank after at most `free_steps` steps."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class Control:
         self._calibrated, self._calibrated_at_s = 0, self._began
 
     def free_steps(self) -> int:
-        """Steps until the group agrees again, the same on every rank; a worker alone may always be asked."""
+        """Return the steps until the group agrees again, the same on every rank; unlimited for a single worker."""
         if self._group.size == 1:
             return sys.maxsize
         calibrations = [steps - self._steps for steps in CALIBRATION_STEPS if steps > self._steps]
         return min([self._interval - self._steps % self._interval, *calibrations])
 
     def after_steps(self, num_steps: int = 1) -> ControlFlags:
-        """The group's wishes, on every rank the same; some strategies carry them along with every step."""
+        """Return the group's decision, the same on every rank; some strategies carry the wishes with every step."""
         carried = self._worker.agreed()
         if carried is not None:
             wishes = self._granted(carried)
@@ -157,7 +157,7 @@ class Control:
         return self._group.rank == 0 and now - self._saved >= self._every.due_s
 
     def _calibrate(self) -> None:
-        """Agree on how many steps make up the interval, by those since the last time; this errs to the short side."""
+        """Agree on the steps per interval, from the steps since the last calibration; errs towards fewer steps."""
         now_s = time.monotonic()
         step_s = (now_s - self._calibrated_at_s) / (self._steps - self._calibrated)
         self._calibrated, self._calibrated_at_s = self._steps, now_s
@@ -166,17 +166,17 @@ class Control:
 
 
 def check_kept(arrays: Iterable[tuple[str, Any]], step: int, rank: int) -> None:
-    """NotFiniteError where one of `arrays`, which are about to be kept, holds NaN or infinity."""
+    """Raise NotFiniteError if one of `arrays`, which are about to be saved, holds NaN or infinity."""
     for name, array in arrays:
         if numpy.issubdtype(array.dtype, numpy.floating) and not all_finite(array.reshape(-1)):
             raise NotFiniteError(f"{name} is not finite after step {step} on rank {rank}, and is not kept")
 
 
 def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: str, remedy: str) -> None:
-    """HpcdlError on every rank where `variables`, or arrays, are not bitwise the same on all; collective.
+    """Raise HpcdlError on every rank if `variables`, or arrays, are not bitwise equal on all ranks; collective.
 
-    They are held against each other in order: names, which Keras may number otherwise on another rank, are for the
-    error alone. It names the first that differs, and the ranks, `when` (`after step 10`), and the `remedy`.
+    They are compared by position: the names are only for the error, as Keras may number them differently on another
+    rank. The error has the first variable that differs, its ranks, `when` (`after step 10`), and the `remedy`.
     """
     if group.size == 1:
         return
@@ -190,7 +190,7 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
 
 
 def digest_of(variable: Any) -> str:
-    """A digest of a variable's or array's type, shape and bytes."""
+    """Return a digest of a variable's or array's type, shape and bytes."""
     value = variable.numpy() if hasattr(variable, "numpy") else numpy.asarray(variable)
     digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=8)
     digest.update(value.tobytes())
@@ -198,7 +198,7 @@ def digest_of(variable: Any) -> str:
 
 
 def check_same_start(facts: Mapping[str, str], communicator: Communicator) -> None:
-    """UsageError on every rank where `facts` (name to value) differ over the ranks; names the first difference."""
+    """Raise UsageError on every rank if `facts` (name to value) differ over the ranks; names the first difference."""
     gathered = communicator.allgather_json(dict(facts))
     for name in facts:
         for rank, other in enumerate(gathered):

@@ -1,6 +1,6 @@
-"""What TensorFlow is built for and how many GPUs it sees, as JSON: `python -m hpcdl.supervision.devices_seen`.
+"""Reports TensorFlow's build and the number of GPUs it sees, as JSON: `python -m hpcdl.supervision.devices_seen`.
 
-A process of its own, because TensorFlow takes hold of what it finds.
+This is a separate process, because TensorFlow claims the devices it finds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run does now, from its journal and the notes that its ranks leave while somebody looks on."""
+"""The current state of a run, from its journal and the notes its ranks write while someone watches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hpcdl.supervision.watchdog import FOLDER, VIEWED, Note
 
 MOST_ROWS = 20
 _OF_A_RUN = (CONFIG_FILE, FILE_NAME, JOURNAL)
-"""A folder with none of these is no run, and gets no note of a viewer."""
+"""A folder with none of these is not a run, and the viewer file is not written there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankNow:
-    """One rank: what it does, whom it waits for, its steps in a second.
+    """One rank: what it does, which ranks it waits for, its steps per second.
 
-    `shares` are those of the parts of a step (PARTS of comm/observed.py) in its last ones.
+    `shares` are those of the parts of a step (PARTS of comm/observed.py) in its most recent steps.
     """
 
     note: Note
@@ -39,9 +39,9 @@ class RankNow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunNow:
-    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` None where nobody can tell.
+    """`ranks`: the slowest first, at most MOST_ROWS of `num_ranks`; `seconds_left` is None if unknown.
 
-    `counted` is what `images_per_second` counts.
+    `counted` is the unit that `images_per_second` counts.
     """
 
     status: str
@@ -55,12 +55,12 @@ class RunNow:
     num_ranks: int
 
     def continues(self) -> bool:
-        """Whether there will be more to see."""
+        """Whether the run continues."""
         return continues(self.status)
 
 
 class LiveView:
-    """Looks at a run again and again; its ranks leave notes as long as `look` is called."""
+    """Repeatedly reads the state of a run; its ranks write notes as long as `look` is called."""
 
     def __init__(self, run_dir: Path) -> None:
         if not any((run_dir / name).is_file() for name in _OF_A_RUN):
@@ -76,14 +76,14 @@ class LiveView:
         self._start: Path | None = None
 
     def look(self) -> RunNow:
-        """How things stand; CorruptError where the journal is damaged."""
-        if is_own(self._run_dir):  # another's run may be looked at, but answers to its owner alone
+        """Return the current state. Raises CorruptError if the journal is damaged."""
+        if is_own(self._run_dir):  # another user's run can be viewed, but its ranks write notes for its owner only
             with contextlib.suppress(OSError, UsageError):
                 make_folder(self._folder)
                 touch(self._folder / VIEWED)
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
-        recorded = (self._run_dir / FILE_NAME).exists()  # one that is damaged is said to be
+        recorded = (self._run_dir / FILE_NAME).exists()  # a damaged record is reported
         status = state_of(self._run_dir, read_record(self._run_dir).status if recorded else None)
         ranks = [self._rank_now(note) for note in self._notes()] if continues(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
@@ -106,13 +106,13 @@ class LiveView:
         )
 
     def close(self) -> None:
-        """Ranks need leave no more notes."""
+        """Stop the ranks' notes."""
         if is_own(self._run_dir):
             with contextlib.suppress(OSError, UsageError):
                 remove_file(self._folder / VIEWED)
 
     def _notes(self) -> list[Note]:
-        """Of the newest start; those of others are of the past."""
+        """Return the notes of the newest start; others are outdated."""
         try:
             newest = self._newest_start()
         except OSError:
@@ -124,9 +124,9 @@ class LiveView:
         return found
 
     def _newest_start(self) -> Path | None:
-        """The folder in which ranks write now; as long as none does, the one with the newest stamp.
+        """Return the folder in which ranks write now; before any has written, the one with the newest time stamp.
 
-        Where the clock was set back meanwhile a start of the past has the newest one.
+        If the clock was set back, an earlier start may have the newest time stamp.
         """
         before = self._stamps
         self._stamps = {path: path.stat().st_mtime_ns for path in self._folder.iterdir() if path.is_dir()}

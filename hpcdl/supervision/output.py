@@ -1,6 +1,7 @@
-"""What a script's ranks print: into files of the run directory, from which the starting process shows it line by line.
+"""A script's output: ranks print into files of the run directory; the starting process shows them line by line.
 
-The ranks of a node share their files, whose number does not grow with the ranks; with --prefix each has its own.
+The ranks of a node share their files, so the number of files does not grow with the ranks; with --prefix each rank has
+its own.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any
 from hpcdl.core.storage.disk import open_to_append, remove_file
 
 ENDINGS = ("out", "err")
-"""Of the files that take what is printed on stdout and stderr."""
+"""Suffixes of the files for stdout and stderr."""
 PREFIXED_VARIABLE = "HPCDL_PREFIX_OUTPUT"
 _RANK, _NODE = "rank-", "node-"
 _LONGEST_BYTES = 64 << 10
-"""A line that is longer is not kept back until it ends."""
+"""A longer line is passed on before it ends."""
 
 
 class WholeLines(io.RawIOBase):
-    """Hands lines on to a file once they are whole, each in one piece, so that those of two ranks are never mixed."""
+    """Passes on complete lines to a file, each in one write, so that lines of two ranks never mix."""
 
     def __init__(self, descriptor: int) -> None:
         self.name = descriptor
@@ -35,15 +36,15 @@ class WholeLines(io.RawIOBase):
         self._alone = threading.RLock()
 
     def fileno(self) -> int:
-        """Of the file itself, for what goes around this."""
+        """Return the file's descriptor, for writers that bypass this object."""
         return self._descriptor
 
     def writable(self) -> bool:
-        """As it says."""
+        """Return True."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Take `data`, bytes."""
+        """Accept `data`, bytes."""
         with self._alone:
             self._rest += bytes(data)
             end = len(self._rest) if len(self._rest) > _LONGEST_BYTES else self._rest.rfind(b"\n") + 1
@@ -51,7 +52,7 @@ class WholeLines(io.RawIOBase):
         return len(data)
 
     def finish(self) -> None:
-        """Hand on what is left."""
+        """Write out the rest."""
         with self._alone, contextlib.suppress(OSError):
             self._hand_on(len(self._rest))
 
@@ -62,9 +63,9 @@ class WholeLines(io.RawIOBase):
 
 
 def print_into(folder: Path, rank: int) -> int:
-    """What this process and its children print goes into files in `folder`.
+    """Redirect the output of this process and its children into files in `folder`.
 
-    Returns where stderr went before: into the launcher's log.
+    Returns a descriptor of the former stderr: the launcher's log.
     """
     log = os.dup(2)
     alone = PREFIXED_VARIABLE in os.environ
@@ -86,7 +87,7 @@ def _in_whole_lines(number: int) -> io.TextIOWrapper:
 
 
 class Output:
-    """Shows what ranks have printed into the files of `folder`: whole lines."""
+    """Shows what ranks have printed into the files of `folder`, in complete lines."""
 
     def __init__(self, folder: Path, *, prefixed: bool) -> None:
         self._folder, self._prefixed = folder, prefixed
@@ -95,16 +96,16 @@ class Output:
             remove_file(path)
 
     def _files(self) -> list[Path]:
-        """By rank or node, stdout before stderr."""
+        """Return the files by rank or node, stdout before stderr."""
         found = [path for path in self._folder.glob("*-*.*") if path.suffix[1:] in ENDINGS]
         return sorted(found, key=lambda path: (_rank_of(path), path.stem, ENDINGS.index(path.suffix[1:])))
 
     def forward(self, *, rest: bool = False) -> None:
-        """Print what has come since the last call, without the line that is not whole yet unless it is the `rest`."""
+        """Print the output since the last call; an incomplete last line only with `rest`."""
         for path in self._files():
             stream = sys.stdout if path.suffix == f".{ENDINGS[0]}" else sys.stderr
             prefix = f"[{_rank_of(path)}] " if self._prefixed else ""
-            with contextlib.suppress(OSError), path.open("rb") as file:  # nobody reads any more
+            with contextlib.suppress(OSError), path.open("rb") as file:  # the reader of our output is gone
                 file.seek(self._shown.get(path, 0))
                 content = file.read()
                 content = content if rest else content[: content.rfind(b"\n") + 1]
@@ -114,7 +115,7 @@ class Output:
                 stream.flush()
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print the rest."""
         self.forward(rest=True)
 
 

@@ -1,10 +1,10 @@
-"""Workers that are slower than the others for long: told of once, and with `--evict-slow` the run goes on without them.
+"""Detects workers that stay slower than the others: reports them once; `--evict-slow` continues without them.
 
-Each worker writes down from time to time what it has spent in the parts of its steps that are its own work, which is
-known of every strategy (comm/observed.py); worker 0 compares. The measure is the one by which trace/ finds stragglers:
-what a worker's own work takes beyond the median of the others', against the spread of that. Slow is who is so in window
-after window: a slow start, a slow step, a moment in which the node had other work fill none or one of them. Evaluations
-and checkpoints lie between steps; steps beside which a checkpoint is written are left out (`RankMonitor.own_work`).
+At intervals each worker writes the time of its own work in its steps, which every strategy reports (comm/observed.py).
+Worker 0 compares. As in trace/, the measure of a straggler is its own work beyond the median of the others, relative to
+the spread. A worker counts as slow if it is slow in several consecutive windows. A slow start, a slow step, or a moment
+of other load on the node affects at most one window. Evaluations and checkpoints are between steps; steps during the
+writing of a checkpoint are excluded (`RankMonitor.own_work`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 WINDOWS, WINDOWS_UNTIL_TOLD = 6, 3
-"""Windows in a row in which a worker is slow before the run goes on without it, and before it is told of."""
+"""Consecutive slow windows before the run continues without a worker, and before the worker is reported."""
 LEAST_STEPS = 3
-"""Of a worker in a window; before its first window, too."""
+"""Minimum steps of a worker in a window, and before its first window."""
 NOTICED = 1.5
-"""Times as long as the others: who is not so much slower is not told of unasked; `hpcdl trace` says more."""
+"""Workers slow by less than this factor are not reported by default; `hpcdl trace` shows more."""
 PACE = "pace-"
 
 
@@ -57,7 +57,7 @@ PACE = "pace-"
 class Pace:
     """What a worker has spent so far: steps and the seconds of each of PARTS in them, and its counters, at `at_s`.
 
-    `at_s` is of its own clock.
+    `at_s` is a time of its own clock.
     """
 
     rank: int
@@ -69,10 +69,10 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A step of one window in the mean: seconds of a worker's own work, of waiting for input in it, and of the step.
+    """The mean step of one window: seconds of a worker's own work, of waiting for input in it, and of the step.
 
-    Its own work is divided by the worker's share of the batch. `rates`: what its counters grow by in a second, or
-    are.
+    Its own work is divided by the worker's share of the batch. `rates`: its counters' growth per second, or their
+    level.
     """
 
     own_s: float
@@ -82,7 +82,7 @@ class Work:
 
 
 def work_between(before: Pace, after: Pace, share: float) -> Work:
-    """The mean of the steps from one pace to the next; a worker with twice the samples may take twice the time."""
+    """Return the mean of the steps between two paces; a worker with twice the samples may take twice the time."""
     num_steps, *seconds = (b - a for a, b in zip(before.spent, after.spent, strict=True))
     parts = {name: total / num_steps for name, total in zip(PARTS, seconds, strict=True)}
     passed_s = max(after.at_s - before.at_s, 1e-9)
@@ -99,7 +99,7 @@ def work_between(before: Pace, after: Pace, share: float) -> Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A worker that takes `times` as long as the median of the others, likely for the reason that `why` begins with."""
+    """A worker that takes `times` as long as the median of the others; `why` begins with the likely reason."""
 
     rank: int
     times: float
@@ -116,7 +116,7 @@ class Paces:
         self._times: dict[int, deque[float]] = {}
 
     def take(self, paces: Mapping[int, Pace]) -> None:
-        """The paces of all workers that are still there; those with too few new steps go on with their window."""
+        """Take the paces of all remaining workers; a worker with too few new steps continues its window."""
         self._latest = {rank: work for rank, work in self._latest.items() if rank in paces}
         fresh = []
         for rank, pace in paces.items():
@@ -134,7 +134,7 @@ class Paces:
                 self._times.setdefault(rank, deque(maxlen=WINDOWS)).append(times)
 
     def slow(self, factor: float, num_windows: int) -> list[Slow]:
-        """Who has taken more than `factor` times as long as the others in the last `num_windows`, the slowest first."""
+        """Return the workers slower than the others by more than `factor` in the last `num_windows`, slowest first."""
         found = []
         for rank, work in self._latest.items() if len(self._latest) > 1 else ():
             last = [*self._times.get(rank, ())][-num_windows:]
@@ -155,7 +155,7 @@ class Paces:
         excess = {
             INPUT_CAUSE: float(beyond_others(input_s)[row]),
             CONTENTION: float(beyond_others(own_s - input_s)[row]),
-            BETWEEN: -math.inf,  # what lies between steps is not part of them
+            BETWEEN: -math.inf,  # time between steps is not part of them
             COLLECTOR_CAUSE: 0.0,
         }
         names = set.intersection(*(set(work.rates) for work in works))
@@ -166,10 +166,10 @@ class Paces:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """Who is done without: workers more than `factor` times slower.
+    """The rule of eviction: workers more than `factor` times slower than the others.
 
-    `enough` says of one whether the run could go on with the others, who are given too. `leave` is told of the one that
-    it is to go on without, and why.
+    `enough` takes a worker and the others, and returns whether the run could continue with the others. `leave` takes
+    the evicted worker and the reason.
     """
 
     factor: float
@@ -179,9 +179,9 @@ class Eviction:
 
 @dataclass(kw_only=True)
 class PaceKeeper:
-    """One rank's part in it: call `look` every now and then; the first compares, and logs what it finds.
+    """One rank's part in the comparison: call `look` at intervals; the first rank compares, and logs what it finds.
 
-    `folder` is one that all ranks of the run see; a window takes `window_s`.
+    `folder` must be visible to all ranks of the run; a window takes `window_s`.
     """
 
     monitor: RankMonitor
@@ -199,7 +199,7 @@ class PaceKeeper:
         self._written = 0.0
 
     def look(self) -> None:
-        """Write this worker's pace once in a window, where it has moved; worker 0 compares."""
+        """Write this worker's pace once per window if it has advanced; worker 0 compares."""
         now_s = time.monotonic()
         if len(self.shares) < 2 or now_s - self._looked_s < self.window_s:
             return
@@ -240,7 +240,7 @@ class PaceKeeper:
             self.log(text)
 
     def _paces(self) -> dict[int, Pace]:
-        """Of the workers that the run still goes on with."""
+        """Return the paces of the workers with which the run continues."""
         found = {}
         for rank in range(len(self.shares)):
             if rank in self._gone or rank in self.monitor.lost:

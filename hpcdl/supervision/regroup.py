@@ -1,10 +1,10 @@
-"""What workers and servers alike do where a rank is lost: come out of the broken group, and make a smaller one.
+"""What workers and servers do if a rank is lost: leave the broken group, and make a smaller one.
 
-MPI's ULFM (Bland et al. 2013) gives three things: an operation that a dead rank takes part in ends in an error,
-`revoke` calls everybody else out of what they wait for, and `shrink` makes a group of those that are left. Their order
-stays, so that workers are still the lowest ranks and servers the highest.
+MPI's ULFM (Bland et al. 2013) provides this: an operation that involves a dead rank ends in an error, `revoke`
+interrupts all other waits, and `shrink` makes a group of the survivors. Their order is kept, so workers are still the
+lowest ranks and servers the highest.
 
-A rank that is lost meanwhile, and anything that takes longer than MOST_S, ends this launch: new ranks go on then.
+If another rank is lost during this, or it takes longer than MOST_S, this launch ends and new ranks take over.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from hpcdl.core.errors import BrokenGroup, RankError
 from hpcdl.supervision.watchdog import Watchdog
 
 MOST_S = 10.0
-"""It takes a second or so; a file system that is slow, a step that is long, and a machine that is full, may make more
-of it. From the loss of a rank to new ranks no more than 15 s may pass (GOING_ON_S in cluster/supervise.py)."""
+"""Recovery takes about a second; a slow file system, a long step or an overloaded machine may prolong it.
+
+At most 15 s may pass from the loss of a rank to new ranks (GOING_ON_S in cluster/supervise.py).
+"""
 
 
 @contextlib.contextmanager
 def in_time(watch: Watchdog) -> Iterator[None]:
-    """Inside, a group is mended. RankError where it breaks again; where it takes too long, the watch ends the rank."""
+    """Inside, a group is repaired. Raises RankError if it breaks again; on a timeout the watchdog ends the rank."""
     host, rank = watch.monitor.host, watch.monitor.rank
 
     def give_up() -> None:
@@ -46,11 +48,11 @@ def in_time(watch: Watchdog) -> Iterator[None]:
 def surviving_ranks(
     world: Observed, watch: Watchdog, let_go: Callable[[], None] = lambda: None
 ) -> tuple[Observed, dict[int, str]]:
-    """The group of the ranks of `world`, the whole one, that are left, and the hosts of those lost since the last time.
+    """Return the group of the survivors of `world`, and the hosts of the ranks lost since the last call.
 
-    `let_go` ends what this rank has begun in the group, once that is revoked. Every rank that is left calls. RankError
-    where a rank is gone because it ends the job: a launcher may take a while to end those that are left, and what that
-    rank said of it must stay.
+    `let_go` ends this rank's operations in the group, after it is revoked. Every survivor must call. Raises RankError
+    if a rank is gone because it ended the job. A launcher may take a while to end the others, and that rank's own error
+    must remain the reported one.
     """
     seen = world.monitor
     if alive := sorted(seen.lost - world.dead()):
@@ -69,15 +71,15 @@ def surviving_ranks(
 
 
 def who_was_lost(lost: Mapping[int, str]) -> str:
-    """The ranks that were lost, by their numbers in the world and their hosts, as a sentence begins."""
+    """Return the start of a sentence that names the lost ranks by their world rank and host."""
     names = [f"rank {rank} on {host}" for rank, host in sorted(lost.items())]
     return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} lost"
 
 
 def surviving_roles(left: Observed, num_workers: int, least: int, lost: Mapping[int, str]) -> tuple[int, int]:
-    """Workers and servers in the group that is `left` of a world whose first `num_workers` ranks were workers.
+    """Return the numbers of workers and servers in the group `left`, from a world with `num_workers` workers first.
 
-    RankError where there are fewer than `least` workers, or nobody serves any more where somebody did.
+    Raises RankError if there are fewer than `least` workers, or if all servers were lost.
     """
     workers = sum(rank < num_workers for rank in left.lane.members)
     servers = left.size - workers

@@ -29,13 +29,15 @@ from hpcdl.node.plan import ALLOCATOR, verify_binding
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"
 SET_UP_ANEW = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
-"""By itself (1) TensorFlow has oneDNN set up the gradient of each convolution's kernel anew in each step, from a time
-when one that is kept held large buffers. That took 6 % of a small network's step. Where lengths vary, one is kept for
-each length, up to a thousand."""
+"""The variable that makes TensorFlow set up the gradient of each convolution kernel anew in each step; 1 by default.
+
+It concerns oneDNN. The default is from a time when a cached setup held large buffers. It took 6 % of a small network's
+step. With variable lengths, one setup per length is cached, up to a thousand.
+"""
 
 
 def bind(local_rank: int) -> None:
-    """Take the CPUs and the memory that the launch plan has for this rank, before TensorFlow makes its threads."""
+    """Bind to the CPUs and memory that the launch plan assigns to this rank, before TensorFlow creates its threads."""
     cpus = planned_cpus(local_rank)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -43,7 +45,7 @@ def bind(local_rank: int) -> None:
 
 
 def planned_cpus(local_rank: int) -> list[int]:
-    """The CPUs that the launch plan has for a rank; empty where it leaves that to others."""
+    """Return the CPUs that the launch plan assigns to a rank; empty if it leaves the binding to others."""
     planned = _cpus_by_local_rank()
     return planned[local_rank] if local_rank < len(planned) else []
 
@@ -54,7 +56,7 @@ def _cpus_by_local_rank() -> list[list[int]]:
 
 
 def binding_warning() -> str | None:
-    """What to say where this rank does not run on the CPUs, or with the allocator, that were planned for it."""
+    """Return a warning if this rank does not have the planned CPUs or allocator."""
     place = placement()
     allocator = os.environ.get(ALLOCATOR, "default")
     if not is_preloaded(allocator):
@@ -63,9 +65,9 @@ def binding_warning() -> str | None:
 
 
 def claim_device(local_rank: int) -> None:
-    """Show this process one accelerator of its node, by its local rank; must come before TensorFlow's import.
+    """Restrict this process to one accelerator of its node, by its local rank; must precede TensorFlow's import.
 
-    Memory on it grows as needed: TensorFlow would take all of it, also where ranks share a device.
+    Its memory is allocated as needed: TensorFlow would take all of it, even if ranks share a device.
     """
     accelerators.take(accelerators.choose(os.environ, local_rank, _cpus_by_local_rank()))
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -73,9 +75,9 @@ def claim_device(local_rank: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInUse:
-    """What this rank's TensorFlow computes on: the name of a GPU, empty for the CPU.
+    """The device of this rank's TensorFlow: the name of a GPU, empty for the CPU.
 
-    `shared` is the device where others of the node that name the same one share it, of `available`.
+    `shared` is the device if other ranks of the node may use the same one, out of `available`.
     """
 
     name: str = ""
@@ -85,8 +87,9 @@ class DeviceInUse:
 
 
 def device_in_use() -> DeviceInUse:
-    """What TensorFlow computes on; a warning where that is not what this rank has claimed. Nothing where no line has
-    imported it.
+    """Return the device that TensorFlow computes on, with a warning if it differs from the claimed one.
+
+    Empty if TensorFlow is not imported.
     """
     if "tensorflow" not in sys.modules:
         return DeviceInUse()
@@ -108,12 +111,12 @@ def device_in_use() -> DeviceInUse:
 
 
 def device_computed_on() -> accelerators.DeviceClaim | None:
-    """The device that this rank has claimed, where TensorFlow computes on it; no claim before its import."""
+    """Return the device that this rank has claimed if TensorFlow computes on it; None before its import."""
     return accelerators.claimed() if device_in_use().name else None
 
 
 def silence() -> None:
-    """Keep TensorFlow's chatter out of the user's sight; must come before its import."""
+    """Suppress TensorFlow's log output for the user; must precede its import."""
     if not os.environ.get("HPCDL_VERBOSE"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -121,15 +124,15 @@ def silence() -> None:
 
 
 class _QuietTensorflow(importlib.abc.MetaPathFinder):
-    """Finds TensorFlow as Python does; what its libraries print while a script imports it is dropped.
+    """Finds TensorFlow as Python does, and drops what its libraries print while a script imports it.
 
-    They print before a log level counts, so that no variable keeps them quiet.
+    They print before any log level takes effect, so no variable can silence them.
     """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's place; of every other module none, which leaves it to the finders behind."""
+        """Return the spec of TensorFlow; None for every other module, which leaves it to the next finders."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "tensorflow" else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -143,12 +146,11 @@ class _QuietTensorflow(importlib.abc.MetaPathFinder):
 
 
 def import_tensorflow(*, fixed_shapes: bool = False) -> None:
-    """Import TensorFlow and Keras for the first time; what they print on the way, before any log level counts, is
-    dropped.
+    """Import TensorFlow and Keras for the first time; drop what they print before any log level takes effect.
 
-    `-v` lets them speak. Keras brings matplotlib along where it finds it, for drawings that no rank makes: it does not
-    find it here, which together with a collector that rests saves a third of the time. `fixed_shapes`: what is trained
-    has the same shapes in every step, so that convolutions are set up once, unless the environment says otherwise.
+    `-v` shows it. Keras imports matplotlib if it finds it, for plots that no rank makes. Hiding it, together with a
+    paused garbage collector, saves a third of the time. `fixed_shapes`: training has the same shapes in every step, so
+    convolutions are set up once, unless the environment says otherwise.
     """
     check_backend()
     if fixed_shapes:
@@ -156,16 +158,16 @@ def import_tensorflow(*, fixed_shapes: bool = False) -> None:
     with _without("matplotlib"), no_collection(), _silent():
         importlib.import_module("tensorflow")
         importlib.import_module("keras")
-        gc.freeze()  # what has come by now the collector never looks at again
+        gc.freeze()  # the collector never examines the objects created so far
 
 
 @contextlib.contextmanager
 def _without(package: str) -> Iterator[None]:
-    """Inside, an import of `package` fails as if it were not installed; where it has been imported, nothing changes."""
+    """Inside, an import of `package` fails as if it were not installed; no effect if it is already imported."""
     if package in sys.modules:
         yield
         return
-    sys.modules[package] = None  # type: ignore[assignment]  # the import system's own way to say so
+    sys.modules[package] = None  # type: ignore[assignment]  # how the import system marks a missing module
     try:
         yield
     finally:
@@ -174,7 +176,7 @@ def _without(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Inside, no object is looked at by Python's collector."""
+    """Inside, Python's garbage collector is off."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -222,7 +224,7 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
 
 
 def software_versions(mpi_library: str) -> dict[str, str]:
-    """Versions of what the numbers depend on, read without importing it."""
+    """Return the versions of the packages that affect results, without importing them."""
     versions = {"hpcdl": __version__, "python": platform.python_version(), "mpi": mpi_library}
     for package in ("tensorflow", "keras", "numpy", "h5py"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,14 +1,14 @@
-"""One watch for every rank of every run: who waits too long, for whom, and what that one is doing instead.
+"""The watchdog of every rank of every run: finds ranks that wait too long, and the rank that causes it.
 
-Each rank has a watching thread. One whose rank has waited for half of the time allowed raises an alarm: a small file in
-a folder that all ranks see. To an alarm every living rank answers with a note of where it stands, again and again; in a
-run that is well nothing is ever written. When the time is over, the waiting rank follows the waits from note to note
-until it comes to a rank that is the cause: one that leaves no note (stopped, dead, or its node is gone), one that
-is outside any communication (stuck where its processor time stands still, busy where it advances), or, where all of
-them wait for each other, the two operations that do not fit.
+Each rank has a watchdog thread. If its rank has waited for half of the time allowed, the thread raises an alarm: a
+small file in a folder that all ranks see. To an alarm every living rank answers with a note of its state, repeatedly;
+in a healthy run nothing is ever written. After the full time the waiting rank follows the waits from note to note until
+it reaches the cause. The cause is a rank without a note: stopped, dead, or its node is gone. Or it is a rank outside
+any communication: stuck if its CPU time does not advance, else busy. If all ranks wait for each other, it is two
+operations that do not match.
 
-Times in notes are durations by the clock of who writes them, and a note answers alarms by name, so that the clocks of
-hosts need not agree.
+Times in notes are durations by the writer's clock, and a note names the alarms it answers, so the clocks of hosts need
+not agree.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from hpcdl.core.units import format_seconds
 
 FOLDER = WATCH_FOLDER
 STALL_TIMEOUT_S, BUSY_TIMEOUT_S = 300.0, 3600.0
-"""Where nobody says otherwise."""
+"""The default timeouts."""
 ADVANCES = 0.02
-"""Share of a core above which a process computes; a watching thread alone takes a tenth of that."""
+"""Fraction of a core above which a process computes; a watchdog thread alone takes a tenth of that."""
 LEARN_S = 60.0
-"""How long ranks may take to learn from each other who was left behind."""
+"""How long ranks may take to learn from each other which ranks were lost."""
 LOOKS = 16
-"""Looks of a watch in the time allowed."""
+"""Checks of a watchdog within the time allowed."""
 STOOD_STILL = 0.25
-"""A process that sleeps longer than it meant to by so much of the time allowed has stood still."""
+"""A process that oversleeps by this fraction of the time allowed was suspended."""
 _LEAST_TICK_S, _LONGEST_TICK_S = 0.02, 15.0
 EVICTED = "evicted"
-"""The file that tells a rank, by its number, that the others go on without it."""
+"""The file that tells a rank, by its number, that the others continue without it."""
 LEFT, LEFT_S = "left-", 4.0
-"""The note of a rank whose script is over, and how long others wait before they look for one."""
+"""The note of a rank whose script has ended, and how long others wait before they check for one."""
 VIEWED, VIEW_S, VIEW_TICK_S = "viewed", 60.0, 1.0
-"""A file that says that somebody looks on; how long that holds; how often ranks leave their notes meanwhile."""
+"""A file written by a viewer; how long it is valid; how often ranks write their notes in that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitNote:
-    """A wait as a note tells it; `peers` are ranks of the world."""
+    """A wait in a note; `peers` are ranks of the world."""
 
     operation: str
     peers: Sequence[int]
@@ -67,9 +67,9 @@ class WaitNote:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Where a rank stands: what it does since `idle_s` seconds, its share of a core lately, and what it waits for.
+    """The state of a rank: its activity for the last `idle_s` seconds, its recent CPU share, and its waits.
 
-    The share is what it computed or would have computed, had others not had the core.
+    The CPU share, of one core, includes time in which the rank was ready to run but others had the core.
     """
 
     rank: int
@@ -82,22 +82,22 @@ class Note:
     waits: Sequence[WaitNote] = ()
     answers: Sequence[str] = ()
     spent: Sequence[float] = ()
-    """As RankMonitor has it."""
+    """As in RankMonitor."""
 
     @property
     def name(self) -> str:
-        """Rank, role and host, as a sentence begins."""
+        """Rank, role and host, as the start of a sentence."""
         return f"rank {self.rank} ({self.role}) on {self.host}"
 
     @property
     def place(self) -> str:
-        """What it does and where, as a sentence goes on."""
+        """Its activity and step, as the continuation of a sentence."""
         return self.doing if self.step is None else f"{self.doing}, step {self.step}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a wait in vain comes down to. `cause` is the rank to blame; `fatal` where the time is over for good."""
+    """The diagnosis of a wait. `cause` is the rank to blame; `fatal` if the job must end or lose that rank."""
 
     kind: str
     cause: int
@@ -115,9 +115,9 @@ class Limits:
 
 
 def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], limits: Limits) -> Verdict | None:
-    """Why `asker` waits in vain, by the notes of all ranks that have answered; None where nothing is wrong (yet).
+    """Diagnose why `asker` waits, from the notes of all ranks that have answered; None if nothing is wrong (yet).
 
-    `hosts` are names of ranks' hosts as far as they are known.
+    `hosts` are the names of the ranks' hosts, as far as known.
     """
     overdue = [wait for wait in asker.waits if wait.age_s > limits.stall_s]
     if not overdue:
@@ -150,20 +150,20 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
 
 
 def processor_wanted_s() -> float:
-    """Seconds that this process has computed, and that its threads stood in line for a core that others had.
+    """Return the seconds that this process computed, or that its threads were ready to run while others had the core.
 
-    The caller's own wait does not count: a watch wakes up on a busy node too.
+    The caller's own wait does not count: a watchdog also wakes up on a busy node.
     """
     waited_ns = 0
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
-            with contextlib.suppress(OSError, IndexError):  # a thread that has ended, a kernel that does not count
+            with contextlib.suppress(OSError, IndexError):  # the thread ended, or the kernel lacks these statistics
                 waited_ns += int((task / "schedstat").read_text().split()[1])
     return time.process_time() + waited_ns / 1e9
 
 
 def _reached(asker: Note, overdue: Sequence[WaitNote], notes: Mapping[int, Note], after_s: float) -> list[int]:
-    """The ranks that `asker` waits for, and those that these wait for in turn, in rank order."""
+    """Return the ranks that `asker` waits for, directly or through others' waits, in rank order."""
     found: set[int] = set()
     waiting = [peer for wait in overdue for peer in wait.peers]
     while waiting:
@@ -177,7 +177,7 @@ def _reached(asker: Note, overdue: Sequence[WaitNote], notes: Mapping[int, Note]
 
 
 def _is_free(note: Note, after_s: float) -> bool:
-    """Whether a rank waits for nobody; inside an engine of its own, where that cannot be seen, whether it computes."""
+    """Whether a rank waits for no other; within a TensorFlow engine, where waits are hidden, whether it computes."""
     long = [wait for wait in note.waits if wait.age_s > after_s]
     return not long or (all(wait.hidden for wait in long) and note.processor_share > 0.5)
 
@@ -185,7 +185,7 @@ def _is_free(note: Note, after_s: float) -> bool:
 def _deadlock(
     asker: Note, mine: WaitNote, others: Sequence[Note], after_s: float, waited: str
 ) -> Verdict | None:  # fmt: skip
-    """All wait for each other: two operations that do not fit, or a message that does not come."""
+    """Diagnose ranks that all wait for each other: two operations that do not match, or a message that never comes."""
     if not others or any(max(wait.age_s for wait in note.waits) < after_s for note in others):
         return None
     for note in others:
@@ -199,11 +199,11 @@ def _deadlock(
 
 @dataclass(kw_only=True)
 class Actions:
-    """What a watchdog does about what it finds.
+    """What a watchdog does about its findings.
 
-    `end` gets the error that ends the job. `log` gets a line for the user. `is_optional` says which ranks the run can
-    continue without; `on_lost` is called for each one that it loses. `failed` returns those of some ranks that have
-    ended the job themselves.
+    `end` gets the error that ends the job. `log` gets a line for the user. `is_optional` returns whether the run can
+    continue without a rank; `on_lost` is called for each such rank that is lost. `failed` returns those of some ranks
+    that have ended the job themselves.
     """
 
     end: Callable[[RankError], None]
@@ -215,9 +215,9 @@ class Actions:
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """Watches one rank's RankMonitor from a thread of its own. `folder` is one that all ranks of the run see.
+    """Watches one rank's RankMonitor from a thread of its own. `folder` must be visible to all ranks of the run.
 
-    `accuses`: whether it raises alarms; without that it answers those of others.
+    `accuses`: whether it raises alarms; otherwise it only answers those of others.
     """
 
     monitor: RankMonitor
@@ -227,7 +227,7 @@ class Watchdog:
     hosts: dict[int, str] = field(default_factory=dict)
     accuses: bool = True
     besides: Callable[[], None] = lambda: None
-    """What else is looked after, while this rank is at work."""
+    """Called at each check while the rank works."""
 
     def __post_init__(self) -> None:
         self._over = threading.Event()
@@ -248,7 +248,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more, and take back what was said."""
+        """Stop watching, and withdraw this rank's alarm."""
         self._over.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
@@ -258,22 +258,22 @@ class Watchdog:
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
         tick_s = min(max(self.limits.stall_s / LOOKS, _LEAST_TICK_S), _LONGEST_TICK_S)
         return min(tick_s, VIEW_TICK_S) if self._viewed else tick_s
 
     @property
     def left_s(self) -> float:
-        """Seconds that a rank waits before it looks whether others have left."""
+        """Seconds that a rank waits before it checks whether others have left."""
         return min(LEFT_S, self.limits.stall_s / LOOKS * 4)
 
     def leaves(self, how: str) -> None:
-        """This rank's script is over: it answers others from now on, and who still waits for it is told `how`."""
+        """Note that this rank's script has ended: it only answers others, and ranks that wait for it get `how`."""
         self.accuses = False
         self._leaving = how, time.monotonic()
 
     def evict(self, rank: int, text: str, *, in_place: bool) -> None:
-        """The run is to go on without `rank`, which is alive; `in_place`: it leaves when it learns of it."""
+        """Continue the run without `rank`, which is alive; with `in_place` it leaves when it learns of it."""
         if in_place:
             with contextlib.suppress(FileExistsError):
                 self._create(f"{EVICTED}-{rank}", text)
@@ -287,7 +287,7 @@ class Watchdog:
         while not self._rested():
             if self.monitor.cut_off:
                 continue
-            with contextlib.suppress(OSError):  # a disk that fails is no reason to end a run that may be well
+            with contextlib.suppress(OSError):  # a failing disk is no reason to end a healthy run
                 self._glance()
                 if time.monotonic() - looked_s >= self.tick_s:
                     looked_s = time.monotonic()
@@ -298,10 +298,10 @@ class Watchdog:
                     self.besides()
 
     def _rested(self) -> bool:
-        """Whether the watch is over, some time later.
+        """Sleep until the next check. Return whether the watchdog was stopped.
 
-        A process that wakes up far too late has stood still itself: stopped, or its whole machine. What it has waited
-        for by then says nothing about others, who may have stood still as well and are just about to go on.
+        A process that wakes up far too late was suspended itself, alone or with its machine. Its waits until then prove
+        nothing about others, which may have been suspended too and be about to continue.
         """
         pause_s, began_s = min(self.tick_s, self.left_s / 4), time.monotonic()
         over = self._over.wait(pause_s)
@@ -311,11 +311,11 @@ class Watchdog:
         return over
 
     def _age_s(self, since_s: float) -> float:
-        """Seconds since then in which this process was there all the time."""
+        """Return the seconds since then, not counting time before the last suspension ended."""
         return time.monotonic() - max(since_s, self._went_on_s)
 
     def _give_sign(self) -> None:
-        """Where no other rank is left to notice that this one is stopped, who has started it does."""
+        """Write a sign of life for the starting process if no other rank is left that would notice a stop."""
         seen = self.monitor
         if seen.size - len(seen.lost) == 1:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -325,9 +325,9 @@ class Watchdog:
             )
 
     def _glance(self) -> None:
-        """Say that this rank has left, where others have not come after it; or find that one has that it waits for.
+        """Report that this rank has left and others have not followed, or detect that a rank it waits for has left.
 
-        No disk is touched but by who waits for `left_s` seconds.
+        Only a rank that has waited for `left_s` seconds accesses the disk.
         """
         now_s = time.monotonic()
         if self._leaving is not None:
@@ -344,7 +344,7 @@ class Watchdog:
         self._looked_s = now_s
         left = {int(name.removeprefix(LEFT)) for name in self._names() if name.startswith(LEFT)}
         found = {(peer, wait.since_s) for wait in waits for peer in wait.peers if peer in left}
-        # Twice the same: a message may be on its way that was sent before.
+        # Require it twice: a message sent before may still be on its way.
         again, self._waited_for = sorted(found & self._waited_for), found
         if again:
             self._end_without(again[0][0])
@@ -383,7 +383,7 @@ class Watchdog:
             self._judge(mine, self._alarm[0])
 
     def _is_viewed(self) -> bool:
-        """Whether somebody looks on (supervision/live.py), and has said so again not long ago."""
+        """Whether a viewer (supervision/live.py) is active, by the recent change of its file."""
         try:
             seen_at = (self.folder.parent / VIEWED).stat().st_mtime
         except OSError:
@@ -419,7 +419,7 @@ class Watchdog:
         )
 
     def _processor_share(self, now_s: float) -> float:
-        """Of one core, over half of the time allowed: who waits for a disk for a moment is not stuck."""
+        """Return the share of one core, over half of the time allowed: a short wait for a disk does not look stuck."""
         window_s = min(self.limits.stall_s / 2, _LONGEST_TICK_S * LOOKS / 2)
         before = [one for one in self._processor if now_s - one[0] <= window_s]
         self._processor = [*before, (now_s, processor_wanted_s())]
@@ -429,7 +429,7 @@ class Watchdog:
     def _judge(self, mine: Note, alarm: str) -> None:
         verdict = diagnose(mine, self._answers(alarm), self.hosts, self.limits)
         suspected = None if verdict is None else (verdict.kind, verdict.cause)
-        # Twice the same, a look apart: a note may be on its way, a wait may just be over.
+        # Require it twice, one check apart: a note may be on its way, a wait may have just ended.
         confirmed, self._suspected = suspected == self._suspected, suspected
         if verdict is None or not confirmed:
             return
@@ -453,7 +453,7 @@ class Watchdog:
         self._learn_of_lost(self._names())
 
     def _learn_of_lost(self, names: Sequence[str]) -> None:
-        """Take over what any rank has found out; rank 0 tells the user."""
+        """Take over the findings of all ranks; rank 0 logs them."""
         seen = self.monitor
         for name in names:
             kind, _, number = name.partition("-")
@@ -462,7 +462,7 @@ class Watchdog:
             self._read.add(name)
             text = (self.folder / name).read_text(encoding="utf-8")
             if kind == "lost" and int(number) == seen.rank:
-                os._exit(1)  # it was stopped, the others went on without it, and it must not disturb them now
+                os._exit(1)  # it was stopped, the others continued without it, and it must not disturb them
             if kind == EVICTED and int(number) == seen.rank:
                 seen.evicted = text
             if kind == "lost":
@@ -471,7 +471,7 @@ class Watchdog:
                 self.actions.log(text if kind == "busy" else f"the run continues without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:
-        """Whether this rank is the one that ends the job; where who should have cannot, the next look says yes."""
+        """Whether this rank ends the job; if the rank that should end it does not, the next check returns True."""
         try:
             self._create("verdict", verdict.text)
         except FileExistsError:
@@ -512,12 +512,12 @@ class Watchdog:
 
 
 def write_note(path: Path, document: object) -> None:
-    """Whole or not at all, but not made durable: it is worth nothing after a crash."""
+    """Write a note atomically, but without syncing it: it is worthless after a crash."""
     touch(path, json.dumps(document).encode())
 
 
 def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:
-    """`receiving from rank 2`, `an all-reduce`."""
+    """Return `receiving from rank 2`, `an all-reduce`."""
     if len(peers) != 1 or size == 1:
         return operation
     join = {"sending": "sending to", "receiving": "receiving from"}.get(operation, f"{operation} with")
@@ -527,9 +527,9 @@ def _with_whom(operation: str, peers: Sequence[int], size: int) -> str:
 def watchdog_of(
     communicator: Observed, folder: Path, note: Callable[[RankError], None] = lambda error: None
 ) -> Watchdog:  # fmt: skip
-    """A watch for a rank that somebody else's launcher has started: what it finds goes to stderr, and ends the job.
+    """Return a watchdog for a rank that an external launcher has started: errors go to stderr and end the job.
 
-    `note` hears of it before that.
+    `note` gets the error first.
     """
 
     def end(error: RankError) -> None:
@@ -541,7 +541,7 @@ def watchdog_of(
 
 
 def leave_without_lost(communicator: Observed) -> None:
-    """Where others are gone: return once all that are left are done. Those left behind end here, without MPI."""
+    """If other ranks are gone, return once all survivors are done. If ranks were lost, exit here, without MPI."""
     if communicator.failed():
         communicator.survivors().barrier()
     if communicator.monitor.lost:
@@ -551,7 +551,7 @@ def leave_without_lost(communicator: Observed) -> None:
 
 
 def survivors(communicator: Observed, num_lost: int) -> Observed:
-    """The ranks that are left where `num_lost` are not, once this rank knows which; all of them call it."""
+    """Return the group of the survivors if `num_lost` ranks are lost, once this rank knows which; all must call it."""
     if not num_lost:
         return communicator
     deadline_s = time.monotonic() + LEARN_S
@@ -562,7 +562,7 @@ def survivors(communicator: Observed, num_lost: int) -> Observed:
 
 @contextlib.contextmanager
 def watching(watch: Watchdog) -> Iterator[Watchdog]:
-    """Inside, `watch` is on."""
+    """Inside, `watch` is active."""
     watch.start()
     try:
         yield watch

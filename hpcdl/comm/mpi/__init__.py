@@ -1,1 +1,1 @@
-"""Ranks as MPI processes; the only room that uses mpi4py."""
+"""Ranks as MPI processes; the only package that uses mpi4py."""

@@ -1,4 +1,4 @@
-"""How MPI's calls end, with errors that name the rank and its node; and memory reached without others' help."""
+"""Waits and errors of MPI calls, with the rank and its node in each error; and one-sided access to remote memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _EAGER_LOOKS = 20
 _PAUSE_STEP_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
-"""A wait for the first of several messages looks this often without a pause, then with pauses that grow."""
+"""A wait for the first of several messages polls this often without a pause, then with growing pauses."""
 _LONGEST_SLEEP_S = 10e-3
 
 
 def failed_ranks(mpi: Any, group: Any) -> set[int]:
-    """Ranks of `group` that MPI knows to be dead, by ULFM; empty where the library has not got it."""
+    """Return the ranks of `group` that MPI knows to be dead, by ULFM; empty if the library lacks it."""
     try:
         dead = group.Get_failed()
         ranks = dead.Translate_ranks(None, group.Get_group())
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 def translated(
     method: Callable[Concatenate[Any, Parameters], Result],
 ) -> Callable[Concatenate[Any, Parameters], Result]:
-    """For methods of objects with `rank`, `host` and `_mpi`, the module whose Exception is translated."""
+    """Translate MPI errors of a method; its object has `rank`, `host` and `_mpi`, the module with the Exception."""
 
     @functools.wraps(method)
     def wrapper(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -57,23 +57,23 @@ def translated(
 
 
 def _broken(mpi: Any) -> tuple[int, ...]:
-    """How ULFM says that a group is of no use any more."""
+    """Return the ULFM error classes of a broken group."""
     return mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
 
 
 def first_done(
     mpi: Any, handles: Sequence[Any], look: Callable[[], None], check: Callable[[], None] = lambda: None
 ) -> int:  # fmt: skip
-    """Index of the first of MPI's requests that is done; sleeps between looks, because every MPI's own wait spins.
+    """Return the index of the first completed MPI request; sleeps between polls, because every MPI's own wait spins.
 
-    `look` is called once the pauses are at their longest, `check` before the requests are looked at.
+    `look` is called once the pauses are at their longest, `check` before each poll.
     """
     looks, pause_s = 0, 0.0
     while True:
         check()
         index, done = mpi.Request.Testany(handles)
         if done:
-            return max(int(index), 0)  # undefined where all of them were through before: then any will do
+            return max(int(index), 0)  # undefined if all of them were complete before: then any will do
         looks += 1
         if looks > _EAGER_LOOKS:
             pause_s = min(pause_s + _PAUSE_STEP_S, _LONGEST_PAUSE_S)
@@ -83,7 +83,7 @@ def first_done(
 
 
 def asleep(handle: Any) -> None:
-    """Return when one of MPI's requests is done, which may be long: who looks for it sleeps more and more between."""
+    """Return when an MPI request is complete, which may take long: sleeps for growing intervals between polls."""
     pause_s = _PAUSE_STEP_S
     while not handle.Test():
         time.sleep(pause_s)
@@ -91,9 +91,9 @@ def asleep(handle: Any) -> None:
 
 
 PROBE_S = 0.5
-"""The probed rank stays out of MPI for up to so long; an MPI with passive progress needs a millisecond."""
+"""The probed rank stays out of MPI for up to this long; an MPI with passive progress needs a millisecond."""
 HEAD_START_S = 0.25
-"""The others begin so much later than the probed rank, which would serve them while it still leaves the barrier."""
+"""The others start this much later than the probed rank, which could otherwise serve them while leaving the barrier."""
 
 
 class MpiRemoteArray:
@@ -115,13 +115,13 @@ class MpiRemoteArray:
 
     @translated
     def read(self, owner: int, target: Array) -> None:
-        """MPI_Get."""
+        """Read from the owner's memory by MPI_Get."""
         self._window.Get([target, target.size, self._kind], owner, [0, target.size, self._kind])
         self._window.Flush(owner)
 
     @translated
     def add(self, owner: int, values: Array, start: int = 0) -> None:
-        """MPI_Accumulate with MPI_SUM."""
+        """Add to the owner's memory by MPI_Accumulate with MPI_SUM."""
         place = [start, values.size, self._kind]
         self._window.Accumulate([values, values.size, self._kind], owner, place, self._mpi.SUM)
         self._window.Flush(owner)
@@ -134,10 +134,10 @@ class MpiRemoteArray:
 
 
 def no_passive_progress(group: Communicator) -> str:
-    """Why ranks of other nodes cannot change this MPI's windows while their owner computes; empty where they can.
+    """Return why ranks of other nodes cannot change this MPI's windows while the owner computes; empty if they can.
 
-    Collective. Tried, not asked for: rank 0 stays out of MPI for a while and looks at its memory, to which ranks of
-    other nodes add.
+    Collective. This is tested rather than queried: rank 0 stays out of MPI for a while and checks its memory, to which
+    ranks of other nodes add.
     """
     try:
         array = group.remote_array(1 if group.rank == 0 else 0, numpy.float64)
@@ -150,7 +150,7 @@ def no_passive_progress(group: Communicator) -> str:
         return problems[0]
     hosts = group.allgather_json(group.host)
     far = group.host != hosts[0]
-    if far:  # connections are made while the owner still helps
+    if far:  # establishes connections while the owner still takes part
         array.add(0, numpy.ones(1))
     group.barrier()
     expected = 2 * sum(host != hosts[0] for host in hosts)
@@ -168,7 +168,7 @@ def no_passive_progress(group: Communicator) -> str:
 
 
 def _arrives(memory: Array, expected: float) -> bool:
-    """Whether `memory` comes to hold `expected` while nobody calls MPI here."""
+    """Whether `memory` reaches `expected` while this process makes no MPI calls."""
     deadline = time.monotonic() + HEAD_START_S + PROBE_S
     while memory[0] < expected and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Add, Array, Communicator, Request
 
 _SUMMED_BY_MPI = {"f4": "FLOAT", "f8": "DOUBLE", "i4": "INT", "i8": "LONG", "u4": "UNSIGNED", "u8": "UNSIGNED_LONG"}
-"""Kinds of numbers that MPI adds itself. Half precision is not among them: it goes through a Python operation."""
+"""Number types that MPI adds itself. Half precision is not among them: it needs a Python operation."""
 _MOVED_AS = {1: "BYTE", 2: "UNSIGNED_SHORT", 4: "UNSIGNED", 8: "UNSIGNED_LONG"}
-"""Types that messages travel as, by item size: counts stay in elements, so they reach past 2 GiB everywhere."""
-FORWARDED_S = 0.3  # launchers may drop the last words of a rank that aborts at once
+"""Types used to send messages, by item size: counts are in elements, so messages may exceed 2 GiB."""
+FORWARDED_S = 0.3  # launchers may drop the last output of a rank that aborts at once
 
 
 def world(expected_size: int | None = None) -> MpiCommunicator:
-    """Start MPI, if need be, and return the communicator of all ranks.
+    """Start MPI, if necessary, and return the communicator of all ranks.
 
-    MPI_THREAD_MULTIPLE is asked for and required: gradients leave from TensorFlow's threads. UsageError where the
-    launcher and the library do not belong together (`expected_size` ranks started as so many jobs of one rank).
+    MPI_THREAD_MULTIPLE is requested and required: TensorFlow's threads send gradients. Raises UsageError if launcher
+    and library do not match (`expected_size` ranks started as that many jobs of one rank).
     """
     mpi = import_mpi(initialize=True)
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
@@ -53,8 +53,8 @@ def world(expected_size: int | None = None) -> MpiCommunicator:
 def finalize() -> None:
     """End MPI, if it runs and no rank is dead. Collective over all ranks.
 
-    Under ULFM MPI_Finalize of Open MPI 5 lets all ranks meet, now and then the dead ones too, and then waits for ever
-    (1 in 12 on a busy machine). The caller ends the process; what is left to say has been said.
+    Under ULFM MPI_Finalize of Open MPI 5 synchronises all ranks, sometimes including dead ones, and then hangs (1 in 12
+    on a busy machine). The caller then ends the process; all messages have been sent.
     """
     mpi = import_mpi(initialize=False)
     if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
@@ -76,7 +76,7 @@ def _has_revocation(mpi: Any, handle: Any) -> bool:
 
 
 class MpiRequest:
-    """A message under way between two processes; keeps its buffer alive until the message is through."""
+    """A message between two processes; keeps its buffer alive until the message is complete."""
 
     def __init__(self, communicator: MpiCommunicator, handle: Any, buffer: Array) -> None:
         self._mpi = communicator._mpi
@@ -92,19 +92,19 @@ class MpiRequest:
 
     @translated
     def test(self) -> bool:
-        """Whether the message is through."""
+        """Whether the message is complete."""
         self._check_usable()
         return bool(self.handle.Test())
 
 
 class MpiCommunicator:
-    """Communicator over an MPI group. Errors come back as RankError where the library returns them at all."""
+    """Communicator over an MPI group. Errors become RankError if the library returns them at all."""
 
     def __init__(self, mpi: Any, handle: Any, family: list[Any] | None = None) -> None:
         self._mpi = mpi
         self._handle = handle
         self._family: list[Any] = [] if family is None else family
-        """The handles of all groups that were made of the same one."""
+        """The handles of all groups derived from the same one."""
         self._family.append(handle)
         self._windows: list[Any] = []
         self._operations: dict[Any, Any] = {}
@@ -126,7 +126,7 @@ class MpiCommunicator:
 
     @translated
     def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first request that is done; sleeps between looks, because every MPI's own wait spins."""
+        """Return the index of the first completed request; sleeps between polls, because every MPI's own wait spins."""
         handles = [request.handle for request in requests if isinstance(request, MpiRequest)]
         return first_done(self._mpi, handles, look, self.check_usable)
 
@@ -157,7 +157,7 @@ class MpiCommunicator:
 
     @translated
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
-        """Every rank's `value` in rank order; travels as JSON text. MPI's own wait would keep a core busy."""
+        """Return every rank's `value` in rank order, sent as JSON. `patient` polls: MPI's own wait spins."""
         mine = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
         size, lengths = numpy.array([mine.size]), numpy.zeros(self.size, numpy.int64)
         sizes = [size, self._mpi.LONG], [lengths, self._mpi.LONG]
@@ -171,17 +171,17 @@ class MpiCommunicator:
 
     @translated
     def duplicate(self) -> Communicator:
-        """The same group with a message space of its own."""
+        """Return the same group with a message space of its own."""
         return MpiCommunicator(self._mpi, self._handle.Dup(), self._family)
 
     @translated
     def split(self, color: int, key: int = 0) -> Communicator:
-        """The group of the ranks that gave the same `color`."""
+        """Return the group of the ranks with the same `color`."""
         return MpiCommunicator(self._mpi, self._handle.Split(color, key), self._family)
 
     @translated
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """A shared-memory window that rank 0 of the group holds; MPI refuses where ranks are on several nodes."""
+        """Return a shared-memory window allocated by rank 0 of the group; MPI refuses if ranks are on several nodes."""
         item_bytes = numpy.dtype(dtype).itemsize
         num_bytes = math.prod(shape) * item_bytes if self.rank == 0 else 0
         window = self._mpi.Win.Allocate_shared(num_bytes, item_bytes, comm=self._handle)
@@ -195,19 +195,19 @@ class MpiCommunicator:
 
     @translated
     def remote_array(self, length: int, dtype: Any) -> MpiRemoteArray:
-        """A window that all ranks may get from and accumulate into at any time."""
+        """Return a window that all ranks may get from and accumulate into at any time."""
         kind = getattr(self._mpi, _SUMMED_BY_MPI[numpy.dtype(dtype).str[1:]])
         return MpiRemoteArray(self._mpi, self._handle, length, dtype, kind)
 
     def failed(self) -> set[int]:
-        """By ULFM, which Open MPI 5 has under `mpiexec --with-ft ulfm`."""
+        """Return the dead ranks by ULFM, which Open MPI 5 has under `mpiexec --with-ft ulfm`."""
         return failed_ranks(self._mpi, self._handle)
 
     @translated
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Communicator:
-        """MPIX_Comm_shrink where the library knows of the dead itself, else MPI_Comm_create_group of the others.
+        """Use MPIX_Comm_shrink if the library detected the dead ranks, else MPI_Comm_create_group of the others.
 
-        Of a group that is revoked some ranks may not have learned yet who is dead: shrinking agrees on that.
+        In a revoked group some ranks may not know yet which ranks are dead: shrinking agrees on that.
         """
         if self.failed() or self.is_revoked():
             return MpiCommunicator(self._mpi, self._handle.Shrink(), self._family)
@@ -215,14 +215,15 @@ class MpiCommunicator:
         return MpiCommunicator(self._mpi, self._handle.Create_group(group), self._family)
 
     def is_revoked(self) -> bool:
-        """Whether `revoke` was called, here or on another rank; never where the library has no ULFM."""
+        """Whether `revoke` was called, here or on another rank; always False without ULFM."""
         return self._may_be_revoked and bool(self._handle.Is_revoked())
 
     def check_usable(self) -> None:
-        """BrokenGroup where the group is revoked; called before messages are looked at.
+        """Raise BrokenGroup if the group is revoked; called before messages are polled.
 
-        Open MPI's MPI_Test gives a message of a revoked group back at once, although it may be on its way out still:
-        that ends the whole job when it gets there. MPI_Wait, which comes later, returns when it is through.
+        In a revoked group Open MPI's MPI_Test reports a message complete at once, although it may still be in transit.
+        When it then arrives, it ends the whole job. MPI_Wait, which is called later, returns when the message is
+        complete.
         """
         if self._may_be_revoked and self._handle.Is_revoked():
             text = f"rank {self.rank} on {self.host}: the group was revoked"
@@ -230,9 +231,9 @@ class MpiCommunicator:
 
     @translated
     def revoke(self) -> None:
-        """MPIX_Comm_revoke of all of the family. Their handles stay: to give one back all of its ranks would be needed.
+        """MPIX_Comm_revoke of the whole family. The handles are kept: freeing one would need all of its ranks.
 
-        Once: a group that was revoked before is left out.
+        Each group is revoked only once.
         """
         for handle in self._family:
             if not handle.Is_revoked():
@@ -241,7 +242,7 @@ class MpiCommunicator:
 
     @translated
     def free(self) -> None:
-        """Free windows, operations and, but for the world, the communicator itself."""
+        """Free windows, operations and, except for the world, the communicator itself."""
         while self._windows:
             self._windows.pop().Free()
         while self._operations:
@@ -252,14 +253,14 @@ class MpiCommunicator:
             self._handle.Free()
 
     def abort(self, exit_code: int) -> None:
-        """MPI_Abort: end every rank of the job now; does not return, although some libraries' MPI_Abort does."""
+        """MPI_Abort: end every rank of the job now; never returns, although some libraries' MPI_Abort does."""
         sys.stderr.flush()
         time.sleep(FORWARDED_S)
         self._handle.Abort(exit_code)
         os._exit(exit_code)
 
     def _check_whole(self, what: str) -> None:
-        """BrokenGroup where a rank died meanwhile: Open MPI 5 then ends collectives well that lack its part."""
+        """Raise BrokenGroup if a rank died: Open MPI 5 then completes collectives without its contribution."""
         if dead := self.failed():
             text = f"rank {self.rank} on {self.host}: {what} has lost {len(dead)} of {self.size} ranks"
             raise BrokenGroup(text, rank=self.rank, host=self.host)

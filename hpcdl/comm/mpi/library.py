@@ -2,8 +2,8 @@
 
 Imports nothing of hpcdl: thousands of nodes load this with spread.py.
 
-`python -m hpcdl.comm.mpi.library` prints it as JSON, without starting MPI: cluster/launchers/mpiexec.py asks it to find
-the mpiexec that belongs to that library. Each start of several ranks waits for the answer, so no numpy here.
+`python -m hpcdl.comm.mpi.library` prints it as JSON, without starting MPI: cluster/launchers/mpiexec.py runs it to find
+the mpiexec that belongs to that library. Each start of several ranks waits for the answer, so numpy is not imported.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hpcdl.core.processes.lifeline import forget_names
 LONGEST_VALUE = 800
 ANSWER_S = 2.0
 _PROXY = "hydra_pmi_proxy"
-"""What MPICH's mpiexec starts ranks by; it has the 15 characters that the kernel keeps of a name."""
+"""The program by which MPICH's mpiexec starts ranks; it has the 15 characters that the kernel keeps of a name."""
 _ANNOUNCED = re.compile(rb"\bvallen_max=(\d+)")
 
 
 @contextlib.contextmanager
 def readable_lines() -> Iterator[None]:
-    """MPI is to be started inside. Under `srun --mpi=pmi2` MPICH hears of shorter values than Slurm says it takes.
+    """Start MPI inside this block. Under `srun --mpi=pmi2` MPICH is told a lower limit for values than Slurm announces.
 
-    Slurm allows values of 1,024 bytes and reads lines of 1,023, which have 60 bytes around the value. MPICH 5 puts the
-    4 KB from its address on, which is shorter itself: what comes behind it on the heap decides whether lines are full,
-    because zeros are sent shortened. A line that is cut ends the job, or has its ranks wait for ever. So a process that
-    lives as long as this block stands between the two, and says LONGEST_VALUE.
+    Slurm announces values of 1,024 bytes but reads lines of 1,023, with 60 bytes around the value. MPICH 5 publishes
+    the 4 KB from its address on, although the address is shorter. Whether a line is full depends on the heap behind it,
+    because zeros are sent shortened. A truncated line ends the job, or makes its ranks wait forever. So a process that
+    lives as long as this block relays the messages, and announces LONGEST_VALUE.
     """
     if not ("PMI_FD" in os.environ and "SLURM_JOB_ID" in os.environ):
         yield
@@ -48,7 +48,7 @@ def readable_lines() -> Iterator[None]:
     slurm = os.dup(spoken)
     mine, other = socket.socketpair()
     with mine, other, warnings.catch_warnings():
-        # From Python 3.12 on a warning tells of threads, which libraries keep waiting: the child runs none of theirs.
+        # From Python 3.12 on fork warns of threads, such as waiting threads of libraries: the child uses none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         os.dup2(mine.fileno(), spoken)
         between = os.fork()
@@ -67,12 +67,12 @@ def readable_lines() -> Iterator[None]:
 
 
 def say_finalized() -> None:
-    """Tell MPICH's own mpiexec that this rank is done: MPICH 5 does so in a handler of exit(), which ranks leave out.
+    """Tell MPICH's own mpiexec that this rank is done: MPICH 5 does so in an exit() handler, which ranks skip.
 
-    mpiexec takes a connection that ends without it for a failure, and kills what it has started in the rank's place:
-    the process of a container, a shell. Libraries that have said so themselves have closed the connection. Where
-    mpiexec has started the rank itself nothing is said: it kills what the rank has left behind, and would wait for
-    the end of that otherwise.
+    mpiexec treats a connection that ends without it as a failure, and kills the process it started in the rank's place:
+    a container's process or a shell. Libraries that have already reported have closed the connection. If mpiexec
+    started the rank directly, nothing is sent: it kills what the rank has left behind, for which it would otherwise
+    wait.
     """
     spoken = os.environ.get("PMI_FD", "")
     if not spoken.isdigit() or "MPI_LOCALRANKID" not in os.environ:  # srun's PMI 2 has other lines
@@ -88,7 +88,7 @@ def say_finalized() -> None:
 
 
 def _stand_between(rank: int, slurm: int) -> NoReturn:
-    """Hand on what both say, until one of them is gone."""
+    """Relay the messages of both sides until one of them is gone."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def _stand_between(rank: int, slurm: int) -> NoReturn:
 
 
 def _shorter(message: bytes) -> bytes:
-    """What is said, with LONGEST_VALUE for a longest value above that; of as many bytes."""
+    """Return the message with an announced limit above LONGEST_VALUE replaced by it; the length stays the same."""
     found = _ANNOUNCED.search(message)
     if found is None or int(found[1]) <= LONGEST_VALUE:
         return message
@@ -114,23 +114,25 @@ def _shorter(message: bytes) -> bytes:
 
 INFINIBAND = Path("/sys/class/infiniband")
 _UCX_WITHOUT_HOOKS = ("UCX_MEM_EVENTS", "no")
-"""UCX notes each piece of memory that the process gives back to the system, until it next registers memory with a
-network adapter. Where there is none it never does, and keeps 148 bytes of each for ever: about 1 KB a training step,
-because Python gives its stack back after each call from a thread of TensorFlow's."""
+"""Stops UCX from recording memory that the process returns to the system.
+
+UCX keeps each record until it next registers memory with a network adapter. Without an adapter it never does, and keeps
+148 bytes each: about 1 KB a training step, because Python frees its stack after each call from a TensorFlow thread.
+"""
 
 
 def library_version() -> str:
-    """The full version text of the MPI library; does not start MPI."""
+    """Return the full version text of the MPI library; does not start MPI."""
     return str(import_mpi(initialize=False).Get_library_version()).strip("\0\n ")
 
 
 def library_path() -> str:
-    """The file of the MPI library that this process loads; empty where the system cannot tell. Does not start MPI."""
+    """Return the file of the MPI library that this process loads; empty if unknown. Does not start MPI."""
     return _file_of(import_mpi(initialize=False).__file__, "MPI_Get_library_version")
 
 
 def import_mpi(*, initialize: bool) -> Any:
-    """mpi4py's MPI, which is started where `initialize` says so; UsageError where no library can be loaded."""
+    """Return mpi4py's MPI, started if `initialize` is set. Raises UsageError if no library can be loaded."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
@@ -155,10 +157,10 @@ def import_mpi(*, initialize: bool) -> Any:
 
 
 def _start(mpi: Any) -> None:
-    """MPI_Init_thread as mpi4py calls it, but without the interpreter's lock.
+    """Call MPI_Init_thread like mpi4py, but without holding the interpreter's lock.
 
-    It waits for all ranks, and the watch, which finds one that is stopped or gone, is a thread of Python's. Symbols of
-    the whole process come first: a profiler may stand before MPI.
+    It waits for all ranks, while the watchdog, a Python thread, must detect ranks that are stopped or gone. Symbols of
+    the whole process are searched first: a profiler may intercept MPI.
     """
     places = (ctypes.CDLL(None), ctypes.CDLL(mpi.__file__))
     init = next(place for place in places if hasattr(place, "MPI_Init_thread")).MPI_Init_thread
@@ -166,7 +168,7 @@ def _start(mpi: Any) -> None:
     if error := init(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
         raise mpi.Exception(error)
     for communicator in (mpi.COMM_SELF, mpi.COMM_WORLD):
-        communicator.Set_errhandler(mpi.ERRORS_RETURN)  # which mpi4py makes exceptions of
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns these into exceptions
 
 
 class _Where(ctypes.Structure):
@@ -181,7 +183,7 @@ class _Where(ctypes.Structure):
 
 
 def _file_of(extension: str, symbol: str) -> str:
-    """The shared library that gives `extension`, a loaded one, the function `symbol`; empty where that is unknown."""
+    """Return the shared library that provides `symbol` to the loaded `extension`; empty if unknown."""
     function = getattr(ctypes.CDLL(extension), symbol)
     dladdr = ctypes.CDLL(None).dladdr
     dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Where)]

@@ -1,7 +1,7 @@
-"""One file to a program on every node, read once: `python -m hpcdl.comm.mpi.spread FILE RANKS COMMAND...` is a rank.
+"""Feed one file, read once, to a program on every node: `python -m hpcdl.comm.mpi.spread FILE RANKS COMMAND...` a rank.
 
-Rank 0 reads FILE and broadcasts it block by block; each rank hands the blocks to COMMAND's standard input. Little more
-than mpi4py is imported: thousands of nodes start this from the shared file system that it is to spare.
+Rank 0 reads FILE and broadcasts it block by block; each rank writes the blocks to COMMAND's standard input. Little more
+than mpi4py is imported: thousands of nodes start this from the shared file system whose load it should reduce.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hpcdl.comm.mpi.library import readable_lines
 
 BLOCK_BYTES = 16 * 1024**2
 STARTED = "spread: all ranks are there"
-"""What rank 0 prints first: what fails later is a node's own fault, not the launcher's."""
+"""Rank 0's first output: later failures are those of a node, not of the launcher."""
 
 
 def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> None:
-    """Copy rank 0's `source` to every rank's `target`; one that is closed from the other side gets no more."""
+    """Copy rank 0's `source` to every rank's `target`; a target closed by its reader gets no more."""
     block, length = bytearray(BLOCK_BYTES), array.array("q", [0])
     heard = True
     while True:
@@ -40,7 +40,7 @@ def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> No
 
 
 def _filled(source: IO[bytes], block: bytearray) -> int:
-    """How many bytes of `block` were filled: all of them but at the end, from a pipe too."""
+    """Fill `block` and return the number of bytes: less than its length only at the end, even from a pipe."""
     view, done = memoryview(block), 0
     while done < len(block) and (more := source.readinto(view[done:])):  # type: ignore[attr-defined]
         done += more
@@ -48,7 +48,7 @@ def _filled(source: IO[bytes], block: bytearray) -> int:
 
 
 def main() -> int:
-    """Entry of each rank; 1 where COMMAND fails on any of them."""
+    """Entry point of each rank; returns 1 if COMMAND fails on any of them."""
     file, ranks, *command = sys.argv[1:]
     import mpi4py
 
@@ -71,7 +71,7 @@ def main() -> int:
         with contextlib.suppress(BrokenPipeError):
             program.stdin.close()
     failed = array.array("q", [int(program.wait() != 0)])
-    communicator.Allreduce(MPI.IN_PLACE, failed)  # what one has to say is out before a launcher ends the others
+    communicator.Allreduce(MPI.IN_PLACE, failed)  # all errors are printed before a launcher ends the others
     return 1 if failed[0] else 0
 
 

@@ -1,1 +1,1 @@
-"""Faster operations for Keras's layers on CPUs: the same results to rounding, a plain Keras model before and after."""
+"""Faster operations for Keras's layers on CPUs: equal results up to rounding; the Keras model does not change."""

@@ -1,15 +1,15 @@
-"""The faster operations themselves: attention, convolutions, normalisation, activations and LSTM.
+"""The faster operations: attention, convolutions, normalisation, activations and LSTM.
 
-With heads behind the steps, as Keras has them, TensorFlow moves the numbers before and after each product, gradients
-included; here each of queries, keys, values and outputs is moved once.
+Attention: Keras's layout has heads after steps, so TensorFlow transposes before and after each product, also for
+gradients. Here queries, keys, values and outputs are each transposed once.
 
-Keras computes moments, differences, products and their gradients one operation at a time. Batch normalisation
-(Ioffe and Szegedy 2015, algorithm 1) is one kernel of TensorFlow's. Layer normalisation (Ba, Kiros and Hinton 2016,
-equation 4) has none, so its gradient is written out here.
+Normalisation: Keras computes moments, differences, products and their gradients one operation at a time. Batch
+normalisation (Ioffe and Szegedy 2015, algorithm 1) is one kernel of TensorFlow. Layer normalisation (Ba, Kiros and
+Hinton 2016, equation 4) has none, so its gradient is written out here.
 
-Differentiated step by step, each step makes gradients of all weights and adds them to those of the steps before it.
-Here the way back keeps what goes into the gates, and one product with the inputs and outputs of all steps ends it.
-XLA cannot compile that operation.
+LSTM: differentiated step by step, each step makes gradients of all weights and adds them to those of earlier steps.
+Here the backward pass keeps the gate inputs' gradients, and one product at its end covers all steps. XLA cannot compile
+that operation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import tensorflow as tf
 
 HIDDEN = -0.7 * 3.38953e38
-"""What Keras puts in place of a masked score, float32."""
+"""The value that Keras puts in place of a masked score, float32."""
 
 
 def attention(query: Any, key: Any, value: Any, mask: Any, scale: Any, *, is_causal: bool) -> Any:
-    """Outputs (B, T, N, V) for queries (B, T, N, H), keys (B, S, N, H) and values (B, S, N, V), all float32.
+    """Return outputs (B, T, N, V) for queries (B, T, N, H), keys (B, S, N, H) and values (B, S, N, V), all float32.
 
-    `mask`, None or what broadcasts to (B, N, T, S), says which scores count; `is_causal` hides steps S that come later.
+    `mask`, None or broadcastable to (B, N, T, S), selects the scores that count; `is_causal` hides later steps S.
     """
     query, value = (tf.transpose(one, [0, 2, 1, 3]) for one in (query * scale, value))
     scores = tf.matmul(query, tf.transpose(key, [0, 2, 3, 1]))
@@ -39,14 +39,14 @@ def attention(query: Any, key: Any, value: Any, mask: Any, scale: Any, *, is_cau
 
 
 def pointwise_convolution(inputs: Any, kernel: Any) -> Any:
-    """A 1 x 1 convolution of `inputs` (B, H, W, C) by `kernel` (1, 1, C, F) as one matrix product: (B, H, W, F)."""
+    """Convolve `inputs` (B, H, W, C) with `kernel` (1, 1, C, F) by one matrix product; returns (B, H, W, F)."""
     channels, filters = kernel.shape[2:]
     product = tf.matmul(tf.reshape(inputs, (-1, channels)), tf.reshape(kernel, (channels, filters)))
     return tf.reshape(product, tf.concat([tf.shape(inputs)[:-1], [filters]], 0))
 
 
 def nearest_enlarged(inputs: Any, factors: tuple[int, int]) -> Any:
-    """Each pixel of `inputs` (B, H, W, C) repeated `factors` times along height and width."""
+    """Return `inputs` (B, H, W, C) with each pixel repeated `factors` times along height and width."""
     size = tf.shape(inputs)[1:3] * tf.constant(factors)
     enlarged = tf.raw_ops.ResizeNearestNeighbor(images=inputs, size=size)
     batch, height, width, channels = inputs.shape
@@ -56,12 +56,12 @@ def nearest_enlarged(inputs: Any, factors: tuple[int, int]) -> Any:
 
 
 def batch_normalization(layer: Any, inputs: Any) -> Any:
-    """What `layer` gives in training for float32 `inputs` (B, ..., C), normalised over all but the last axis.
+    """Return the training output of `layer` for float32 `inputs` (B, ..., C), normalised over all but the last axis.
 
-    The layer's moving mean and variance follow, with the variance of the batch itself, as Keras has it.
+    Also updates the layer's moving mean and variance, with the biased variance of the batch, as in Keras.
     """
     channels = inputs.shape[-1]
-    # One row a position: over (rows, 1, 1, C) oneDNN's kernel is up to twice as fast as over (B, H, W, C).
+    # One row per position: over (rows, 1, 1, C) oneDNN's kernel is up to twice as fast as over (B, H, W, C).
     rows = tf.reshape(inputs, (-1, 1, 1, channels))
     result = tf.raw_ops.FusedBatchNormV3(
         x=rows,
@@ -75,7 +75,7 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
         is_training=True,
     )
     count = tf.cast(tf.shape(rows)[0], tf.float32)
-    # The kernel divides by count - 1 (Bessel), and by 1 where there is a single row; Keras divides by count.
+    # The kernel divides by count - 1 (Bessel), and by 1 for a single row; Keras divides by count.
     variance = result.batch_variance * (tf.maximum(count - 1, 1) / count)
     for moving, found in ((layer.moving_mean, result.batch_mean), (layer.moving_variance, variance)):
         moving.assign(_float32(moving) * layer.momentum + found * (1 - layer.momentum))
@@ -83,12 +83,12 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
 
 
 def _float32(variable: Any) -> Any:
-    """A layer whose policy is half precision alone keeps its weights in it, and Keras computes in float32."""
+    """Cast to float32, in which Keras computes; a pure half precision policy keeps half precision weights."""
     return tf.cast(tf.convert_to_tensor(variable), tf.float32)
 
 
 def layer_normalization(layer: Any, inputs: Any) -> Any:
-    """What `layer` gives for float32 `inputs` (..., C): normalised over the last axis, times gamma, plus beta."""
+    """Return the output of `layer` for float32 `inputs` (..., C): normalised over the last axis, scaled and shifted."""
 
     @tf.custom_gradient
     def normalized(values: Any, scale: Any, offset: Any) -> Any:
@@ -115,9 +115,9 @@ Activation = Callable[[Any], Any]
 
 
 def compiled(activation: Activation) -> Activation:
-    """`activation` and its gradient, each as one operation; float32 of any shape.
+    """Return `activation` and its gradient, each compiled as one operation; for float32 of any shape.
 
-    The way back computes from the inputs again: that takes less time than fetching what the way forward knew.
+    The backward pass recomputes from the inputs: this is faster than loading saved intermediate results.
     """
     flat = tf.TensorSpec([None], tf.float32)  # one trace for all shapes; XLA compiles it for each number of elements
 
@@ -152,9 +152,9 @@ def _as(like: Any, values: Any) -> Any:
 
 
 def lstm(layer: Any, inputs: Any, state: Any) -> tuple[Any, Any, list[Any]]:
-    """What `layer` gives for float32 `inputs` (B, T, D), T known, from `state`, two of (B, units).
+    """Return the output of `layer` for float32 `inputs` (B, T, D), T known, from `state`, two tensors (B, units).
 
-    The last output (B, units), all of them (B, T, units), and the state after them.
+    Returns the last output (B, units), all outputs (B, T, units), and the final state.
     """
     if layer.go_backwards:
         inputs = tf.reverse(inputs, [1])
@@ -166,7 +166,7 @@ def lstm(layer: Any, inputs: Any, state: Any) -> tuple[Any, Any, list[Any]]:
 
 @tf.custom_gradient
 def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bias: Any) -> Any:
-    """Outputs (T, B, units), the last one and the last carry, for inputs (T, B, D)."""
+    """Return outputs (T, B, units), the last output and the last carry, for inputs (T, B, D)."""
     length, no_peephole = inputs.shape[0], tf.zeros([recurrent.shape[0]])
     entry, carries, forget, exit_, candidate, squashed, outputs = tf.raw_ops.BlockLSTMV2(
         seq_len_max=tf.constant(length, tf.int64), x=inputs, cs_prev=carry, h_prev=output,
@@ -176,13 +176,13 @@ def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bia
     def gradient(to_outputs: Any, to_last: Any, to_carry: Any) -> tuple[Any, ...]:
         before = tf.concat([output[None], outputs[:-1]], 0)
         carries_before = tf.concat([carry[None], carries[:-1]], 0)
-        # How each gate's input moves the carry or the output, of all steps at once: what is left for a step is short.
+        # Derivatives of carry and output by each gate's input, for all steps at once, to keep the loop short.
         by_entry = candidate * entry * (1 - entry)
         by_forget = carries_before * forget * (1 - forget)
         by_candidate = entry * (1 - candidate * candidate)
         by_exit = squashed * exit_ * (1 - exit_)
         by_carry = exit_ * (1 - squashed * squashed)
-        back_through = tf.transpose(recurrent)  # once: a product with few rows turns it round slowly
+        back_through = tf.transpose(recurrent)  # once: a product with few rows transposes it slowly
 
         def back(step: Any, to_output: Any, to_carry: Any, into_gates: Any) -> tuple[Any, ...]:
             to_output += to_outputs[step]
@@ -203,5 +203,5 @@ def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bia
 
 
 def _rows(values: Any) -> Any:
-    """(T, B, n) as (T B, n)."""
+    """Reshape (T, B, n) to (T B, n)."""
     return tf.reshape(values, [-1, values.shape[-1]])

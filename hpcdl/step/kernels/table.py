@@ -1,7 +1,7 @@
-"""Which operations of Keras's a rank computes by another kernel while it trains, and whether each gives the same.
+"""Which operations of Keras a rank replaces by faster kernels in training, and whether the results are the same.
 
-Keras's own function stays behind each of them: it computes what the other kernel was not made for (another type, axis
-or mask), and everything where the two differ on this machine. A model, and what is saved of it, does not change.
+Keras's own function remains as the fallback for cases that the kernel does not support (another type, axis or mask). It
+is used for all cases if the two differ on this machine. Models and saved files do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hpcdl.step.kernels.operations import (
 )
 
 TOLERANCE = 1e-5
-"""Largest difference from Keras's result, over the largest number of its kind: outputs, gradients, statistics."""
+"""Largest allowed difference from Keras, relative to the largest number of its kind: outputs, gradients, statistics."""
 
 Call = Callable[..., Any]
 
@@ -45,10 +45,10 @@ Call = Callable[..., Any]
 class Kernel:
     """One faster operation.
 
-    `where` is what keras_internals calls Keras's function. `serves` says whether a layer may call it. `chosen` takes
-    that function's arguments, and returns what computes them faster, or None. `trials` make small cases. With
-    `while_training` the function is Keras's where layers do not train, so what is exported is Keras's. `by_xla`: an
-    engine of TensorFlow 1 cannot run it.
+    `where` is the name of Keras's function in keras_internals. `serves` returns whether a layer may call it. `chosen`
+    takes that function's arguments, and returns the faster call or None. `trials` make small test cases. With
+    `while_training` the kernel is used in training only, so exported models contain Keras's function. `by_xla`: the
+    kernel is compiled by XLA, which an engine of TensorFlow 1 cannot run.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallCase:
-    """Arguments of a call, the tensors and variables that its gradients go to, and the variables that it changes."""
+    """Arguments of a call, the tensors and variables to differentiate by, and the variables that it changes."""
 
     arguments: Sequence[Any]
     named: Mapping[str, Any] = field(default_factory=dict)
@@ -73,18 +73,18 @@ class SmallCase:
 
 @dataclass(frozen=True, kw_only=True)
 class InForce:
-    """The kernels that compute in Keras's place from now on, and a sentence for each that may not."""
+    """The kernels in use in place of Keras's functions, and a warning for each that must not be used."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: bool = True) -> InForce:
-    """Let Keras's layers compute by the table's kernels, in every model of this process; or, with `on` False, no more.
+    """Let Keras's layers use the table's kernels in every model of this process; or, with `on` False, stop using them.
 
-    With a `model` only what its layers may call is tried and replaced. Graphs that were traced before keep what they
-    have. With a GPU nothing is replaced: Keras's operations are those that its libraries are made for. Without `xla`
-    what XLA would compile is left out.
+    With a `model` only the functions its layers may call are tested and replaced. Graphs that were already traced do
+    not change. With a GPU nothing is replaced: Keras's operations suit the GPU libraries. Without `xla` the kernels
+    compiled by XLA are excluded.
     """
     off = not on or tf.config.list_physical_devices("GPU")
     wanted = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model, xla=xla)]
@@ -104,9 +104,9 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: 
 
 
 def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = True) -> InForce:
-    """What `--fast-kernels` says: `auto` (those that pass their test), `on` (HpcdlError where not all do), or `off`.
+    """Apply `--fast-kernels`: `auto` (kernels that pass their test), `on` (HpcdlError unless all pass), or `off`.
 
-    `xla`: whether the engine runs what XLA compiles.
+    `xla`: whether the engine can run operations compiled by XLA.
     """
     found = use_fast_kernels(model, on=choice != "off", xla=xla)
     problems = list(found.warnings)
@@ -118,7 +118,7 @@ def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = Tr
 
 
 def names_in_force() -> tuple[str, ...]:
-    """The kernels that compute in Keras's place now."""
+    """Return the names of the kernels in use."""
     return tuple(kernel.name for kernel in TABLE if is_replaced(kernel.where))
 
 
@@ -132,24 +132,24 @@ def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
 
 
 def _is_own(layer: Any) -> bool:
-    """Whether a layer's class is the user's, who may call anything; a model of a user's own class is one too."""
+    """Whether a layer's class, or a model's, is the user's own and so may call anything."""
     return not type(layer).__module__.startswith("keras.")
 
 
 def _problem(kernel: Kernel, plain: Call) -> str:
-    """Why the kernel may not stand in the place of `plain` here; nothing where it may."""
+    """Return why the kernel must not replace `plain` here; empty if it may."""
     if kernel.while_training and not tells_training():
         return f"cannot see in Keras {keras.__version__} whether a layer trains"
     try:
         apart = difference(kernel, plain)
-    except tf.errors.OpError as error:  # a build of TensorFlow that has not this kernel
+    except tf.errors.OpError as error:  # a build of TensorFlow without this kernel
         return f"fails ({str(error).splitlines()[0]})"
     return "" if apart <= TOLERANCE else f"differs from Keras's by {apart:.1e}"
 
 
 def difference(kernel: Kernel, plain: Call) -> float:
-    """The largest relative difference of the kernel from Keras's function `plain` on the kernel's own small cases."""
-    # numpy's maximum of what is not a number is none either; Python's passes over it.
+    """Return the largest relative difference between kernel and Keras's function `plain` on the small test cases."""
+    # numpy's maximum propagates NaN; Python's does not.
     return float(numpy.max([_difference(kernel, plain, make()) for make in kernel.trials]))
 
 
@@ -173,14 +173,14 @@ def _replaced(kernel: Kernel, plain: Call) -> Call:
 
 
 def _outcome(call: Call, trial: SmallCase) -> list[Any]:
-    """Outputs, gradients and changed state of one call, as float64; the state is put back."""
+    """Return outputs, gradients and changed state of one call, as float64; restores the state."""
     before = [variable.numpy() for variable in trial.state]
     sources = [one.value if isinstance(one, keras.Variable) else one for one in trial.watched]
     with tf.GradientTape() as tape:
         tape.watch([one for one in sources if tf.is_tensor(one)])
         outputs = call()
     outputs = tf.nest.flatten(outputs)
-    # Neither ones nor the inputs: of those a normalised layer's gradient is nothing but rounding.
+    # Neither ones nor the inputs: a normalised layer's gradient of those is pure rounding error.
     upstream = [_made_up(*one.shape, seed=1) for one in outputs]
     gradients = tape.gradient(outputs, sources, output_gradients=upstream)
     found = [*outputs, *gradients, *(variable.numpy() for variable in trial.state)]
@@ -227,7 +227,7 @@ def _gelu(x: Any, approximate: bool = True) -> Call | None:
 
 def _activation(kernel: Call, x: Any) -> Call | None:
     if not _of_a_type(x, tf.float32) or x.shape.rank is None or None in x.shape[1:]:
-        return None  # each number of elements is compiled anew: batches have few, texts of any length have many
+        return None  # compiled per number of elements: images in batches have few, texts of any length many
     return lambda: kernel(x)
 
 
@@ -244,7 +244,7 @@ def _attention(
     if bias is not None or any(others.values()) or not all(_of_a_type(one, tf.float32) for one in (query, key, value)):
         return None
     if len(query.shape) != 4 or query.shape[2:] != key.shape[2:] or None in query.shape[2:]:
-        return None  # of another rank, or several heads of queries have one of keys
+        return None  # tensors of another rank, or one key head for several query heads
     factor = query.shape[3] ** -0.5 if scale is None else scale
     return lambda: attention(query, key, value, mask, factor, is_causal=is_causal)
 
@@ -272,7 +272,7 @@ def _is_plain_lstm(layer: Any) -> bool:
 
 
 def _is_one_by_one(layer: Any) -> bool:
-    # With steps of two it would have to pick every other pixel first, which costs more than it wins.
+    # With a stride of two it would first select every other pixel, which costs more than it gains.
     single = tuple(layer.kernel_size) == tuple(layer.strides) == tuple(layer.dilation_rate) == (1, 1)
     return single and layer.groups == 1 and bool(layer.data_format == "channels_last")
 
@@ -283,7 +283,7 @@ def _is_attention(layer: Any) -> bool:
 
 
 def _is_operation(layer: Any, name: str) -> bool:
-    """Whether it is that function of keras.ops, as a model of symbolic inputs keeps it."""
+    """Whether `layer` is that function of keras.ops, as a model of symbolic inputs stores it."""
     return type(layer).__name__ == name.title().replace(" ", "")
 
 
@@ -292,7 +292,7 @@ def _made_up(*shape: int, seed: int = 0) -> Any:
 
 
 def _normalization_trial(kind: Any) -> SmallCase:
-    # A name of its own: the layers of a model made later are numbered as if this one had never been.
+    # An explicit name, so that the layer numbers of models built later do not change.
     layer = kind(dtype="float32", name="trial_of_a_fast_kernel")
     inputs = _made_up(4, 5, 5, 6)
     layer.build(inputs.shape)
@@ -302,7 +302,7 @@ def _normalization_trial(kind: Any) -> SmallCase:
 
 
 def _convolution_trial() -> SmallCase:
-    # Without a random initializer, which would draw from the seeds of the model that comes next.
+    # No random initializer: it would consume seeds of the next model.
     layer = keras.layers.Conv2D(7, 1, kernel_initializer="zeros", dtype="float32", name="trial_of_a_fast_kernel")
     inputs, kernel = _made_up(4, 5, 5, 6), _made_up(1, 1, 6, 7)
     return SmallCase(arguments=(layer, inputs, kernel), watched=[inputs, kernel])
@@ -333,7 +333,7 @@ def _attention_trial(**named: Any) -> SmallCase:
 def _of_activation(
     name: str, activation: Call, chosen: Callable[..., Call | None], ways: Sequence[Mapping[str, Any]] = ({},)
 ) -> Kernel:
-    """What XLA compiles in the place of one of Keras's activations, tried in each of its `ways` to be called."""
+    """Return the kernel compiled by XLA for one of Keras's activations, tested with each set of arguments in `ways`."""
     return Kernel(
         name=name,
         where=f"the activation {name}",
@@ -387,4 +387,4 @@ TABLE: tuple[Kernel, ...] = (
         trials=[_recurrent_trial],
     ),
 )
-"""What wins at least 3 % of the operation's time; benchmarks/fast_kernels.py measures them."""
+"""Kernels that save at least 3 % of the operation's time, as measured by benchmarks/fast_kernels.py."""

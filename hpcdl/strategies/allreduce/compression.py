@@ -1,11 +1,11 @@
-"""What gradients travel as: float32, half precision summed in float32 and rounded once per addition, or less.
+"""The formats of gradients on the wire: float32, half precision (summed in float32 and rounded), or fewer bits.
 
-A sum is widened to float32, formed, and rounded once, to nearest even, as numpy does it, bit for bit. numpy takes 6 ns
-a number for that where TensorFlow takes 0.6, since it has no vectors of float16 (python -m benchmarks.memory_rates);
-bfloat16, which is float32 cut off, it adds by integers in 1.6 (comm/arithmetic.py).
+A sum is widened to float32, computed, and rounded once to nearest even, bitwise as in numpy. For float16 numpy takes 6
+ns per number and TensorFlow 0.6, because numpy has no float16 vectors (python -m benchmarks.memory_rates). Numbers in
+bfloat16 are truncated float32; integer operations add them in 1.6 ns (comm/arithmetic.py).
 
-Only tensors of two or more dimensions are worth it. Biases and scales are a thousandth of the bytes, but begin at zero:
-a rounding error in their gradients is an error of the same relative size in their values.
+Only tensors of two or more dimensions are compressed. Biases and scales are a thousandth of the bytes. They start at
+zero, so a rounding error in their gradients is an error of the same relative size in their values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 17
-"""Elements at a time: TensorFlow adds so many with the calling thread alone, and they stay in the cache."""
+"""Elements per TensorFlow call: it adds this many in the calling thread alone, and they stay in the cache."""
 WORTH_A_CALL = 1 << 13
-"""With fewer elements numpy is done before TensorFlow has begun."""
+"""With fewer elements numpy is faster than the call overhead of TensorFlow."""
 
 
 def add_float16(target: Array, incoming: Array) -> None:
-    """`target` += `incoming`, in place; where a sum overflows it is infinite, which nobody is warned of here."""
+    """Add `incoming` to `target` in place; overflowing sums become infinite without a warning."""
     if target.size < WORTH_A_CALL:
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.add(target, incoming, out=target)
@@ -45,14 +45,14 @@ def add_float16(target: Array, incoming: Array) -> None:
 
 
 def cast(values: Array, target: Array) -> None:
-    """`target` = `values`; one of them is float16, the other float32."""
+    """Copy `values` into `target` with conversion; one of them is float16, the other float32."""
     with _on_the_host():
         for part in _blocks(values.size):
             target[part] = numpy.asarray(tf.cast(values[part], target.dtype))
 
 
 def _on_the_host() -> Any:
-    """Never on a GPU, to which the buffers would travel and back."""
+    """Return the CPU device: on a GPU the buffers would be copied there and back."""
     return tf.device("CPU:0")
 
 
@@ -63,9 +63,9 @@ def _blocks(length: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """A number format on the wire: `encode` and `decode` work on flat tensors, `add` on what numpy gets of them.
+    """A number format on the wire: `encode` and `decode` work on flat tensors, `add` on their numpy arrays.
 
-    A format of narrow range is `scaled`: every bucket is brought near the top of it by a power of two.
+    With `scaled`, for formats of narrow range, a power of two moves every bucket near the top of the range.
     """
 
     encode: Callable[[Any], Any]
@@ -73,12 +73,12 @@ class Wire:
     add: Add | None
     scaled: bool = False
     exponent: int | None = None
-    """Of formats with 16 bits: where the exponent's are, all of which NaN and infinity have set."""
+    """The exponent bits of a 16-bit format; NaN and infinity have all of them set."""
     feedback: Feedback | None = None
-    """What takes the place of the all-reduce where less than all values travels."""
+    """The exchange that replaces the all-reduce if only part of the values is sent."""
 
     def carries(self, shape: Sequence[int]) -> bool:
-        """Whether it is for gradients of this shape; others travel as they are."""
+        """Whether gradients of this shape use the format; others are sent unchanged."""
         return len(shape) > 1 if self.feedback is None else self.feedback.form.takes(shape)
 
 
@@ -107,7 +107,7 @@ FORMS: Mapping[str, Callable[[Compression], ReducedForm]] = {
 
 
 def wire_of(compress: str, *, repeatable: bool = False) -> Wire:
-    """What `--compress` asks for. `repeatable`: a step may break off and be repeated."""
+    """Return the format for `--compress`. `repeatable`: an interrupted step may be repeated."""
     asked = parse_compression(compress)
     if not asked.keeps_rest:
         return WIRES[asked.kind]
@@ -116,7 +116,7 @@ def wire_of(compress: str, *, repeatable: bool = False) -> Wire:
 
 
 def warnings_of(compress: str, num_ranks: int) -> list[str]:
-    """A share of values so large that they cost more than all of them: each goes to every rank, with its place."""
+    """Warn if `topk` sends more than all values would cost: each value goes to every rank, with its position."""
     asked = parse_compression(compress)
     if asked.kind != "topk" or num_ranks == 1 or asked.percent * num_ranks < 100:
         return []
@@ -127,5 +127,5 @@ def warnings_of(compress: str, num_ranks: int) -> list[str]:
 
 
 def largest_magnitude(flat: Any) -> Any:
-    """The largest |x| of a flat tensor, shape (1,), without a copy of it."""
+    """Return the largest |x| of a flat tensor, shape (1,), without copying the tensor."""
     return tf.reshape(tf.maximum(tf.reduce_max(flat), -tf.reduce_min(flat)), [1])

@@ -1,15 +1,15 @@
-"""Numbers of few bits with a scale for each block of values: 8 bits for gradients, 4 bits for changes of weights.
+"""Numbers of few bits with a scale per block of values: 8 bits for gradients, 4 bits for changes of weights.
 
-Each rank sums a part of the buffer: all others send it theirs packed, and it sends the sum back packed (Tang, Yu, Lian,
-Zhang and Liu 2019, arXiv 1905.05957). Sums are formed in float32, so that nothing overflows. A rank sends 2(p-1)/p of
-the packed buffer, whatever p is.
+Each rank sums one part of the buffer. The others send it their values packed, and it sends the sum back packed (Tang,
+Yu, Lian, Zhang and Liu 2019, arXiv 1905.05957). Sums are computed in float32 and so do not overflow. A rank sends
+2(p-1)/p of the packed buffer for p ranks.
 
-What rounding leaves over stays with the rank that rounded (two passes with error feedback: Tang and others 2019, arXiv
+The rounding error stays with the rank that rounded (two passes with error feedback: Tang and others 2019, arXiv
 1905.05957).
 
-Source: Streaming DiLoCo (Douillard and others 2025, arXiv 2501.18512, section 2.3) sends outer gradients so, and adds
-them up in float32. A block's scale is its largest magnitude. The eight magnitudes are zero and the scale times 1, 1/2,
-..., 1/64; a value takes the nearest one, the larger of two that are as near.
+Source: Streaming DiLoCo (Douillard and others 2025, arXiv 2501.18512, section 2.3) sends outer gradients this way, and
+sums them in float32. A block's scale is its largest magnitude. The eight magnitudes are zero and the scale times 1,
+1/2, ..., 1/64; a value takes the nearest one, and the larger one of two equally near.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 
 
 BLOCK = 256
-"""Values under one scale: 4 bytes more for 256."""
+"""Values per scale: 4 more bytes per 256 values."""
 AT_A_TIME = 128
 """Blocks that are rounded together: their copies stay in the cache."""
 SMALLEST_SCALE = numpy.finfo(numpy.float32).tiny
-"""Below it a scale would have too few bits to divide by; such values become zero."""
+"""A smaller scale would have too few bits to divide by; such values become zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat:
-    """A number format by block: `pack(values, rest)` gives uint8 (packed_bytes(n),), `unpack(packed, n)` float32 again.
+    """A block number format: `pack(values, rest)` gives uint8 (packed_bytes(n),), `unpack(packed, n)` float32 again.
 
-    `values` (n,) are float32; `rest` (n,) gets what they lose. A block with a value that is not finite comes back so.
+    `values` (n,) are float32; `rest` (n,) receives the rounding error. A block with a non-finite value unpacks to
+    non-finite values.
     """
 
     packed_bytes: Callable[[int], int]
@@ -48,12 +49,12 @@ class BlockFormat:
 
 
 def num_blocks(length: int) -> int:
-    """Blocks of so many values."""
+    """Return the number of blocks of `length` values."""
     return -(-length // BLOCK)
 
 
 def rows_of(length: int) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
-    """Which values and which of their blocks are rounded together, and the shape of the values with blocks as rows."""
+    """Yield which values and blocks are rounded together, and the shape of the values with blocks as rows."""
     num_whole = length // BLOCK
     for first in range(0, num_whole, AT_A_TIME):
         last = min(first + AT_A_TIME, num_whole)
@@ -63,22 +64,22 @@ def rows_of(length: int) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
 
 
 def scales_of(values: Array, largest: int) -> Array:
-    """What `largest` stands for in each row of `values` (rows, length): float32 (rows,); 0 where it is too small."""
+    """Return the scale of each row of `values` (rows, length): max |x| / `largest`, float32 (rows,); 0 if tiny."""
     scales: Array = numpy.maximum(values.max(axis=1), -values.min(axis=1)) / numpy.float32(largest)
     scales[scales < SMALLEST_SCALE] = 0
     return scales
 
 
 def divisors(scales: Array) -> Array:
-    """What the values of each row are divided by: (rows, 1)."""
+    """Return the divisors of each row's values: (rows, 1)."""
     found: Array = numpy.where(scales == 0, numpy.float32(1), scales)[:, None]
     return found
 
 
 def sum_in_two_passes(values: Array, rest: Array, communicator: Communicator, form: BlockFormat) -> None:
-    """`values` (n,), float32, become their sum over the ranks; every rank unpacks the same bytes. Collective.
+    """Replace `values` (n,), float32, by their sum over the ranks; every rank unpacks the same bytes. Collective.
 
-    `rest` (n,), float32, gets what of this rank's values, and of the sum that it sends back, is not in it.
+    `rest` (n,), float32, receives the rounding errors of this rank's values, and of the part of the sum it sends.
     """
     parts = [slice(*bounds) for bounds in spans(values.size, communicator.size)]
     mine = parts[communicator.rank]
@@ -104,37 +105,37 @@ class Int8:
     """The form `int8`."""
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Matrices and kernels; biases begin at zero and are few."""
+        """Whether to compress: matrices and kernels only. Biases start at zero and are few."""
         return len(shape) > 1
 
     def num_bytes(self, pieces: Sequence[BucketPart], num_ranks: int) -> int:
-        """A byte a value, and the scales."""
+        """Return the bytes sent: one per value, and the scales."""
         length = pieces[-1].span.stop
         return sum(int8_bytes(end - start) for start, end in spans(length, num_ranks))
 
     def exchange(
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
-        """The sum over the ranks; every rank unpacks the same bytes."""
+        """Sum over the ranks; every rank unpacks the same bytes."""
         sum_in_two_passes(values, rest, communicator, INT8)
 
     def state(self) -> dict[str, Array]:
-        """Nothing beside the rest."""
+        """Return an empty state: only the rest is kept."""
         return {}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Nothing."""
+        """Do nothing: there is no state."""
 
 
 def int8_bytes(length: int) -> int:
-    """Bytes of so many values: the scales of their blocks, then one each."""
+    """Return the bytes of `length` packed values: the scales of their blocks, then one byte each."""
     return length + 4 * num_blocks(length)
 
 
 def pack_int8(values: Array, rest: Array) -> Array:
-    """float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) gets what they lose.
+    """Pack float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) receives the rounding errors.
 
-    A block's scale is its largest magnitude over 127. One with a value that is not finite unpacks to NaN.
+    A block's scale is its largest magnitude over 127. A block with a non-finite value unpacks to NaN.
     """
     packed = numpy.empty(int8_bytes(values.size), numpy.uint8)
     scales, numbers = _halves(packed, values.size)
@@ -149,7 +150,7 @@ def pack_int8(values: Array, rest: Array) -> Array:
 
 
 def unpack_int8(packed: Array, length: int) -> Array:
-    """`length` float32 values of what `pack` made."""
+    """Return the `length` float32 values that `pack_int8` packed."""
     scales, numbers = _halves(packed, length)
     values = numbers.astype(numpy.float32)
     num_whole = length // BLOCK
@@ -161,7 +162,7 @@ def unpack_int8(packed: Array, length: int) -> Array:
 
 
 def _halves(packed: Array, length: int) -> tuple[Array, Array]:
-    """Views of the scales and of the numbers in what `length` values are packed in."""
+    """Return views of the scales and of the numbers in the buffer of `length` packed values."""
     start = 4 * num_blocks(length)
     return packed[:start].view(numpy.float32), packed[start:].view(numpy.int8)
 
@@ -170,22 +171,22 @@ INT8 = BlockFormat(packed_bytes=int8_bytes, pack=pack_int8, unpack=unpack_int8)
 
 
 LEVELS = numpy.array([0.0, *(2.0 ** (code - 7) for code in range(1, 8))], numpy.float32)
-"""Magnitudes by their code of three bits; the fourth is the sign."""
+"""Magnitudes by their three-bit code; the fourth bit is the sign."""
 SIGN = 8
 _SIGNED = numpy.concatenate([LEVELS, -LEVELS])
 _HALF = 1 << 22
-"""Half of a float32's mantissa: added to its bits, it raises the exponent of what is nearer to the next power."""
+"""Half of a float32's mantissa: added to the bits, it rounds the exponent up if the next power of two is nearer."""
 _LOWEST = 127 - 7
-"""The exponent's bits of half the smallest magnitude."""
+"""The exponent bits of half the smallest magnitude."""
 
 
 def fp4_bytes(length: int) -> int:
-    """Bytes of so many values: the scales of their blocks, then half a byte each."""
+    """Return the bytes of `length` packed values: the scales of their blocks, then half a byte each."""
     return -(-length // 2) + 4 * num_blocks(length)
 
 
 def pack_fp4(values: Array, rest: Array) -> Array:
-    """float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) gets what they lose."""
+    """Pack float32 `values` (n,) as uint8 (packed_bytes(n),); `rest` (n,) receives the rounding errors."""
     packed = numpy.empty(fp4_bytes(values.size), numpy.uint8)
     start = 4 * num_blocks(values.size)
     scales, numbers = packed[:start].view(numpy.float32), packed[start:]
@@ -202,10 +203,10 @@ def pack_fp4(values: Array, rest: Array) -> Array:
 
 
 def _codes(shares: Array) -> Array:
-    """The code of each of `shares`, -1 to 1, as uint8."""
+    """Return the code of each of `shares`, -1 to 1, as uint8."""
     exponents = shares.view(numpy.uint32) & 0x7FFFFFFF
     codes = ((exponents + _HALF) >> 23).astype(numpy.int32) - _LOWEST
-    # Between half of the smallest magnitude and three quarters of it, zero is as far as that magnitude or farther.
+    # From half of the smallest magnitude on that magnitude is at least as near as zero, and the larger one wins a tie.
     codes[(codes == 0) & (exponents >> 23 == _LOWEST)] = 1
     numpy.clip(codes, 0, 7, out=codes)
     codes[shares < 0] |= SIGN
@@ -214,7 +215,7 @@ def _codes(shares: Array) -> Array:
 
 
 def unpack_fp4(packed: Array, length: int) -> Array:
-    """`length` float32 values of what `pack` made."""
+    """Return the `length` float32 values that `pack_fp4` packed."""
     start = 4 * num_blocks(length)
     scales, numbers = packed[:start].view(numpy.float32), packed[start:]
     codes = numpy.empty(2 * numbers.size, numpy.uint8)

@@ -1,12 +1,12 @@
-"""PowerSGD: of each matrix the product of two thin ones, by one step of power iteration that goes on from the last.
+"""PowerSGD: approximates each matrix by the product of two thin ones, with one power iteration per step, warm-started.
 
 Source: Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), algorithms 1 and 2, with the warm start of its section 3.
-Momentum is the user's optimizer's. A kernel is a matrix with a row for each of its inputs and a column for each output.
+Momentum is that of the user's optimizer. A kernel is a matrix with a row for each input and a column for each output.
 Both thin matrices are summed by the strategy's own all-reduce.
 
-Every rank computes the product by itself, and all have to get the same bits, whatever their processors. So what follows
-a sum is made of numpy's elementwise operations and its own sums, in float64 for the directions; matrix products, whose
-bits depend on the processor and on the number of threads, are taken only of what is summed afterwards.
+Every rank computes the product itself, and all must get the same bits on any processor. So computations after a sum use
+numpy's elementwise operations and sums only, in float64 for the directions. The bits of matrix products depend on the
+processor and the number of threads, so they are used only for values that are summed afterwards.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ if TYPE_CHECKING:
     from hpcdl.strategies.allreduce.rest import Reduce
 
 WARM = f"{PREFIX}right/"
-"""How the names of the right matrices begin in a checkpoint."""
+"""Prefix of the names of the right matrices in a checkpoint."""
 ROWS_BYTES = 256 << 10
-"""The update is made of so many bytes of rows at a time, which stay in the cache."""
+"""Bytes of rows computed at a time in the update, so that they stay in the cache."""
 AT_ONCE = 8192
-"""Values of a matrix that a product takes at once. For more numpy's OpenBLAS wakes threads, which spin for the cores
-that TensorFlow computes on: on two busy cores an exchange took 40 times as long."""
+"""Values of a matrix per matrix product.
+
+For more, numpy's OpenBLAS wakes threads, which spin on the cores that TensorFlow needs: on two busy cores an exchange
+took 40 times as long.
+"""
 
 
 class PowerSgd:
-    """The form `powersgd:R`; `rank` is R, of the matrices."""
+    """The form `powersgd:R`; `rank` is R, the rank of the matrices."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._right: dict[int, Array] = {}
-        """Of each variable, as the last step left it, (columns, R) float32; the same bits on every rank."""
+        """The right matrix of each variable after the last step, (columns, R) float32; the same bits on every rank."""
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Matrices that get smaller by it."""
+        """Whether to compress: matrices that become smaller."""
         if len(shape) < 2:
             return False
         rows, columns = sides(shape)
         return (rows + columns) * self._rank < rows * columns
 
     def num_bytes(self, pieces: Sequence[BucketPart], num_ranks: int) -> int:
-        """Both thin matrices, float32."""
+        """Return the bytes of both thin matrices, float32."""
         return 4 * self._rank * sum(sum(sides(piece.shape)) for piece in pieces)
 
     def exchange(
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
-        """The product of the thin matrices in place of the sum; of a sum that has rank R it is all."""
+        """Replace the sum by the product of the thin matrices; this is exact if the sum has rank R."""
         matrices = [values[piece.span].reshape(sides(piece.shape)) for piece in pieces]
         lefts = [times(matrix, self._started(piece)) for matrix, piece in zip(matrices, pieces, strict=True)]
         lefts = [orthonormal(left) for left in summed(lefts, reduce)]
@@ -68,18 +71,18 @@ class PowerSgd:
             self._right[piece.variable] = right
 
     def state(self) -> dict[str, Array]:
-        """The right matrices."""
+        """Return the right matrices."""
         return {f"{WARM}{variable}": right.copy() for variable, right in self._right.items()}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take them back; where there are none of this rank, begin anew."""
+        """Restore the right matrices; start anew if none has this rank R."""
         found = {name.removeprefix(WARM): right for name, right in arrays.items() if name.startswith(WARM)}
         self._right = {
             int(number): right.astype(numpy.float32) for number, right in found.items() if right.shape[-1] == self._rank
         }
 
     def _started(self, piece: BucketPart) -> Array:
-        """The right matrix to begin with. A column of zeros would stay so, and begins anew."""
+        """Return the initial right matrix. A column of zeros would stay zero, so it is drawn anew."""
         columns = sides(piece.shape)[1]
         known = self._right.get(piece.variable)
         if known is not None and known.any(axis=0).all():
@@ -89,13 +92,13 @@ class PowerSgd:
 
 
 def few_rows(matrix: Array) -> Iterator[slice]:
-    """All rows of `matrix` in turn, AT_ONCE values or one row at a time."""
+    """Return slices of all rows of `matrix`, with at most AT_ONCE values, but at least one row."""
     rows = max(1, AT_ONCE // matrix.shape[1])
     return (slice(start, start + rows) for start in range(0, len(matrix), rows))
 
 
 def times(matrix: Array, right: Array) -> Array:
-    """`matrix` (rows, columns) times `right` (columns, R)."""
+    """Return `matrix` (rows, columns) times `right` (columns, R)."""
     product = numpy.empty((len(matrix), right.shape[1]), numpy.float32)
     for rows in few_rows(matrix):
         numpy.matmul(matrix[rows], right, out=product[rows])
@@ -103,7 +106,7 @@ def times(matrix: Array, right: Array) -> Array:
 
 
 def transposed_times(matrix: Array, left: Array) -> Array:
-    """The transpose of `matrix` (rows, columns) times `left` (rows, R)."""
+    """Return the transpose of `matrix` (rows, columns) times `left` (rows, R)."""
     product = numpy.zeros((matrix.shape[1], left.shape[1]), numpy.float32)
     for rows in few_rows(matrix):
         product += matrix[rows].T @ left[rows]
@@ -111,12 +114,12 @@ def transposed_times(matrix: Array, left: Array) -> Array:
 
 
 def sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a gradient as a matrix: the last dimension, a layer's outputs, are its columns."""
+    """Return rows and columns of a gradient as a matrix: the last dimension, a layer's outputs, gives the columns."""
     return math.prod(shape[:-1]), shape[-1]
 
 
 def summed(matrices: Sequence[Array], reduce: Reduce) -> list[Array]:
-    """The sums over the ranks, in one all-reduce; collective."""
+    """Return the sums over the ranks, in one all-reduce; collective."""
     flat = numpy.concatenate([matrix.reshape(-1) for matrix in matrices])
     reduce(flat)
     return list(_parts(flat, matrices))
@@ -130,10 +133,9 @@ def _parts(flat: Array, like: Sequence[Array]) -> Iterator[Array]:
 
 
 def orthonormal(matrix: Array) -> Array:
-    """The columns of `matrix` (rows, R), float32, by Gram and Schmidt, twice; those of zeros stay zero.
+    """Orthonormalise the columns of `matrix` (rows, R), float32, by Gram-Schmidt, twice; zero columns stay zero.
 
-    What rounding leaves of a column that depends on the others is a direction as good as any, once it is made
-    orthogonal again.
+    The rounding error left of a column that depends on the others is as good as any direction, once orthogonal.
     """
     columns = matrix.T.astype(numpy.float64)
     for number, column in enumerate(columns):
@@ -148,9 +150,9 @@ def orthonormal(matrix: Array) -> Array:
 
 
 def multiply(left: Array, right: Array, product: Array) -> None:
-    """`product` (rows, columns) = `left` (rows, R) times the transpose of `right` (columns, R), a column at a time.
+    """Set `product` (rows, columns) to `left` (rows, R) times the transpose of `right` (columns, R), column by column.
 
-    The same bits on every processor.
+    The result has the same bits on every processor.
     """
     rows = max(1, ROWS_BYTES // (4 * product.shape[1]))
     across = numpy.ascontiguousarray(right.T)

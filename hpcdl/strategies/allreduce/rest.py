@@ -1,8 +1,8 @@
-"""What compression leaves over of a worker's gradients, and takes along at the next step; and the largest values alone.
+"""Error feedback: a worker keeps the part of its gradients that compression dropped for the next step. Also top-k.
 
 Sources: Karimireddy, Rebjock, Stich and Jaggi 2019 (arXiv 1901.09847), algorithm 2; with momentum left to the user's
-optimizer Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), algorithm 2. Gradients come divided by the number of
-workers, and so does the rest: what was applied and all workers' rests add up to the sum of all gradients so far.
+optimizer Vogels, Karimireddy and Jaggi 2019 (arXiv 1905.13727), algorithm 2. Gradients, and so the rests, are divided
+by the number of workers: the applied updates and all workers' rests add up to the sum of all gradients so far.
 
 Source: Stich, Cordonnier and Jaggi 2018 (arXiv 1809.07599), top-k with memory. Every rank sends its own choice to all
 others: (p-1) times 8 bytes for each value that it sends.
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     """Sums a float32 buffer over the ranks in place, by the strategy's own all-reduce."""
 
 PREFIX = "rest/"
-"""How the names of what a checkpoint keeps begin."""
+"""Prefix of the names of its entries in a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketPart:
-    """One variable's gradient in a flat bucket: the variable's number, where it begins, and its shape."""
+    """One variable's gradient in a flat bucket: the variable's number, its first element, and its shape."""
 
     variable: int
     start: int
@@ -44,39 +44,39 @@ class BucketPart:
 
     @property
     def span(self) -> slice:
-        """Where it lies."""
+        """Its elements in the bucket."""
         return slice(self.start, self.start + prod(self.shape))
 
 
 class ReducedForm(Protocol):
-    """A form in which less than the gradients travels."""
+    """A form that sends less than the full gradients."""
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether a gradient of this shape is worth it; the others travel as they are."""
+        """Whether a gradient of this shape is compressed; the others are sent unchanged."""
 
     def num_bytes(self, pieces: Sequence[BucketPart], num_ranks: int) -> int:
-        """What a rank makes of its bucket: the bytes of it that travel."""
+        """Return the bytes that a rank sends of its bucket."""
 
     def exchange(
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
-        """`values` (n,), float32, become their sum over the ranks, the same bits on each; collective.
+        """Replace `values` (n,) by their sum over the ranks, the same bits on each; collective.
 
-        `rest` (n,), float32, gets what of this rank's values is not in it. It is complete before the last message
-        leaves: where another rank has the sum, this one has its rest.
+        `rest` (n,), float32, receives the part of this rank's values that the sum lacks. It is complete before the last
+        message is sent: if another rank has the sum, this rank has its rest.
         """
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps beside the rest, by names that begin with PREFIX."""
+        """Return what a checkpoint holds besides the rest, by names that begin with PREFIX."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `state` gave, or begin anew where it is not there."""
+        """Restore the result of `state`, or start anew if it is missing."""
 
 
 class Rests:
     """The rest of each variable, float32, by its number; zero before the first exchange.
 
-    `repeatable`: a step may break off and be repeated. Then what it leaves over counts once `settle` is called.
+    `repeatable`: an interrupted step may be repeated, so its rests take effect only when `settle` is called.
     """
 
     def __init__(self, *, repeatable: bool) -> None:
@@ -84,13 +84,13 @@ class Rests:
         self._new: dict[int, Array] = {} if repeatable else self._kept
 
     def add_to(self, values: Array, pieces: Sequence[BucketPart]) -> None:
-        """Add them to the gradients in a bucket."""
+        """Add the rests to the gradients in a bucket."""
         for piece in pieces:
             if piece.variable in self._kept:
                 values[piece.span] += self._kept[piece.variable]
 
     def keep(self, rest: Array, pieces: Sequence[BucketPart]) -> None:
-        """`rest`, as long as the bucket, is what its exchange leaves over."""
+        """Store `rest`, as long as the bucket, after its exchange."""
         for piece in pieces:
             part = rest[piece.span]
             if piece.variable in self._new:
@@ -99,16 +99,16 @@ class Rests:
                 self._new[piece.variable] = part.copy()
 
     def settle(self) -> None:
-        """The step is over."""
+        """Make the step's rests valid: the step is complete."""
         if self._new is not self._kept:
             self._kept, self._new = {**self._kept, **self._new}, {}
 
     def state(self) -> dict[str, Array]:
-        """Copies for a checkpoint."""
+        """Return copies for a checkpoint."""
         return {f"{PREFIX}{variable}": rest.copy() for variable, rest in self._kept.items()}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take them back; all are zero where there are none."""
+        """Restore the rests; all are zero if `arrays` has none."""
         self._kept.clear()
         self._new.clear()
         for name, rest in arrays.items():
@@ -118,7 +118,7 @@ class Rests:
 
 
 class Feedback:
-    """The exchange of buckets in a `form`, with all that is left over."""
+    """The exchange of buckets in a `form`, with error feedback."""
 
     def __init__(self, form: ReducedForm, *, repeatable: bool) -> None:
         self.form = form
@@ -126,57 +126,57 @@ class Feedback:
         self._scratch: Array = numpy.zeros(0, numpy.float32)
 
     def exchange(self, values: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce) -> None:
-        """`values` (n,), this rank's gradients, become the sum over the ranks; collective."""
+        """Replace this rank's gradients `values` (n,) by the sum over the ranks; collective."""
         if self._scratch.size < values.size:
             self._scratch = numpy.zeros(values.size, numpy.float32)
         rest = self._scratch[: values.size]
-        # Gradients that are not finite travel on as they are, and are found where the sums are looked at.
+        # Non-finite gradients are sent unchanged, and are detected when the sums are checked.
         with numpy.errstate(over="ignore", invalid="ignore"):
             self._rests.add_to(values, pieces)
             self.form.exchange(values, rest, pieces, communicator, reduce)
         self._rests.keep(rest, pieces)
 
     def settle(self) -> None:
-        """The step is over: nobody repeats it."""
+        """Note that the step is complete and will not be repeated."""
         self._rests.settle()
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps of this worker."""
+        """Return this worker's state for a checkpoint."""
         return {**self._rests.state(), **self.form.state()}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take it back; of a checkpoint without compression there is nothing to take, and the rest is zero."""
+        """Restore the state; with a checkpoint without compression the rest is zero."""
         self._rests.restore(arrays)
         self.form.restore(arrays)
 
 
 MOST_VALUES = 1 << 32
-"""Places are numbers of 32 bits."""
+"""Positions are 32-bit numbers."""
 
 
 class TopK:
-    """The form `topk:P%`: so many of a hundred values of each variable, at least one."""
+    """The form `topk:P%`: sends P percent of the values of each variable, at least one."""
 
     def __init__(self, percent: float) -> None:
         self._percent = percent
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Matrices and kernels; biases begin at zero and are few."""
+        """Whether to compress: matrices and kernels only. Biases start at zero and are few."""
         return len(shape) > 1 and math.prod(shape) < MOST_VALUES
 
     def count(self, piece: BucketPart) -> int:
-        """How many values of a variable travel."""
+        """Return how many values of a variable are sent."""
         length = math.prod(piece.shape)
         return min(length, max(1, round(length * self._percent / 100)))
 
     def num_bytes(self, pieces: Sequence[BucketPart], num_ranks: int) -> int:
-        """A float32 and a place of 4 bytes for each value that travels."""
+        """Return the bytes sent: a float32 and a position of 4 bytes per value."""
         return 8 * sum(map(self.count, pieces))
 
     def exchange(
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
-        """The sum over the ranks of what each has chosen."""
+        """Sum over the ranks the values that each has chosen."""
         places = numpy.concatenate([piece.start + largest(values[piece.span], self.count(piece)) for piece in pieces])
         mine = numpy.empty((2, places.size), numpy.uint32)
         mine[0] = places
@@ -186,19 +186,19 @@ class TopK:
         everybody = [numpy.empty_like(mine) for _ in range(communicator.size)]
         swap_pieces(communicator, [mine] * communicator.size, everybody)
         values[:] = 0
-        for theirs in everybody:  # in the order of ranks, the same on each; no place comes twice from one
+        for theirs in everybody:  # in the order of ranks, the same on each; positions of one rank are unique
             values[theirs[0]] += theirs[1].view(numpy.float32)
 
     def state(self) -> dict[str, Array]:
-        """Nothing beside the rest."""
+        """Return an empty state: only the rest is kept."""
         return {}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Nothing."""
+        """Do nothing: there is no state."""
 
 
 def largest(values: Array, count: int) -> Array:
-    """Places of the `count` largest |values| (n,), in rising order. What is no number counts as the largest."""
+    """Return the positions of the `count` largest |values| (n,) in ascending order. NaN counts as the largest."""
     if count == values.size:
         return numpy.arange(values.size)
     found: Array = numpy.argpartition(numpy.abs(values), values.size - count)[values.size - count :]

@@ -1,13 +1,13 @@
-"""Synchronous SGD: gradients are averaged by an all-reduce, bucket by bucket, while back-propagation goes on.
+"""Synchronous SGD: an all-reduce averages gradients bucket by bucket, while back-propagation continues.
 
-Each bucket is one `tf.numpy_function` in a fixed order given by control dependencies, so that every rank runs the
-same collectives in the same order without negotiation. The function reduces its input in place and returns it: a
-gradient that is a bucket of its own is overwritten. The loss is divided by the number of workers before
-back-propagation, so that the sum of the gradients is their mean: that saves a pass over all of them, and keeps half
-precision from overflowing.
+Each bucket is one `tf.numpy_function` in a fixed order given by control dependencies, so that every rank runs the same
+collectives in the same order without negotiation. The function reduces its input in place and returns it: a gradient
+that is a bucket of its own is overwritten. The loss is divided by the number of workers before back-propagation, so
+that the sum of the gradients is their mean. This saves a pass over all gradients, and avoids overflow in half
+precision.
 
-A bucket's weights move as soon as it has come and all ranks know that everybody's gradients are finite: the buckets
-that still travel are waited for by their own weights alone (docs/decisions/0140-updates-while-buckets-travel.md).
+A bucket's weights are updated as soon as its sum has arrived and all ranks know that all gradients are finite. Only
+their own weights wait for the other buckets (docs/decisions/0140-updates-while-buckets-travel.md).
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 64
-"""Bytes: TensorFlow's own tensors begin on multiples of this or of a part of it."""
+"""Bytes: TensorFlow's own tensors begin on multiples of this, or of a divisor of it."""
 LARGE_BYTES = 64 << 10
-"""To copy a smaller tensor costs less than an operation of its own."""
+"""Copying a smaller tensor costs less than an operation of its own."""
 
 
 class AllReduce:
     """Every all-reduce of collectives/ as a strategy of the same name."""
 
     def worker(self, context: Context) -> Worker:
-        """All ranks work."""
+        """Return the worker: all ranks are workers."""
         return AllReduceWorker(context)
 
     def server(self, context: Context) -> Server:
-        """Nobody serves."""
+        """Fail: there are no servers."""
         raise AssertionError("an all-reduce has no servers")
 
 
 class AllReduceWorker(Worker):
     """Averages gradients over the ranks, then applies them with the local optimizer.
 
-    A step is traced with the `bucket_bytes` that are in force then.
+    A step is traced with the current `bucket_bytes`.
     """
 
     def __init__(self, context: Context) -> None:
-        # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
+        # A separate communicator: the exchange runs on TensorFlow's threads, parallel to the main thread's messages.
         self._communicator = context.communicator.duplicate()
         self.bucket_bytes = context.exchange.bucket_bytes
         self._in_place = context.in_place
         self._wire = wire_of(context.exchange.compress, repeatable=context.in_place)
         self._compress = context.exchange.compress
         self._asked = f"--compress {self._compress}"
-        """As messages name it."""
+        """The setting's name in messages."""
         self.warnings = warnings_of(self._compress, self._communicator.size)
         self._collective = self._collective_of(context)
         self._workspace = Workspace(measure=not context.deterministic)
@@ -88,33 +88,33 @@ class AllReduceWorker(Worker):
         self._guard = FiniteGuard(self._communicator.rank, group)
 
     def _collective_of(self, context: Context) -> Any:
-        """What has `allreduce`."""
+        """Return the module that has `allreduce`."""
         return importlib.import_module(COLLECTIVES.entry(context.info.name).target.partition(":")[0])
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights become everybody's."""
+        """Broadcast rank 0's weights to all ranks."""
         broadcast_variables(self._communicator, variables)
 
     def before_step(self, step: int) -> None:
-        """Errors name the step."""
+        """Store the step for error messages."""
         self._guard.step = step
 
     def after_step(self, step: int) -> None:
-        """What compression has left over counts."""
+        """Settle the rests of compression."""
         if self._wire.feedback is not None:
             self._wire.feedback.settle()
 
     def state(self) -> dict[str, Array]:
-        """What compression has left over; nothing without it."""
+        """Return the state of compression; empty without it."""
         return {} if self._wire.feedback is None else self._wire.feedback.state()
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take it back."""
+        """Restore the state of compression."""
         if self._wire.feedback is not None:
             self._wire.feedback.restore(arrays)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
-        """Average the gradients in buckets, and apply each as soon as it has come and may be applied."""
+        """Average the gradients in buckets, and apply each as soon as its sum has arrived and may be applied."""
         names = [variable.path for variable in variables]
         if self._moves_early(gradients):
             averaged, agreed, suspicious = self._sum_up_agreed(gradients, names)
@@ -136,17 +136,17 @@ class AllReduceWorker(Worker):
         return exchanged
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
-        """Where there are several buckets."""
+        """Whether there are several buckets."""
         return self._communicator.size > 1 and len(list(self._plan(gradients, self.bucket_bytes))) > 1
 
     def buckets(self, gradients: Sequence[Any], bucket_bytes: int) -> tuple[tuple[int, ...], ...]:
-        """Which of `gradients` would travel together in buckets of another size."""
+        """Return which of `gradients` would share a bucket if buckets had this size."""
         return tuple(tuple(bucket) for bucket, _ in self._plan(gradients, bucket_bytes))
 
     def sum_up(self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int | None = None) -> list[Any]:
-        """The sum of `gradients` over the ranks, in the same order; traced into the graph. `names`: the variables'.
+        """Return the sums of `gradients` over the ranks, in order; traced into the graph. `names`: the variables'.
 
-        `bucket_bytes`, where it is given, takes the place of the configured size of buckets.
+        `bucket_bytes`, if given, replaces the configured bucket size.
         """
         averaged, ready = self._sum_up_checked(gradients, names, bucket_bytes or self.bucket_bytes)
         return behind(ready, averaged)
@@ -154,7 +154,7 @@ class AllReduceWorker(Worker):
     def _sum_up_checked(
         self, gradients: Sequence[Any], names: Sequence[str], bucket_bytes: int
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The sums, and what has to be waited for before anybody uses them."""
+        """Return the sums, and the tensors to wait for before the sums are used."""
         if self._communicator.size == 1:
             return gradients, [self._guard.before_exchange(gradients, names)] if self.checks_finite else gradients
         averaged, suspicious = self._exchange(gradients, self._plan(gradients, bucket_bytes), names)
@@ -162,21 +162,20 @@ class AllReduceWorker(Worker):
         return averaged, [sound]
 
     def _moves_early(self, gradients: Sequence[Any]) -> bool:
-        """Whether weights may move while buckets travel: there are several, and an agreement that tells enough.
+        """Whether weights may be updated while buckets travel: there are several, and the ranks can agree early.
 
-        An optimizer that skips steps (`checks_finite` is False) has to see all sums before it moves anything; and a
-        step that may be repeated must not have moved a part of them.
+        An optimizer that skips steps (`checks_finite` is False) must see all sums before it updates anything. A step
+        that may be repeated must not update only a part of the weights.
         """
         if self._communicator.size == 1 or not self.checks_finite or self._in_place:
             return False
         return all(gradient.dtype == tf.float32 for gradient in gradients) and self.leaves_early(gradients)
 
     def _sum_up_agreed(self, gradients: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], Any, Any]:
-        """The sums, each of which may be used after the operation that comes with them, whatever else travels.
+        """Return the sums, the operation after which each sum may be used, and whether to check them again.
 
-        The third comes with the last of them: whether they have to be looked at again. The ranks agree before the
-        bucket of the first variable leaves: back-propagation makes that gradient last, so what every rank must know by
-        then, that all of its gradients are finite, delays no bucket.
+        The operation is an agreement of the ranks, before the bucket of the first variable is sent. Back-propagation
+        computes that variable's gradient last, so checking by then that all gradients are finite delays no bucket.
         """
         plan = list(self._plan(gradients, self.bucket_bytes))
         bounds = [bounds_of([gradients[index] for index in bucket]) for bucket, _ in plan]
@@ -194,7 +193,7 @@ class AllReduceWorker(Worker):
         return averaged, agreed[0], suspicious
 
     def _updates_recorded(self, averaged: Sequence[Any], agreed: Any, variables: Sequence[Any], result: Any) -> Any:
-        """`result`; where the run is traced, a span is kept of each bucket's update."""
+        """Return `result`; if the run is traced, record a span of each bucket's update."""
         recorder = recorder_of(self._communicator)
         if recorder is NOTHING:
             return result
@@ -204,7 +203,7 @@ class AllReduceWorker(Worker):
         return result
 
     def _total(self, buffer: Array) -> None:
-        """The sum over the ranks of a few numbers, in place."""
+        """Sum a few numbers over the ranks in place."""
         recursive_doubling.allreduce(self._communicator, buffer, self._workspace)
 
     def _exchange(
@@ -214,17 +213,17 @@ class AllReduceWorker(Worker):
         names: Sequence[str] = (),
         before: Callable[[int], list[Any]] = lambda number: [],
     ) -> tuple[list[Any], Any]:
-        """The sums of the gradients, bucket by bucket in the order of `plan`; whether to look at them again, at last.
+        """Return the sums of the gradients, bucket by bucket in the order of `plan`, and whether to check them again.
 
-        `names`: the variables', where it must be told afterwards whose gradients were no numbers before they were
-        overwritten. `before` a bucket: what it waits for beside the one before it.
+        `names`: the variables', needed to name those whose gradients were not finite before they were overwritten.
+        `before` a bucket: what it waits for besides the previous bucket.
         """
         summed: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
         earlier: list[Any] = []
         for number, (bucket, wire) in enumerate(plan):
             mine = [gradients[index] for index in bucket]
-            with tf.control_dependencies(earlier):  # at most one is packed ahead, for memory's sake
+            with tf.control_dependencies(earlier):  # at most one is packed ahead, to save memory
                 flat = packed(mine)
             earlier = previous
             with tf.control_dependencies(previous):
@@ -241,11 +240,11 @@ class AllReduceWorker(Worker):
         return summed, suspicious
 
     def finish(self, *, early: bool = False) -> None:
-        """Give scratch buffers and sub-communicators back."""
+        """Free scratch buffers and sub-communicators."""
         self._workspace.close()
 
     def _plan(self, gradients: Sequence[Any], bucket_bytes: int) -> Iterator[tuple[list[int], Wire]]:
-        """Buckets of one type in the order in which they leave, with what each travels as; compressed ones first."""
+        """Yield buckets of one type in sending order, with the format of each; compressed ones first."""
         plain = WIRES["none"]
         if self._wire.feedback is not None:
             check_compressed(self._asked, self._wire, gradients)
@@ -261,9 +260,9 @@ class AllReduceWorker(Worker):
     def _reducer(
         self, number: int, wire: Wire, first: bool, alone: str = "", pieces: Sequence[BucketPart] = ()
     ) -> Callable[[Array], tuple[Array, bool]]:
-        """The exchange of a bucket in place, and whether what has come since the `first` has to be looked at again.
+        """Return a function that exchanges a bucket in place; it also returns whether sums since `first` need a check.
 
-        `alone`: the variable whose gradient itself is the buffer. `pieces`: where each gradient lies in it.
+        `alone`: the variable whose gradient is the buffer itself. `pieces`: each gradient's position in it.
         """
         communicator, feedback = self._communicator, wire.feedback
 
@@ -282,7 +281,7 @@ class AllReduceWorker(Worker):
         recorded = bucket_recorded(reduce, recorder_of(communicator), number, sent_bytes)
         if not self.checks_finite:
             return lambda buffer: (recorded(buffer, unseen), False)
-        # What spoils one value of a plain sum tends to spoil all; of a compressed one it is one block, or one value.
+        # What spoils one value of a plain sum tends to spoil all values; of a compressed sum one block, or one value.
         sampled = SAMPLED if feedback is None else 1
         return self._guard.watched(recorded, first=first, alone=alone, exponent=wire.exponent, sampled=sampled)
 
@@ -297,7 +296,7 @@ class AllReduceWorker(Worker):
 
 
 def check_compressed(asked: str, wire: Wire, gradients: Sequence[Any]) -> None:
-    """UsageError where what is `asked` for takes none of the gradients, or one whose numbers are not float32."""
+    """Raise UsageError if the compression applies to no gradient, or to one that is not float32."""
     taken = [gradient for gradient in gradients if wire.carries(gradient.shape)]
     if not taken:
         raise UsageError(f"{asked}: no gradient of this model gets smaller by it; leave it out")
@@ -310,7 +309,7 @@ def check_compressed(asked: str, wire: Wire, gradients: Sequence[Any]) -> None:
 
 
 def packed(tensors: Sequence[Any]) -> Any:
-    """One flat tensor of all of them, in `packed_order`; a single one is not copied."""
+    """Return all tensors as one flat tensor, in `packed_order`; a single one is not copied."""
     pieces = [flattened(tensors[place]) for place in packed_order(tensors)]
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
@@ -322,10 +321,9 @@ def exchange_bucket(
     wire: Wire = WIRES["none"],
     scale_of: Callable[[Any], Any] | None = None,
 ) -> tuple[list[Any], Any]:
-    """Send `flat`, which is `packed` of `tensors`, through `reduce`: the sums in the shapes of `tensors`.
+    """Send `flat`, which is `packed` of `tensors`, through `reduce`: return the sums in the shapes of `tensors`.
 
-    `scale_of` the buffer, where given, is what it is multiplied with on its way. Also returned: what `reduce` says of
-    the buffer that has come, bool.
+    `scale_of`, if given, returns the factor for the buffer on the wire. Also returns the flag from `reduce`.
     """
     order = packed_order(tensors)
     scale = scale_of(flat) if scale_of else None
@@ -339,7 +337,7 @@ def exchange_bucket(
 
 
 def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]:
-    """Where each of `tensors`, the gradients of the variables `bucket`, lies in their bucket."""
+    """Return the position of each of `tensors`, the gradients of the variables `bucket`, in their bucket."""
     order = packed_order(tensors)
     shapes = [tuple(tensors[place].shape) for place in order]
     starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
@@ -350,14 +348,14 @@ def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]
 
 
 def packed_order(tensors: Sequence[Any]) -> list[int]:
-    """Places of `tensors` as they lie in their bucket: those first that can be used where they lie (`unpacked`)."""
+    """Return the order of `tensors` in their bucket: first those that can be used without a copy (`unpacked`)."""
     return sorted(range(len(tensors)), key=lambda place: not _stays(tensors[place]))
 
 
 def unpacked(flat: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The parts of `flat` in the shapes of `tensors`, which are in `packed_order`.
+    """Return the parts of `flat` in the shapes of `tensors`, which are in `packed_order`.
 
-    TensorFlow's split copies each part; its slice does not where a part begins and ends on a border of ALIGNMENT.
+    TensorFlow's split copies each part; its slice does not if a part begins and ends at a multiple of ALIGNMENT.
     """
     lengths = [tensor.shape.num_elements() for tensor in tensors]
     if len(tensors) == 1:
@@ -376,12 +374,12 @@ def _stays(tensor: Any) -> bool:
 
 
 def flattened(tensor: Any) -> Any:
-    """`tensor` in one dimension; an operation less where it is."""
+    """Return `tensor` in one dimension; without an operation if it has one already."""
     return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])
 
 
 def shaped(flat: Any, shape: Any) -> Any:
-    """`flat` in `shape`; an operation less where it is."""
+    """Return `flat` in `shape`; without an operation if the shape has one dimension."""
     return flat if shape.rank == 1 else tf.reshape(flat, shape)
 
 

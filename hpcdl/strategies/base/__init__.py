@@ -1,1 +1,1 @@
-"""What every strategy builds on: the protocol, the graph of an exchange, checks of finite values."""
+"""What every strategy builds on: the protocol, the graph of an exchange, checks for finite values."""

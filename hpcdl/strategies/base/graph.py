@@ -1,4 +1,4 @@
-"""What a strategy puts into a step's graph beside its exchange: Python functions, the time of day, a look for NaN."""
+"""What strategies add to a step's graph besides their exchange: Python functions, time stamps, checks for NaN."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Finished
 
     Exchange = Callable[[Array, Finished], Array]
-    """Makes a buffer its sum over the ranks, in place, and tells of the parts that are finished."""
+    """Replaces a buffer by its sum over the ranks, in place, and calls the second argument with each finished part."""
 
 FIRST_WORD_S = 5.0
-"""Who has bad gradients gets this long to say so, with what it alone knows, before the other ranks end the job."""
+"""A rank with bad gradients gets this long to report the details it alone knows, before other ranks end the job."""
 SAMPLED = 509
-"""One in so many elements of a gradient is kept to tell whether it was finite, where the exchange overwrites it."""
+"""One in this many elements of a gradient is kept, to tell whether it was finite before the exchange overwrote it."""
 LARGEST_SUM = float(numpy.finfo(numpy.float32).max) / 2
 """Sums of float32 that cannot exceed this stay finite, however their partial sums are rounded."""
 SQUARED_BOUND = 2.7e19
-"""Beyond the square root of twice the largest float32: half the sum of squares is infinite where any |x| is larger."""
+"""Above the square root of twice the largest float32: half the sum of squares is infinite if any |x| is larger."""
 
 
 def call_python(function: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """`function` of numpy arrays as an operation; `errors.original` has its errors back from TensorFlow's."""
+    """Run `function` on numpy arrays as an operation; `errors.original` recovers its errors from TensorFlow's."""
     return tf.numpy_function(carried(_on_kept_thread(function)), inputs, types)
 
 
 def _on_kept_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, with what Python knows of the calling thread kept from call to call.
+    """Return `function` with the Python state of the calling thread kept between calls.
 
-    TensorFlow's threads are not Python's: at the end of each call Python would forget them, to set up another state
-    and stack for the next one. That made a fifth to a half of what a call costs in the middle of a step. They live as
-    long as the process, so nothing has to be given back.
+    TensorFlow's threads are not Python's. Python would discard their state after each call, and set up a new state and
+    stack for the next one. That took a fifth to a half of a call's time within a step. The threads live as long as the
+    process, so nothing has to be freed.
     """
 
     def call(*inputs: Any) -> Any:
@@ -59,7 +59,7 @@ _KEPT = threading.local()
 
 
 def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int, num_bytes: int | None = None) -> Exchange:
-    """`exchange` of one bucket, with a span for each time it is called; `num_bytes` where less than all travels."""
+    """Return `exchange` of one bucket with a recorded span per call; `num_bytes` if less than the buffer is sent."""
 
     def call(buffer: Array, finished: Finished) -> Array:
         began_s = time.monotonic()
@@ -73,9 +73,9 @@ def bucket_recorded(exchange: Exchange, recorder: Recorder, bucket: int, num_byt
 
 
 def timestamp() -> Any:
-    """A scalar float64 tensor: Unix time in seconds when the graph gets there; order it by control dependencies.
+    """Return the Unix time in seconds when the graph reaches it (scalar float64); order it by control dependencies.
 
-    Negative where TensorFlow tells it, by the system's clock, which may be set: `WALL.settled` knows what it means.
+    Negative if TensorFlow computes it from the system clock, which may be set: `WALL.settled` converts it.
     """
     if has_own_clock():
         return -tf.timestamp()
@@ -83,25 +83,25 @@ def timestamp() -> Any:
 
 
 def seconds_after(stamp: Any, seconds: Any) -> Any:
-    """The `timestamp` so many seconds after `stamp`; both are scalar float64 tensors."""
+    """Return the `timestamp` `seconds` after `stamp`; both are scalar float64 tensors."""
     return stamp - seconds if has_own_clock() else stamp + seconds
 
 
 @contextlib.contextmanager
 def outside_graphs() -> Iterator[None]:
-    """Inside, TensorFlow is eager, and the graph that is traced takes no notice of what is read.
+    """Inside, TensorFlow is eager, and the graph being traced does not record reads.
 
-    In tf.init_scope alone a graph notes each variable that is read while it is traced. It refuses to run once one of
-    them is gone, though it has nothing to do with the graph: the optimizer of another model, of the fold before.
+    With tf.init_scope alone, a graph records each variable read while it is traced. It refuses to run once such a
+    variable is deleted, even an unrelated one, such as the optimizer of another fold's model.
     """
     with tf.init_scope(), tf.Graph().as_default(), tf.__internal__.eager_context.eager_mode():
         yield
 
 
 def has_own_clock() -> bool:
-    """Whether TensorFlow tells the time itself, at a quarter of the price: not where op determinism is on.
+    """Whether TensorFlow can read the time itself, at a quarter of the cost; not possible with op determinism.
 
-    A graph of TensorFlow 1 is not asked: what it refuses shows when it runs.
+    Graphs of TensorFlow 1 are excluded: their errors would appear only when they run.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -114,11 +114,11 @@ def has_own_clock() -> bool:
 
 
 def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
-    """`timestamp` once `after` are there, for which nothing else waits; `value` is a scalar tensor of the step.
+    """Return a `timestamp` of when `after` are available; nothing else waits for it. `value` is a scalar of the step.
 
-    TensorFlow runs the Python functions of a graph one after the other, as they were traced. One that only tells the
-    time must not hold up those that follow: buckets leave while back-propagation goes on. So this one says that it has
-    no side effects; without an input it would then be called once for all steps.
+    TensorFlow runs the Python functions of a graph one after the other, in trace order. A function that only reads the
+    time must not delay the next ones, because buckets are sent during back-propagation. So it is declared free of side
+    effects. It needs an input, or it would be called only once for all steps.
     """
     with tf.control_dependencies(after):
         stamp = tf.numpy_function(carried(lambda _: WALL.now_s()), [tf.identity(value)], tf.float64, stateful=False)
@@ -126,16 +126,16 @@ def timestamp_beside(value: Any, after: Sequence[Any]) -> Any:
 
 
 def behind(ready: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """`tensors`, once what is `ready` has been done."""
+    """Return `tensors`, available once `ready` are done."""
     with tf.control_dependencies(ready):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequence[Any]) -> Any:
-    """Zero (scalar float64), when the last value given to each of `variables` is there; `recorder` gets the span.
+    """Return zero (scalar float64) once each of `variables` has its last value; `recorder` gets the span.
 
-    `began`: a `timestamp_beside`. The zero must be added to what the step returns: an operation without side effects
-    that is only waited for is left out of the graph.
+    `began`: a `timestamp_beside`. The zero must be added to a result of the step: an operation without side effects
+    that is only a control dependency is pruned from the graph.
     """
 
     def keep(began: Array) -> Array:
@@ -149,10 +149,10 @@ def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequ
 
 
 def bounds_of(gradients: Sequence[Any]) -> Any:
-    """A bound of each float32 gradient's |x|, shape (number of gradients,); infinite where one is not finite.
+    """Return a bound of each float32 gradient's |x|, shape (number of gradients,); infinite if it is not finite.
 
-    The sum of squares is the cheapest reading there is: where it is finite, no |x| is beyond SQUARED_BOUND. The exact
-    bounds are looked for only where it is not.
+    The sum of squares is the cheapest check: if it is finite, no |x| exceeds SQUARED_BOUND. The exact bounds are
+    computed only if it is not.
     """
     squares = tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])
 
@@ -165,10 +165,10 @@ def bounds_of(gradients: Sequence[Any]) -> Any:
 
 
 def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Sequence[Any] = ()) -> Any:
-    """The tensor `then(*inputs)` where `condition`, a scalar bool, holds; else `otherwise`, of the same type and shape.
+    """Return the tensor `then(*inputs)` if the scalar `condition` is true; else `otherwise`, of equal type and shape.
 
-    For what hardly ever holds. tf.cond would make an operation for each of the inputs, which cost a network of 50 small
-    variables a tenth of its step. This is one operation; a GPU could call no Python in it, nor a graph of TensorFlow 1.
+    For rare conditions. tf.cond would make an operation per input, a tenth of the step time of a network with 50 small
+    variables. This is one operation. It cannot call Python on a GPU, nor in a graph of TensorFlow 1.
     """
     older = not tf.compat.v1.executing_eagerly_outside_functions()
     if tf.executing_eagerly() or older or any(one.device_type != "CPU" for one in tf.config.list_physical_devices()):
@@ -180,7 +180,7 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
         # TensorFlow warns of parameters whose names begin with an underscore.
         for branch in (lambda value, *those: then(*those), lambda value, *those: tf.identity(value))
     )
-    # TensorFlow runs what is stateful in the order in which it was traced: a look at gradients must hold up no bucket.
+    # TensorFlow runs stateful operations in trace order: checking gradients must not delay a bucket.
     stateful = any(operation.op_def.is_stateful for operation in chosen.graph.get_operations())
     found = (tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf)(
         cond=condition, input=inputs, Tout=[otherwise.dtype], then_branch=chosen, else_branch=other,
@@ -192,9 +192,9 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
 def connected(
     gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], log: Callable[[str], None]
 ) -> list[Any]:
-    """`gradients` as dense tensors, with zeros for variables that the loss does not depend on: `log` gets their names.
+    """Return `gradients` as dense tensors, with zeros for variables unrelated to the loss; `log` gets their names.
 
-    UsageError where it depends on none of them.
+    Raises UsageError if the loss depends on none of the variables.
     """
     idle = [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
     if len(idle) == len(names):
@@ -209,14 +209,14 @@ def connected(
 
 
 _TOLD = 5
-"""Variables that are named, of many."""
+"""Variables named in a message; more are only counted."""
 
 
 class FiniteGuard:
-    """Ends a step before the weights move, where gradients hold NaN or infinity, and says whose and in which variable.
+    """Ends a step before the weights are updated if gradients hold NaN or infinity; names the rank and the variables.
 
-    `group`: the ranks that get the same sums; None where each looks at its own gradients, before they leave. What is
-    looked at first is read once; the gradients themselves only where that found something.
+    `group`: the ranks that get the same sums; None if each rank checks its own gradients before sending. A quick check
+    reads data once; the gradients themselves are checked only if it fails.
     """
 
     def __init__(self, rank: int, group: Communicator | None = None) -> None:
@@ -234,11 +234,11 @@ class FiniteGuard:
         exponent: int | None = None,
         sampled: int = SAMPLED,
     ) -> Callable[[Array], tuple[Array, bool]]:
-        """`exchange` with a look at what it leaves, part by part while that is in the cache.
+        """Return `exchange` with a check of its result, part by part while the part is in the cache.
 
-        What is returned beside the buffer: whether this one, or one since the `first` of a step, has to be looked at
-        again. `alone`: the variable whose gradient is that buffer itself, and is overwritten with it; one in `sampled`
-        of its elements is kept for the question.
+        The check returns, besides the buffer, whether this buffer or one since the `first` of a step must be checked
+        again. `alone`: the variable whose gradient is that buffer itself and is overwritten; one in `sampled` of its
+        elements is kept to tell whether it was finite.
         """
 
         def call(buffer: Array) -> tuple[Array, bool]:
@@ -262,15 +262,15 @@ class FiniteGuard:
         return call
 
     def before_exchange(self, gradients: Sequence[Any], names: Sequence[str]) -> Any:
-        """An operation to wait for before this rank's own `gradients` go anywhere; `names` are their variables'."""
+        """Return an operation to wait for before this rank's own `gradients` are sent; `names` are their variables'."""
         squares = tf.add_n([tf.cast(tf.nn.l2_loss(gradient), tf.float32) for gradient in gradients])
         return self.verdict(tf.logical_not(tf.math.is_finite(squares)), gradients, names)
 
     def agreed(self, bounds: Any, names: Sequence[str], total: Callable[[Array], None]) -> Any:
-        """An operation to wait for before the weights move, which may come before the exchange is over.
+        """Return an operation to wait for before the weights are updated; it may finish before the exchange.
 
         `bounds` are `bounds_of` this rank's own gradients, `names` their variables'; `total` sums over the group in
-        place. Sums of gradients whose bounds add up to a number are numbers.
+        place. If the sum of the bounds is finite, so are the sums of the gradients.
         """
 
         def agree(mine: Array) -> bool:
@@ -283,9 +283,9 @@ class FiniteGuard:
         return tf.ensure_shape(call_python(agree, [bounds], tf.bool), [])
 
     def verdict(self, suspicious: Any, gradients: Sequence[Any], names: Sequence[str]) -> Any:
-        """An operation to wait for before the weights move; `gradients` are this rank's own, `names` their variables'.
+        """Return an operation to wait for before the weights are updated; `gradients` are this rank's, with `names`.
 
-        `suspicious`, bool: whether what has come from the exchange has to be looked at; the same on every rank.
+        `suspicious`, bool: whether the result of the exchange must be checked; the same on every rank.
         """
 
         def judge(finite: Array) -> bool:
@@ -300,9 +300,9 @@ class FiniteGuard:
         return if_ever(tf.ensure_shape(suspicious, []), look_again, tf.constant(True), gradients)
 
     def unspoilt(self, suspicious: Any) -> Any:
-        """An operation to wait for at the end of a step whose gradients were `agreed` to be finite before they left.
+        """Return an operation to wait for at the end of a step whose gradients were `agreed` to be finite.
 
-        `suspicious` as in `verdict`: then the sums were spoilt on their way.
+        `suspicious` as in `verdict`: since the gradients were finite before the exchange, it then corrupted the sums.
         """
 
         def judge() -> bool:
@@ -313,7 +313,7 @@ class FiniteGuard:
         return if_ever(told, lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []), tf.constant(True))
 
     def _judge(self, mine: list[str]) -> None:
-        """Raise what is to be said; collective over the group."""
+        """Raise the error that applies; collective over the group."""
         where = "" if self.step is None else f" at step {self.step}"
         if mine:
             found = not_finite(mine, "the gradient", self.step, self._rank)

@@ -1,8 +1,7 @@
-"""The center, of those that are left: what a server holds as it is, a lost server's part from a worker's copy.
+"""Recovers the center from the surviving ranks: servers' parts as they are, a lost server's part from a worker's copy.
 
-Every worker has the center as it last came back to it. Of those copies the freshest counts, by the updates that the
-center had seen. What others have changed in that part since then is lost, and so is its velocity. Numpy and a
-communicator.
+Every worker has the center as it last received it. The freshest copy counts, by the number of updates it includes.
+Later changes to that part by other workers are lost, and so is its velocity. Uses only numpy and a communicator.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CenterPart:
-    """What a rank has of the center after `count` updates: `values` (float32), from element `start` on.
+    """The part of the center that a rank has after `count` updates: `values` (float32), from element `start` on.
 
-    `held`: these are the center, on its server; else a worker's copy of all of it.
+    `held`: this is the center itself, on its server; otherwise a worker's copy of the whole center.
     """
 
     start: int
@@ -32,12 +31,12 @@ class CenterPart:
 
     @property
     def claim(self) -> Claim:
-        """What others have to know of it."""
+        """What the other ranks need to know about it."""
         return Claim(self.start, self.start + self.values.size, self.count, self.held, self.velocity is not None)
 
 
 class Claim(NamedTuple):
-    """A CenterPart without its values, as JSON carries it."""
+    """A CenterPart without its values, in a JSON-serializable form."""
 
     start: int
     stop: int
@@ -47,7 +46,7 @@ class Claim(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Elements of the center and the rank that gives them."""
+    """Elements of the center and the rank that provides them."""
 
     rank: int
     start: int
@@ -58,7 +57,7 @@ class Origin(NamedTuple):
 class Center:
     """The center after `count` updates, on the first rank; on other workers too, once it is `shared`.
 
-    `num_copied` of its elements come from a worker's copy, of which `copied_count` updates are known.
+    `num_copied` of its elements come from a worker's copy, which includes `copied_count` updates.
     """
 
     values: Array
@@ -68,13 +67,13 @@ class Center:
     copied_count: int
 
     def share(self, workers: Communicator) -> None:
-        """Give it to all `workers`, of which the first has it. Collective over them."""
+        """Broadcast it to all `workers` from the first. Collective over them."""
         for array in (self.values, self.velocity):
             if array is not None:
                 workers.broadcast(array)
 
     def log_line(self) -> str:
-        """What is not as it was, as the end of a sentence; empty where nothing of it was lost."""
+        """Describe what was lost, as the end of a sentence; empty if nothing was."""
         if not self.num_copied:
             return ""
         velocity = "" if self.velocity is None else ", without its velocity"
@@ -85,7 +84,7 @@ class Center:
 
 
 def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
-    """Who gives which elements, in order and each once, by what the ranks have; empty where parts are missing."""
+    """Return which rank provides which elements, in order and each once; empty if no worker has a copy."""
     copies = [rank for rank, claim in enumerate(claims) if claim is not None and not claim.held]
     if not copies:
         return []
@@ -101,9 +100,9 @@ def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
 
 
 def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
-    """The center, of what the ranks of `left` have of it; None where there is none yet. Collective.
+    """Return the center, assembled from the parts on the ranks of `left`; None if there is none yet. Collective.
 
-    The first rank, a worker, gets it; other workers get room for it, servers keep no more than their part.
+    The first rank, a worker, gets it; other workers get empty buffers for it, servers keep no more than their part.
     """
     answers = left.allgather_json(None if own is None else own.claim)
     claims = [None if answer is None else Claim(*answer) for answer in answers]
@@ -134,7 +133,7 @@ def _claim(claims: Sequence[Claim | None], rank: int) -> Claim:
 
 
 def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: int, own: Array | None) -> None:
-    """Fill `target` on the first rank with what the `origins` give; this rank has `own`, from element `start` on."""
+    """Fill `target` on the first rank with the elements of `origins`; this rank has `own`, from element `start` on."""
     for origin in origins:
         part = slice(origin.start, origin.stop)
         if origin.rank == left.rank:

@@ -1,4 +1,4 @@
-"""What a strategy is: declared features, a role for each rank, and the worker's part of a step. No TensorFlow here."""
+"""The interface of a strategy: its features, a role per rank, and the worker's part of a step. No TensorFlow here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What goes with a strategy; the command line, the docs and the contract tests read the same declarations."""
+    """What a strategy supports; the command line, the docs and the contract tests read the same declarations."""
 
     synchronous: bool = True
     equals_single: bool = False
@@ -27,17 +27,17 @@ class Features:
     placements: tuple[str, ...] = ()
     keras_optimizer: bool = True
     lock_free: bool = False
-    """Workers change the center themselves, without locks; nobody serves."""
+    """Workers change the center themselves, without locks; there are no servers."""
     mpi: bool = True
     open_servers: bool = False
-    """Starts servers that authenticate nobody: only on nodes without other users, or where that is allowed."""
+    """Starts servers without authentication: only on nodes without other users, or if that is allowed."""
     own_device: bool = False
     """Ranks must not share a GPU."""
     compression: bool = False
     error_feedback: bool = False
-    """Less than all values may travel: workers keep what did not, and take it along at the next step."""
+    """Part of the values may be sent: workers keep the rest and add it at the next step."""
     compression_by_block: bool = False
-    """Changes of weights may travel in few bits, with a scale for each block of them."""
+    """Changes of weights may be sent in few bits, with a scale for each block of values."""
     accumulation: bool = False
     lars: bool = False
     exact_resume: bool = False
@@ -45,22 +45,22 @@ class Features:
     elastic: bool = False
     groups: bool = False
     several_steps: bool = False
-    """A worker may take several steps in one call of the graph: nothing outside of it is asked between them."""
+    """A worker may take several steps in one call of the graph: nothing outside the graph is needed between them."""
     in_place: bool = False
-    """Goes on with the ranks that are left where others are lost, if MPI can: no rank alone knows part of its state."""
+    """Can continue in place after the loss of ranks, if MPI can: no part of its state is on one rank only."""
     measured_buckets: bool = False
-    """The size of its buckets may be found by timing steps: no rank but the workers knows it."""
+    """Its bucket size may be found by timing steps: only workers depend on it."""
     periodic: tuple[str, ...] = ()
-    """Flags of a strategy whose workers take many steps by themselves, whatever the optimizer; empty for all others."""
+    """Flags of a strategy whose workers take many steps between exchanges, with any optimizer; empty for all others."""
     default_period: int = 1
-    """Steps from one exchange to the next where nobody says --period."""
+    """Steps between two exchanges without --period."""
     optimizers: tuple[str, ...] = ()
-    """The rule that its own equations follow, in place of --optimizer; empty: any optimizer."""
+    """The update rule of its own equations, which replaces --optimizer; empty: any optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyInfo:
-    """A strategy as the table knows it; `target` is "module:attribute" of its Strategy."""
+    """A strategy's entry in the table; `target` is "module:attribute" of its Strategy."""
 
     name: str
     family: str
@@ -71,7 +71,7 @@ class StrategyInfo:
     warning: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What `hpcdl strategies --json` prints."""
+        """Return the output of `hpcdl strategies --json` for it."""
         return {
             "name": self.name,
             "family": self.family,
@@ -83,7 +83,7 @@ class StrategyInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a strategy gets: the job's communicator, who works and serves, and the settings it may read."""
+    """The inputs of a strategy: the job's communicator, the numbers of workers and servers, and settings."""
 
     info: StrategyInfo
     communicator: Communicator
@@ -94,15 +94,15 @@ class Context:
     elastic: ElasticConfig = ElasticConfig()
     deterministic: bool = False
     num_steps: int = 0
-    """Steps of the whole run; 0 where nobody knows. `steps_per_epoch` likewise."""
+    """Steps of the whole run; 0 if unknown. `steps_per_epoch` likewise."""
     steps_per_epoch: int = 0
     weight: float = 1.0
-    """What this worker's mean over its samples counts in the mean over the workers."""
+    """The weight of this worker's mean over its samples in the mean over the workers."""
     in_place: bool = False
-    """Whether those that are left go on in place where a rank is lost.
+    """Whether the survivors continue in place if a rank is lost.
 
-    Then no weight moves before the step's exchange is over, a server does not go on without a worker that is dead, and
-    workers keep the center as it last came to them.
+    Then no weight is updated before the step's exchange is complete. A server does not continue without a dead worker,
+    and workers keep the center as last received.
     """
 
     @property
@@ -115,112 +115,112 @@ class Exchange:
     """How one step's gradients become new weights. Tensors are TensorFlow's, in the model's variable order."""
 
     loss_share: float = 1.0
-    """What the step multiplies the loss by before back-propagation: gradients that are summed come out averaged."""
+    """The step multiplies the loss by it before back-propagation, so that summed gradients are averages."""
     learning_rate: float = 0.0
     """This step's learning rate; the loop sets it before `before_step`."""
     checks_finite: bool = True
-    """Whether NaN in gradients ends the run; False where the optimizer skips such steps. `apply` is traced with it."""
+    """Whether NaN in gradients ends the run; False if the optimizer skips such steps. `apply` is traced with it."""
     averaged: Sequence[Any] = ()
-    """What `apply` moves weights by, in the order of the variables, where each moves as soon as its own is there."""
+    """The gradients that `apply` uses, in variable order, if it updates each weight as soon as its own is available."""
     waited_s: float = 0.0
-    """What the last exchange took longer than the quickest one, in strategies whose workers do not step together."""
+    """The last exchange's time beyond the fastest one's, for strategies whose workers do not step together."""
     exchanges_between_steps: bool = False
-    """Whether an exchange may go on while no step does: its messages are then those of the next step."""
+    """Whether an exchange may continue between steps; its messages then count for the next step."""
     moves_first: bool = False
-    """Whether weights have moved when the exchange begins: a step counts then whose exchange breaks."""
+    """Whether weights are updated before the exchange begins: then a step counts even if its exchange breaks."""
 
     def before_step(self, step: int) -> None:
-        """Called before each step, outside the graph."""
+        """Prepare for a step; called before each one, outside the graph."""
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Turn local gradients into new weights, while tracing the step.
 
-        Returns the tensor of `graph.timestamp` at the end of the exchange. No weight moves before it is known that all
-        will be finite; those whose gradients have come may move before the exchange is over.
+        Returns the tensor of `graph.timestamp` at the end of the exchange. No weight is updated before all sums are
+        known to be finite; weights whose gradients have arrived may be updated before the exchange is complete.
         """
         raise NotImplementedError
 
     def after_step(self, step: int) -> None:
-        """Called after each step, outside the graph."""
+        """Finish a step; called after each one, outside the graph."""
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
-        """Whether some of `gradients` may leave before the last one is there."""
+        """Whether some of `gradients` may be sent before the last one is available."""
         return True
 
     def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any] | None:
-        """The whole step, in place of step/'s, where a strategy brings its own; `apply` is not called then.
+        """Return the whole step if the strategy builds its own instead of step/'s; `apply` is not called then.
 
-        It takes images and labels and returns what step/'s does; `center` says what the weights are.
+        It takes images and labels and returns the same as step/'s step; `center` returns the weights.
         """
         return None
 
 
 class Recoverable:
-    """What outlives the exchange: for a checkpoint, and for those that are left where a rank is lost.
+    """State that outlives the exchange: for a checkpoint, and for the survivors if a rank is lost.
 
-    A strategy that keeps nothing beside weights and optimizer needs none of it.
+    A strategy whose only state is weights and optimizer needs none of this.
     """
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint must keep of this worker beside weights and optimizer."""
+        """Return this worker's state for a checkpoint, besides weights and optimizer."""
         return {}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `state` gave; called before `start`."""
+        """Restore the result of `state`; called before `start`."""
 
     def abandon(self) -> None:
-        """The groups that it exchanges in are revoked: another worker goes on among those left, with what it keeps."""
+        """Stop using the revoked groups: another worker object continues among the survivors, with the `kept` state."""
 
     def kept(self) -> dict[str, Array]:
-        """What another worker in this one's place `restore`s, without asking anybody."""
+        """Return the state that this worker's successor gets by `restore`; without communication."""
         return self.state()
 
     def level(self, group: Communicator, done: int, take_steps: Callable[[int], None]) -> None:
-        """Come level with the others of `group`, those that are left; called before `kept`. Collective.
+        """Catch up with the other survivors in `group`; called before `kept`. Collective.
 
-        For workers that may be several steps apart: `done` is this one's, and `take_steps(n)` takes its next n.
+        For workers that may be several steps apart: `done` is this one's step, and `take_steps(n)` takes its next n.
         """
 
     def part(self) -> CenterPart | None:
-        """A copy of the center that servers hold, as it last came here; None where they hold none."""
+        """Return a copy of the center that servers hold, as last received; None if servers hold none."""
         return None
 
     def take_center(self, center: Center) -> None:
-        """What those that are left have of the center, which was in the variables; called before `start`."""
+        """Take the center recovered from the survivors, which was in the variables; called before `start`."""
 
 
 class Worker(Exchange, Recoverable):
-    """The strategy's part of a worker: its exchange, what it recovers from, and what it has to tell the run."""
+    """The strategy's part of a worker: its exchange, its recovery, and its information for the run."""
 
     warnings: Sequence[str] = ()
-    """What the user should know about how this worker exchanges here."""
+    """Warnings for the user about this worker's exchange."""
     follows: bool = False
-    """Whether the step that was just announced goes on without this worker's gradient."""
+    """Whether the others completed the announced step without this worker's gradient."""
 
     def start(self, variables: Sequence[Any]) -> None:
         """Agree on the initial state: all of the model's weights and the optimizer's variables."""
 
     def news(self) -> str:
-        """What the user should hear after this step; once, and empty nearly always."""
+        """Return a message for the user after this step; each only once, and almost always empty."""
         return ""
 
     def wish(self, wishes: Array) -> None:
-        """What this worker wishes of all (supervision/control.py), where `agreed` carries it."""
+        """Add this worker's wishes for all (supervision/control.py), if `agreed` carries them."""
 
     def agreed(self) -> Array | None:
-        """The sum of all workers' wishes after this step; None where the workers ask each other instead."""
+        """Return the combined wishes of all workers after this step; None if the workers ask each other instead."""
         return None
 
     def details(self) -> dict[str, Any]:
-        """What the record keeps about this rank, as JSON."""
+        """Return this rank's details for the record, as JSON."""
         return {}
 
     def center(self) -> Sequence[Array] | None:
-        """Values to evaluate and keep in place of this worker's own trainable weights; None: its own. Collective."""
+        """Return values to evaluate and save instead of this worker's own trainable weights, or None. Collective."""
         return None
 
     def finish(self, *, early: bool = False) -> None:
-        """Leave in order; no exchange follows. `early`: the run stops with something to resume."""
+        """Leave in order; no exchange follows. `early`: the run stops and can be resumed."""
 
 
 @runtime_checkable
@@ -228,32 +228,32 @@ class HoldsCenter(Protocol):
     """A server that holds a part of the center."""
 
     def part(self) -> CenterPart | None:
-        """That part; None before it has come."""
+        """Return its part; None before it has received one."""
 
 
 class Server(Protocol):
     """A rank that serves and never imports TensorFlow."""
 
     def serve(self) -> dict[str, Any]:
-        """Serve until every worker has left; returns what the record keeps about this rank, as JSON.
+        """Serve until every worker has left; return this rank's details for the record, as JSON.
 
-        Keys that RankRecord has as fields (`busy_seconds_per_step` and its like) become those; `lost_workers` counts
-        the dead that the run went on without. StoppedEarly where the workers stopped before the end.
+        Keys that are fields of RankRecord (such as `busy_seconds_per_step`) become those fields; `lost_workers` counts
+        the dead workers that the run continued without. Raises StoppedEarly if the workers stopped before the end.
         """
 
 
 class Strategy(Protocol):
-    """What a table entry's target is."""
+    """The target of a table entry."""
 
     def worker(self, context: Context) -> Worker:
-        """The worker's side."""
+        """Return the worker's side."""
 
     def server(self, context: Context) -> Server:
-        """The server's side; only called where the features say `servers`."""
+        """Return the server's side; only called if the features say `servers`."""
 
 
 def check_ranks(info: StrategyInfo, *, ranks: int, servers: int) -> int:
-    """Number of workers of a run; UsageError where ranks and servers do not fit the strategy."""
+    """Return the number of workers of a run. Raises UsageError if ranks and servers do not fit the strategy."""
     if info.name == "single" and ranks != 1:
         raise UsageError(f"--ranks {ranks}: strategy 'single' is one process; use --ranks 1, or --strategy ring")
     if not info.features.servers:

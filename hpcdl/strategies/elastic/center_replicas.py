@@ -1,4 +1,4 @@
-"""Workers that exchange with a center, through whatever link leads to it: messages, or memory that others reach."""
+"""Workers that exchange with a center through any link: messages, or shared or remote memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CenterReplica(Replica):
-    """What both kinds share. Gradients and weights that are not finite stay away from the center."""
+    """Common part of both kinds of replicas. Non-finite gradients and weights are not sent to the center."""
 
     def __init__(self, context: Context, link: Link) -> None:
         super().__init__(context)
@@ -40,21 +40,21 @@ class CenterReplica(Replica):
         self._quickest_s = math.inf
         self._given: Center | None = None
         self._known = 0
-        """Updates of the center that this worker's copy of it knows."""
+        """Number of center updates included in this worker's copy of the center."""
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
-        """The center is worker 0's `weights`."""
+        """Initialise the center with worker 0's `weights`."""
         self.start_weights(weights)
         self._buffer, self._known = weights.copy(), self.count
         velocity = self._restored.get("replica/center_velocity") if self.group.rank == 0 else None
         if self._given is not None:
             velocity = self._given.velocity
         self._link.start(weights, sizes, count=self.count, total=self.total, velocity=velocity)
-        self._given = None  # before, where others are lost again, nobody else may have it
+        self._given = None  # not earlier: if ranks are lost again, this may be the only copy
         self._note()
 
     def part(self) -> CenterPart | None:
-        """The center as it came back last, or as it was given."""
+        """Return the center as last received, or as taken over."""
         if self._given is not None:
             return CenterPart(
                 start=0, values=self._given.values, velocity=self._given.velocity, count=self._given.count
@@ -62,11 +62,11 @@ class CenterReplica(Replica):
         return CenterPart(start=0, values=self._copy(), count=self._known) if self.weights.size else None
 
     def take_center(self, center: Center) -> None:
-        """The first worker gives it to the servers that are left."""
+        """Take the center; the first worker gives it to the remaining servers."""
         self._given, self.count = center, center.count
 
     def center(self) -> Array:
-        """The center now; with servers in rank order every worker has to ask."""
+        """Return the current center; if servers work in rank order every worker must ask."""
         center = numpy.empty_like(self.weights)
         if self._left:
             center[:] = self._buffer
@@ -76,7 +76,7 @@ class CenterReplica(Replica):
         return center
 
     def leave(self, *, stop: bool = False) -> None:
-        """Leave; the last center comes back."""
+        """Leave; receive the last center."""
         if not self._left:
             self._link.leave(self._buffer, stop=stop)
             self._left = True
@@ -88,21 +88,21 @@ class CenterReplica(Replica):
         self._link.finish(early=early)
 
     def details(self) -> dict[str, Any]:
-        """Distances, and what the link has counted."""
+        """Return the distances to the center, and the link's counts."""
         return {**super().details(), **self._link.details()}
 
     def _ask(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
-        """Exchange what is `sent` for the reply."""
+        """Exchange `sent` for `reply`."""
         began = time.perf_counter()
         self._link.exchange(sent, reply, rate, steps)
         took = time.perf_counter() - began
         self._known = self._link.count
         self._quickest_s = min(self._quickest_s, took)
-        # What an exchange takes longer than the quickest one, it was waiting for other workers' exchanges.
+        # The time beyond the fastest exchange was spent waiting for other workers' exchanges.
         self.waited_s = took - self._quickest_s
 
     def _copy(self) -> Array:
-        """The center as it last came back whole."""
+        """Return the last completely received center."""
         return self._buffer
 
     def _note(self) -> None:
@@ -112,7 +112,7 @@ class CenterReplica(Replica):
 class ElasticReplica(CenterReplica):
     """Keeps weights of its own: equation (1), or (5) and (6) with `momentum`.
 
-    `overlapped`: the exchange goes on while the gradient is computed, which it does not depend on.
+    `overlapped`: the exchange runs during the gradient computation, on which it does not depend.
     """
 
     def __init__(self, context: Context, link: Link, *, momentum: bool = False, overlapped: bool = False) -> None:
@@ -125,10 +125,10 @@ class ElasticReplica(CenterReplica):
         self._rate = 0.0
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
-        """Velocity zero, or that of a checkpoint."""
+        """Start with velocity zero, or that of a checkpoint."""
         self._velocity = self._restored.get("replica/velocity", numpy.zeros_like(weights)).copy()
         super().start(weights, sizes)
-        # A reply that does not come whole must not take the last one's place, where that may be needed.
+        # An incomplete reply must not overwrite the last one, which recovery may need.
         self._spare = numpy.zeros_like(weights) if self.context.in_place else self._buffer
 
     def before_step(self, step: int) -> None:
@@ -157,24 +157,24 @@ class ElasticReplica(CenterReplica):
         return self.weights, exchanged
 
     def state(self) -> dict[str, Array]:
-        """Weights, and the velocity of the methods that have one."""
+        """Return the weights, and the velocity of the methods that have one."""
         own = super().state()
         return {**own, "replica/velocity": self._velocity.copy()} if self._has_momentum and self.weights.size else own
 
     def leave(self, *, stop: bool = False) -> None:
-        """Let an exchange end that is under way, then leave."""
+        """Wait for an exchange in progress, then leave."""
         if self._background is not None:
             self._background.wait()
         super().leave(stop=stop)
 
     def finish(self, *, early: bool = False) -> None:
-        """Leave, and let the exchanging thread end."""
+        """Leave, and end the exchange thread."""
         super().finish(early=early)
         if self._background is not None:
             self._background.close()
 
     def abandon(self) -> None:
-        """Let the exchanging thread end."""
+        """End the exchange thread."""
         if self._background is not None:
             self._background.close()
 
@@ -193,22 +193,22 @@ class ElasticReplica(CenterReplica):
 
 
 class PullingReplica(CenterReplica):
-    """Keeps no weights of its own: sends its gradient, and goes on from the center that comes back."""
+    """Keeps no weights of its own: sends its gradient, and continues with the returned center."""
 
     def step(self, gradient: Array) -> tuple[Array, float]:
-        """Send the gradient, take the center."""
+        """Send the gradient, receive the center."""
         self.check_finite(gradient, "the gradient")
         self._ask(gradient, self._buffer, self.learning_rate, 1)
-        self.weights, self._buffer = self._buffer, self.weights  # once the center has come whole
+        self.weights, self._buffer = self._buffer, self.weights  # once the center is complete
         self._note()
         return self.weights, WALL.now_s()
 
     def kept(self) -> dict[str, Array]:
-        """Nothing but the center, which is not its own."""
+        """Return nothing: only the center remains, which is not this worker's own."""
         return {}
 
     def state(self) -> dict[str, Array]:
-        """The center's velocity, which the servers hold and worker 0 keeps for them."""
+        """Return the center's velocity, which worker 0 saves for the servers."""
         if self.group.rank != 0 or self._left:
             return {}
         velocity = numpy.empty_like(self.weights)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def one_buffer(tensors: Sequence[Any]) -> Any:
-    """`tensors` one after another, flat."""
+    """Return `tensors` concatenated into one flat tensor."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
 def assign_pieces(variables: Sequence[Any], weights: Any) -> None:
-    """Give `variables` the values that the flat `weights` hold one after another; traced into the graph."""
+    """Assign to `variables` their consecutive parts of the flat `weights`; traced into the graph."""
     lengths = [int(numpy.prod(variable.shape)) for variable in variables]
     weights.set_shape([sum(lengths)])
     pieces = tf.split(weights, lengths)
@@ -38,7 +38,7 @@ def assign_pieces(variables: Sequence[Any], weights: Any) -> None:
 
 
 def unpacked(flat: Array, shapes: Iterable[tuple[int, ...]]) -> list[Array]:
-    """The arrays of these `shapes` that `flat` holds one after another; views of it."""
+    """Return the consecutive arrays of these `shapes` in `flat`, as views."""
     arrays, start = [], 0
     for shape in shapes:
         length = int(numpy.prod(shape))
@@ -48,7 +48,7 @@ def unpacked(flat: Array, shapes: Iterable[tuple[int, ...]]) -> list[Array]:
 
 
 class FlatWorker(Worker):
-    """A worker whose weights live in `replica`; the model's variables follow them after each step."""
+    """A worker whose weights are in `replica`; the model's variables are copied from it after each step."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -58,7 +58,7 @@ class FlatWorker(Worker):
         self._trainable: list[Any] = []
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights become everybody's, and the center; a resumed worker then takes its own back."""
+        """Broadcast rank 0's weights, which also become the center; a resumed worker then restores its own."""
         broadcast_variables(self.replica.group, variables)
         self._trainable = [variable for variable in variables if variable.trainable]
         values = [numpy.array(variable) for variable in self._trainable]
@@ -76,12 +76,12 @@ class FlatWorker(Worker):
             variable.assign(value)
 
     def before_step(self, step: int) -> None:
-        """An exchange that needs no gradient begins."""
+        """Begin an exchange that needs no gradient."""
         self.replica.learning_rate, self.replica.step_now = self.learning_rate, step
         self.replica.before_step(step)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
-        """One call of the replica for all variables together."""
+        """Call the replica once for all variables together."""
         if [id(variable) for variable in variables] != [id(variable) for variable in self._trainable]:
             raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
         weights, exchanged = call_python(self._step, [one_buffer(gradients)], [tf.float32, tf.float64])
@@ -90,39 +90,39 @@ class FlatWorker(Worker):
         return tf.ensure_shape(exchanged, [])
 
     def after_step(self, step: int) -> None:
-        """Take how long the exchange has waited."""
+        """Copy the waiting time of the exchange."""
         self.waited_s = self.replica.waited_s
 
     def state(self) -> dict[str, Array]:
-        """This worker's own weights."""
+        """Return this worker's own weights."""
         return self.replica.state()
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take them back."""
+        """Restore this worker's own weights."""
         self.replica.restore(arrays)
 
     def abandon(self) -> None:
-        """Nothing of the replica's goes on."""
+        """Abandon the replica's operations."""
         self.replica.abandon()
 
     def kept(self) -> dict[str, Array]:
-        """What the replica has by itself."""
+        """Return the replica's own state."""
         return self.replica.kept()
 
     def part(self) -> CenterPart | None:
-        """The replica's copy of the center."""
+        """Return the replica's copy of the center."""
         return self.replica.part()
 
     def take_center(self, center: Center) -> None:
-        """Begin where the center stands."""
+        """Continue from `center`."""
         self.replica.take_center(center)
 
     def details(self) -> dict[str, Any]:
-        """What the record keeps about this worker."""
+        """Return this worker's details for the record."""
         return self.replica.details()
 
     def center(self) -> list[Array] | None:
-        """The center, variable by variable; None before the start, when the model's variables are."""
+        """Return the center, variable by variable; None before the start, when the model's variables hold it."""
         if not self.replica.weights.size:
             return None
         return self._unpacked(self.replica.center())

@@ -1,8 +1,8 @@
 """A worker's link to the center by messages: to servers, or to the other workers, each of which serves a part.
 
-The second is what Hogwild falls back on between nodes whose MPI makes no progress on windows: the center is cut in as
-many parts as there are workers, each served one request at a time, in a thread of its own. So nothing is lost and
-nobody waits for the whole of it. lock_free.py has the link by windows.
+Hogwild uses the second kind between nodes whose MPI makes no progress on windows. The center has as many parts as there
+are workers; a thread per worker serves its part, one request at a time. So no update is lost and no request locks the
+whole center. lock_free.py has the link by windows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
-    """What a replica does with the center. `count`, `stopped`: see replica.Replica; `group`: the workers alone.
+    """A replica's access to the center. `count`, `stopped`: see replica.Replica; `group`: the workers alone.
 
-    `warnings` are for the user, at the start; `num_lost`, after `leave`, are the workers that died on the way.
+    `warnings` are for the user, at the start; `num_lost`, after `leave`, is the number of workers that died.
     """
 
     group: Communicator
@@ -42,26 +42,26 @@ class Link(Protocol):
         """Agree on the center's first value, `weights`, equal on every worker. Collective."""
 
     def exchange(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
-        """Send `sent` for this worker's last `steps` steps; `reply` is filled, which may be the same memory."""
+        """Send `sent` for this worker's last `steps` steps; fill `reply`, which may be the same memory."""
 
     def fetch(self, buffer: Array) -> None:
         """Read the center."""
 
     def fetch_velocity(self, buffer: Array) -> None:
-        """Read the center's velocity; zeros where it has none."""
+        """Read the center's velocity; zeros if it has none."""
 
     def leave(self, buffer: Array, *, stop: bool) -> None:
-        """No more exchanges; returns with the last center when every worker has left."""
+        """Make no more exchanges; return with the last center when every worker has left."""
 
     def finish(self, *, early: bool) -> None:
-        """After `leave`: tell the servers whether the run is to be resumed."""
+        """Tell the servers whether the run is to be resumed; called after `leave`."""
 
     def details(self) -> dict[str, Any]:
-        """What the record keeps."""
+        """Return details for the record."""
 
 
 class ServerLink:
-    """Two-sided messages to server ranks, which any MPI has."""
+    """Two-sided messages to server ranks, which any MPI supports."""
 
     def __init__(self, context: Context, channel: Endpoint | None = None, group: Communicator | None = None) -> None:
         self._channel: Endpoint = channel or context.communicator.duplicate()
@@ -74,7 +74,7 @@ class ServerLink:
         self._versions: list[int] = []
 
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
-        """Worker 0 tells the servers the sizes and gives them the center."""
+        """Start: worker 0 sends the servers the sizes and the center."""
         start = {"sizes": list(sizes), "total": total, "count": count, "velocity": velocity is not None}
         self._channel.allgather_json(start if self._channel.rank == 0 else None)
         self.count, self.stopped = count, 0 < total <= count
@@ -87,7 +87,7 @@ class ServerLink:
                 self._send(values, (0, 0, 0, 0))
 
     def exchange(self, sent: Array, reply: Array, rate: float, steps: int) -> None:
-        """One request to each server, and its reply."""
+        """Send one request to each server, and receive its reply."""
         self._ask(sent, reply, center_message.UPDATE, rate, steps)
 
     def fetch(self, buffer: Array) -> None:
@@ -99,19 +99,19 @@ class ServerLink:
         self._ask(buffer, buffer, center_message.FETCH_VELOCITY)
 
     def leave(self, buffer: Array, *, stop: bool) -> None:
-        """The reply comes when every worker has left; waiting for it costs no core."""
+        """Leave; the reply arrives when every worker has left, and waiting for it uses no CPU."""
         self._ask(buffer, buffer, center_message.STOP if stop else center_message.LEAVE)
         self.num_lost = max(int(message.header[3]) for message in self._messages)
 
     def finish(self, *, early: bool) -> None:
-        """Worker 0 gives the servers the verdict."""
+        """Worker 0 tells the servers how the run ended."""
         if self._channel.rank == 0:
             for server in range(self._context.num_servers):
                 verdict = numpy.array([early, self.num_lost], numpy.int64)
                 self._channel.isend(verdict, self._context.num_workers + server, center_message.VERDICT_TAG).wait()
 
     def details(self) -> dict[str, Any]:
-        """Staleness is the servers' to count."""
+        """Return nothing: the servers count staleness."""
         return {}
 
     def _ask(self, sent: Array, reply: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
@@ -135,9 +135,9 @@ class ServerLink:
 
 
 class _HostedEndpoint:
-    """One side's messages. Server i has the number `workers + i`, and lives in worker i's process.
+    """One side's messages. Server i has the number `workers + i`, and runs in worker i's process.
 
-    Requests and replies have groups of their own, because a worker also talks to the server in its own process.
+    Requests and replies have groups of their own, because a worker also sends to the server in its own process.
     """
 
     def __init__(self, outgoing: Communicator, incoming: Communicator, rank: int, start: queue.Queue[Any]) -> None:
@@ -145,23 +145,23 @@ class _HostedEndpoint:
         self.rank = rank
 
     def isend(self, buffer: Array, destination: int, tag: int = 0) -> Request:
-        """To the process of `destination`."""
+        """Send to the process of `destination`."""
         return self._outgoing.isend(buffer, destination % self._outgoing.size, tag)
 
     def irecv(self, buffer: Array, source: int, tag: int = 0) -> Request:
-        """From the process of `source`."""
+        """Receive from the process of `source`."""
         return self._incoming.irecv(buffer, source % self._incoming.size, tag)
 
     def wait_any(self, requests: Sequence[Request]) -> int:
-        """As the group's; where requests of both kinds are waited for, either group can do it."""
+        """Wait as the group does; with requests of both groups either group can wait."""
         return self._incoming.wait_any(requests)
 
     def failed(self) -> set[int]:
-        """A worker is lost with the server in its process: nobody can go on."""
+        """Return no ranks: a lost worker takes its server with it, so the run cannot continue."""
         return set()
 
     def allgather_json(self, value: Any) -> list[Any]:
-        """Worker 0's word alone counts; each worker hands it to the server in its own process."""
+        """Distribute worker 0's value; each worker passes it to the server in its own process."""
         if self.rank < self._outgoing.size:
             words = self._outgoing.allgather_json(value)
             self._start.put(words)
@@ -190,19 +190,19 @@ class HostedLink(ServerLink):
         )
 
     def finish(self, *, early: bool) -> None:
-        """The server of this process ends too."""
+        """Finish, and wait for this process's server thread."""
         super().finish(early=early)
         self._thread.join()
 
     def details(self) -> dict[str, Any]:
-        """How stale the writes were that this process has served."""
+        """Return the staleness of the writes that this process's server received."""
         return {"staleness_counts": self._found.get("staleness_counts", {})}
 
     def _serve(self) -> None:
         try:
             self._found = self._server.serve()
-        except StoppedEarly:  # the workers know, they have said so
+        except StoppedEarly:  # the workers know: they sent the stop
             return
-        except BaseException:  # noqa: BLE001  whatever it is, workers must not wait for this server
+        except BaseException:  # noqa: BLE001  on any error the workers must not wait for this server
             traceback.print_exc()
             self.group.abort(1)

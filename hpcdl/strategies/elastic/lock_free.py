@@ -1,4 +1,4 @@
-"""A worker's link to a center that all workers change without locks (Hogwild): in shared or in remote memory."""
+"""A worker's link to a center that all workers change without locks (Hogwild): in shared or remote memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 STEPS, WRITES, LEFT, COLUMNS = 0, 1, 2, 3
-"""What the board has of each worker: steps and writes so far, and whether it has left. One row more: LEFT stops all."""
+"""Columns of the board, per worker: steps, writes, whether it has left. In one more row LEFT stops all workers."""
 
 
 class LockFreeLink:
-    """What the two kinds share: who counts what, and when the run is over. What is counted is never lost.
+    """Common part of both kinds: the counts, and the end of the run. Counts are never lost.
 
-    `board` is what this worker has last seen of the others' counts.
+    `board` holds the other workers' counts as this worker last read them.
     """
 
     pause_s: float
@@ -39,7 +39,7 @@ class LockFreeLink:
         self._board: Array = numpy.zeros((group.size + 1, COLUMNS), numpy.int64)
 
     def start(self, weights: Array, sizes: Sequence[int], *, count: int, total: int, velocity: Array | None) -> None:
-        """The center is `weights`."""
+        """Initialise the center with `weights`."""
         self._first, self._total = count, total
         self._rule.begin(weights.size)
         self._create(weights)
@@ -63,7 +63,7 @@ class LockFreeLink:
         self._read(buffer)
 
     def fetch_velocity(self, buffer: Array) -> None:
-        """No method has one here."""
+        """Fill `buffer` with zeros: no method has a velocity here."""
         buffer[:] = 0
 
     def leave(self, buffer: Array, *, stop: bool) -> None:
@@ -81,16 +81,16 @@ class LockFreeLink:
         (self.group.survivors(lost) if lost else self.group).barrier()
 
     def finish(self, *, early: bool) -> None:
-        """Nobody serves who would have to know; the memory goes back, unless a part of the group is lost."""
+        """Free the memory, unless a part of the group is lost; there are no servers to inform."""
         if not self.num_lost:
             self._free()
 
     def details(self) -> dict[str, Any]:
-        """How stale this worker's writes were."""
+        """Return the staleness of this worker's writes."""
         return {"staleness_counts": self._staleness.as_json()}
 
     def _create(self, weights: Array) -> None:
-        """Make center and board, the same for all; collective."""
+        """Create center and board, shared by all; collective."""
         raise NotImplementedError
 
     def _read(self, buffer: Array) -> None:
@@ -106,14 +106,14 @@ class LockFreeLink:
         raise NotImplementedError
 
     def _read_board(self) -> Array:
-        """What the board says now."""
+        """Return the current board."""
         raise NotImplementedError
 
     def _free(self) -> None:
-        """Give the memory back; collective."""
+        """Free the memory; collective."""
 
     def _others_are_lost(self) -> bool:
-        """Whether everybody who has not left yet never will."""
+        """Whether all workers that have not left are lost."""
         return set(numpy.flatnonzero(self._board[:-1, LEFT] == 0).tolist()) <= self.group.failed()
 
     def _look(self) -> None:
@@ -128,8 +128,8 @@ class LockFreeLink:
 class SharedLink(LockFreeLink):
     """The center in memory that the workers of one node share and change without locks (Hogwild).
 
-    Updates of two workers that meet in the same block may be lost in part: that is the method (Niu, Recht, Re and
-    Wright 2011, arXiv 1106.5730). What is counted is not lost: each worker counts in a place of its own.
+    If two workers write to the same block at once, updates may be partly lost: that is the method (Niu, Recht, Re and
+    Wright 2011, arXiv 1106.5730). Counts are not lost: each worker has its own counters.
     """
 
     pause_s = 0.005
@@ -155,11 +155,11 @@ class SharedLink(LockFreeLink):
 
 
 class RemoteLink(LockFreeLink):
-    """The center in the memory of workers on several nodes: an equal part in a window of each; the board is worker 0's.
+    """The center in the memory of workers on several nodes: an equal part in a window of each; worker 0 has the board.
 
-    An exchange reads the center, applies the rule to what it has read, and adds the difference to the center element by
-    element (MPI_Get, MPI_Accumulate): what two workers add at once both counts, only what they read may be old. It
-    needs an MPI whose windows change while their owner computes (comm/mpi/calls.py).
+    An exchange reads the center, applies the rule to the copy, and adds the difference to the center element by element
+    (MPI_Get, MPI_Accumulate). Concurrent additions all count; only the values read may be old. It needs an MPI whose
+    windows change while their owner computes (comm/mpi/calls.py).
     """
 
     pause_s = 0.05

@@ -21,7 +21,7 @@ class Method:
     """A method whose workers exchange with a center; its equations are numbered as in SC17 (replica.py).
 
     `in_rank_order`: the center serves its workers round robin; otherwise first come, first served, one at a time, which
-    is the lock of the methods that have one. `lock_free` ones have no server: workers change the center themselves.
+    is the lock of the methods that have one. `lock_free` methods have no server: workers change the center themselves.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Method:
     source: str
     equations: str
     rule: str
-    """What a request does to the center: a name of server.py's RULES."""
+    """How a request changes the center: a name in server.py's RULES."""
     elastic: bool
-    """Workers keep weights of their own and are pulled to the center; otherwise they send gradients and pull it."""
+    """Workers keep their own weights and are pulled to the center; otherwise they send gradients and pull it."""
     momentum: bool = False
-    """The worker's own where `elastic`, else the center's."""
+    """Momentum of the worker if `elastic`, else of the center."""
     overlapped: bool = False
-    """The exchange goes on while the worker computes its gradient, which does not depend on it."""
+    """The exchange runs while the worker computes its gradient, on which it does not depend."""
     in_rank_order: bool = False
     lock_free: bool = False
 
@@ -65,7 +65,7 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method(  # The exchange blocks, after the backward pass: this is what the other methods are measured against.
+        Method(  # The exchange blocks, after the backward pass: the baseline for the other methods.
             name="easgd",
             summary="Original EASGD: workers exchange with the center one after another, in rank order.",
             source=f"{_PAPER}, baseline; equations (1) (2)",

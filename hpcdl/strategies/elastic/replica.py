@@ -3,10 +3,10 @@
 The equations of the EASGD family on flat weight buffers, and the moving rate that they use. No TensorFlow.
 
 Sources: You, Buluc and Demmel 2017 (arXiv 1708.02983), equations (1) to (6); Zhang, Choromanska and LeCun 2015 (arXiv
-1412.6651). Notation there: W worker's weights, W~ center, dW gradient, eta learning rate, rho elasticity,
-alpha = eta rho moving rate, mu momentum. All elastic terms use the weights before the update.
+1412.6651). Notation there: W worker's weights, W~ center, dW gradient, eta learning rate, rho elasticity, mu momentum,
+alpha = eta rho moving rate. All elastic terms use the weights before the update.
 
-Everything works in place, block by block, so that intermediate results stay in the cache.
+All functions work in place, block by block, so that intermediate results stay in the cache.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 BLOCK_ELEMENTS = 1 << 15
 """128 KiB of float32: a few such blocks fit in a core's second-level cache."""
 DEFAULT_TOTAL_RATE = 0.9
-"""Default of workers x alpha; the value that Zhang et al. 2015 (section 5) use, where SC17 names none."""
+"""Default of workers x alpha: the value of Zhang et al. 2015 (section 5), because SC17 gives none."""
 
 Rate = Callable[[float], float]
 """The moving rate alpha at a learning rate."""
 
 
 def moving_rate(elastic: ElasticConfig, num_workers: int) -> Rate:
-    """Alpha as a function of the learning rate: eta x rho, or constant."""
+    """Return alpha as a function of the learning rate: eta x rho, or constant."""
     if elastic.elasticity is not None:
         elasticity = elastic.elasticity
         return lambda learning_rate: learning_rate * elasticity
@@ -56,7 +56,7 @@ def descend(weights: Array, gradient: Array, learning_rate: float) -> None:
 
 
 def descend_and_reply(center: Array, gradient: Array, reply: Array, learning_rate: float) -> None:
-    """The same on the center; `reply`, which may be the gradient's memory, becomes the center when it is done."""
+    """W~ <- W~ - eta dW; `reply`, which may be the gradient's memory, becomes the updated center."""
     for part, change in _with_scratch(center.size):
         numpy.multiply(gradient[part], learning_rate, out=change)
         numpy.subtract(center[part], change, out=reply[part])
@@ -108,15 +108,15 @@ def attract_center(center: Array, total: Array, num_workers: int, alpha: float) 
 
 
 def attract_center_by(center: Array, differences: Array, alpha: float) -> None:
-    """The same, where `differences` is sum_i (W_i - W~)."""
+    """Apply equation (2), given `differences` = sum_i (W_i - W~)."""
     for part in blocks(center.size):
         center[part] += alpha * differences[part]
 
 
 def swap_elastic(center: Array, weights: Array, reply: Array, alpha: float) -> None:
-    """One worker's exchange: equation (2) for that worker alone.
+    """Exchange with one worker: equation (2) for that worker alone.
 
-    `reply`, which may be the weights' memory, becomes the center before it.
+    `reply`, which may be the weights' memory, becomes the center before the update.
     """
     for part, pull in _with_scratch(center.size):
         numpy.subtract(weights[part], center[part], out=pull)
@@ -126,7 +126,7 @@ def swap_elastic(center: Array, weights: Array, reply: Array, alpha: float) -> N
 
 
 def distance(weights: Array, center: Array) -> float:
-    """Euclidean distance, relative to the center's norm; infinite or NaN where weights have diverged."""
+    """Return the Euclidean distance relative to the center's norm; infinite or NaN if weights have diverged."""
     squares = norm = 0.0
     with numpy.errstate(over="ignore", invalid="ignore"):
         for part in blocks(center.size):
@@ -137,28 +137,28 @@ def distance(weights: Array, center: Array) -> float:
 
 
 def _with_scratch(length: int) -> Iterator[tuple[slice, Array]]:
-    """The parts of a buffer, each with the same memory for what is in between: fresh memory costs more than the sum."""
+    """Yield the parts of a buffer, each with the same scratch memory: new memory costs more than the sum."""
     scratch: Array = numpy.empty(min(length, BLOCK_ELEMENTS), numpy.float32)
     for part in blocks(length):
         yield part, scratch[: part.stop - part.start]
 
 
 def blocks(length: int) -> Iterator[slice]:
-    """Parts of a buffer that stay in the cache, one after another."""
+    """Yield consecutive parts of a buffer that stay in the cache."""
     for start in range(0, length, BLOCK_ELEMENTS):
         yield slice(start, min(start + BLOCK_ELEMENTS, length))
 
 
 DISTANCE_EVERY = 10
-"""The distance to the center is measured at every so many exchanges: it costs a pass over the weights."""
+"""The distance to the center is measured once per this many exchanges: it costs a pass over the weights."""
 
 
 class Replica:
-    """What the methods share. `weights`: float32, all trainable variables one after another.
+    """The common part of all methods. `weights`: float32, all trainable variables concatenated.
 
-    `count` are the updates of the center so far, over all workers, as far as this one knows; `stopped` says that the
-    center takes no more of them. `group` holds the workers alone; `num_lost` of them have died when this one has left.
-    For messages: `step_now`, and the name and length of each of the `variables` in `weights`.
+    `count` is the number of center updates by all workers, as far as this worker knows; `stopped` means that the center
+    takes no more updates. `group` has the workers alone; `num_lost` of them have died when this worker has left. For
+    messages: `step_now`, and the name and length of each of the `variables` in `weights`.
     """
 
     group: Communicator
@@ -184,57 +184,57 @@ class Replica:
         self._num_exchanges = 0
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
-        """Begin at `weights`, equal on every worker; `sizes` are the lengths of the variables in it. Collective."""
+        """Begin with `weights`, equal on every worker; `sizes` are the lengths of its variables. Collective."""
         raise NotImplementedError
 
     def before_step(self, step: int) -> None:
-        """An exchange that needs no gradient may begin."""
+        """Begin an exchange that needs no gradient, if there is one."""
 
     def step(self, gradient: Array) -> tuple[Array, float]:
-        """Exchange, then move the weights; returns them and the Unix time at which the exchange was over."""
+        """Exchange, then update the weights; return them and the Unix time at the end of the exchange."""
         raise NotImplementedError
 
     def center(self) -> Array:
-        """The center now. Collective where the strategy is synchronous."""
+        """Return the current center. Collective if the strategy is synchronous."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint must keep of this worker beside the center; before the start what it will start from."""
+        """Return this worker's state for a checkpoint, besides the center; before the start the state to start from."""
         return {"replica/weights": self.weights.copy()} if self.weights.size else self._restored
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `state` gave; called before `start`."""
+        """Restore the result of `state`; called before `start`."""
         self._restored = {name: array for name, array in arrays.items() if name.startswith("replica/")}
 
     def leave(self, *, stop: bool = False) -> None:
-        """No more exchanges of this worker; returns when every worker has left. `stop` ends the run for all."""
+        """End this worker's exchanges; return when every worker has left. `stop` ends the run for all."""
 
     def abandon(self) -> None:
-        """Its groups are revoked: nothing that it has begun goes on."""
+        """Abandon operations in progress: the groups are revoked."""
 
     def kept(self) -> dict[str, Array]:
-        """Of `state` what this worker has by itself."""
+        """Return the part of `state` that this worker has without communication."""
         return self.state()
 
     def part(self) -> CenterPart | None:
-        """Its copy of a center that servers hold; None where nobody does, and where none has come yet."""
+        """Return its copy of a center that servers hold; None if there is no such center, or none received yet."""
         return None
 
     def take_center(self, center: Center) -> None:
-        """Servers have been lost, or workers: what is left of the center; called before `start`."""
+        """Take the center recovered after ranks were lost; called before `start`."""
 
     def finish(self, *, early: bool = False) -> None:
-        """Give everything back."""
+        """Free all resources."""
 
     def details(self) -> dict[str, Any]:
-        """What the record keeps about this worker."""
+        """Return this worker's details for the record."""
         if not self._distances.count:
             return {}
         found = self._distances
         return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
 
     def check_finite(self, values: Array, what: str) -> None:
-        """NotFiniteError where `values`, as long as the weights, hold NaN or infinity: they must not reach weights."""
+        """Raise NotFiniteError if `values`, as long as the weights, hold NaN or infinity: weights must not get them."""
         if all_finite(values):
             return
         ends = itertools.accumulate(length for _, length in self.variables)
@@ -243,25 +243,25 @@ class Replica:
         raise not_finite(bad, what, self.step_now, self.group.rank)
 
     def exchanges_at(self, step: int) -> bool:
-        """Whether `step` is one of every `period`."""
+        """Whether `step` exchanges: one in every `period`."""
         return step % self.elastic.period_steps == 0
 
     def measure_distance(self, center: Array) -> None:
-        """Note how far this worker is from `center`, now and then."""
+        """Record this worker's distance from `center`, at some of the exchanges."""
         if self._num_exchanges % DISTANCE_EVERY == 0:
             found = distance(self.weights, center)
-            if math.isfinite(found):  # JSON has no other numbers
+            if math.isfinite(found):  # JSON cannot hold non-finite numbers
                 self._distances.add(found)
                 self._last_distance = found
         self._num_exchanges += 1
 
     def start_weights(self, weights: Array) -> None:
-        """Take `weights`, or this worker's own of a checkpoint."""
+        """Take `weights`, or this worker's own from a checkpoint."""
         self.weights = self._restored.get("replica/weights", weights).astype(numpy.float32).copy()
 
 
 class Background:
-    """Runs one exchange at a time beside the step and hands its error on to who waits."""
+    """Runs one exchange at a time in a thread; `wait` re-raises its error."""
 
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="exchange")
@@ -272,11 +272,11 @@ class Background:
         self._running = self._pool.submit(exchange)
 
     def wait(self) -> None:
-        """Return when it is over."""
+        """Return when the exchange is complete."""
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
 
     def close(self) -> None:
-        """Wait, and let the thread end."""
+        """Wait, and end the thread."""
         self._pool.shutdown()

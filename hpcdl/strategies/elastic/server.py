@@ -1,19 +1,19 @@
-"""A server that holds the center, or its part of it, and what a worker's request does to it. Numpy alone.
+"""A server that holds the center or a part of it, and the effect of a worker's request. Needs numpy only.
 
-A rule is equation (2), or a gradient step, and counts how stale requests were. Requests are served either first come,
-first served (`async-*`), or in rank order, round after round (`easgd`). A request is served whole before the next: that
-is the lock of the methods that have one. Nobody spins: the server sleeps in `wait_any`.
+A rule is equation (2), or a gradient step; the server counts how stale requests were. Requests are served either first
+come, first served (`async-*`), or in rank order, round after round (`easgd`). A request is completed before the next
+one begins: that is the lock of the methods that have one. There is no busy waiting: the server sleeps in `wait_any`.
 
-What workers and the center's servers send each other: a header of four float64 and a part of the flat buffer.
+Messages between workers and servers are a header of four float64 and a part of the flat buffer.
 
-Request and reply have the same length. Packed, which is the default, header and payload travel as one message;
-unpacked the header goes first and then each layer, as a message of its own.
+Request and reply have the same length. By default header and payload are packed into one message; unpacked, the header
+is sent first and then each layer as a separate message.
 
     header   request                          reply
     0        kind                             updates of the center so far, over all workers (in steps)
     1        alpha or learning rate           number of writes to the center so far, its version
-    2        version that was read last       1 where the center takes no more updates
-    3        steps since the last exchange    seconds that the server worked on the request; to who leaves: workers lost
+    2        version that was read last       1 if the center takes no more updates
+    3        steps since the last exchange    seconds of work on the request; to a leaving worker: workers lost
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 HEADER_LENGTH = 4
 HEADER_BYTES = 8 * HEADER_LENGTH
 UPDATE, FETCH, FETCH_VELOCITY, LEAVE, STOP = range(5)
-"""Kinds of requests: exchange; read; read the server's velocity; leave; leave and let nobody update any more."""
+"""Kinds of requests: exchange; read; read the server's velocity; leave; leave and stop all updates."""
 TAG, VERDICT_TAG = 1, 2
 
 
 class Endpoint(Protocol):
-    """What messages need of a communicator; `rank` and the other side's number may be another group's."""
+    """The communicator methods that messages need; `rank` and the peers' numbers may belong to different groups."""
 
     @property
     def rank(self) -> int:
@@ -58,17 +58,17 @@ class Endpoint(Protocol):
         """Start receiving into `buffer`."""
 
     def wait_any(self, requests: Sequence[Request]) -> int:
-        """Index of the first request that is done."""
+        """Return the index of the first completed request."""
 
     def failed(self) -> set[int]:
-        """Ranks that are known to be dead."""
+        """Return the ranks that are known to be dead."""
 
     def allgather_json(self, value: Any) -> list[Any]:
-        """Every side's `value`."""
+        """Return every side's `value`."""
 
 
 class Message:
-    """One buffer, used for a request and for its reply; `header` and `payload` (float32) are views of it."""
+    """One buffer for a request and its reply; `header` and `payload` (float32) are views of it."""
 
     def __init__(self, sizes: Sequence[int], *, packed: bool) -> None:
         self._buffer: Array = numpy.zeros(HEADER_BYTES + 4 * sum(sizes), numpy.uint8)
@@ -88,16 +88,16 @@ class Message:
         self.receive_rest(channel, source, channel.irecv(self.parts[0], source, TAG))
 
     def receive_rest(self, channel: Endpoint, source: int, first: Request) -> None:
-        """Wait for all parts, of which the first is under way."""
+        """Wait for all parts; the first one's receive has been started."""
         rest = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
-        # The first one may take long to come: wait_any sleeps, a plain wait may keep a core busy.
+        # The first one may take long: wait_any sleeps, a plain wait may keep a core busy.
         channel.wait_any([first])
         for request in (first, *rest):
             request.wait()
 
 
 class Sending:
-    """A message whose parts are under way."""
+    """A message whose parts are being sent."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
@@ -109,12 +109,12 @@ class Sending:
 
 
 def server_spans(num_elements: int, num_servers: int) -> list[slice]:
-    """Which part of the flat buffer each server holds: equal parts, whatever the layers."""
+    """Return each server's part of the flat buffer: equal parts, independent of the layers."""
     return [slice(start, stop) for start, stop in spans(num_elements, num_servers)]
 
 
 def sizes_within(sizes: Sequence[int], part: slice) -> list[int]:
-    """Lengths of the pieces of layers that lie in `part` of the flat buffer."""
+    """Return the lengths of the layers' pieces in `part` of the flat buffer."""
     found, start = [], 0
     for size in sizes:
         overlap = min(start + size, part.stop) - max(start, part.start)
@@ -130,7 +130,7 @@ class Rule(Protocol):
     velocity: Array | None
 
     def begin(self, num_elements: int) -> None:
-        """Get ready for a center of that length."""
+        """Prepare for a center of that length."""
 
     def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """Change `center` by `payload`, and fill `reply`, which may be the same memory."""
@@ -142,7 +142,7 @@ class Attraction:
     velocity: Array | None = None
 
     def begin(self, num_elements: int) -> None:
-        """Nothing to keep."""
+        """Do nothing: there is no state."""
 
     def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """Move the center towards the worker's weights."""
@@ -155,7 +155,7 @@ class Descent:
     velocity: Array | None = None
 
     def begin(self, num_elements: int) -> None:
-        """Nothing to keep."""
+        """Do nothing: there is no state."""
 
     def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
         """W~ <- W~ - eta dW."""
@@ -163,14 +163,14 @@ class Descent:
 
 
 class MomentumDescent:
-    """A gradient step with momentum, whose velocity is the center's own."""
+    """A gradient step with momentum, whose velocity belongs to the center."""
 
     def __init__(self, momentum: float) -> None:
         self.velocity: Array | None = None
         self._momentum = momentum
 
     def begin(self, num_elements: int) -> None:
-        """The velocity starts at zero."""
+        """Set the velocity to zero."""
         self.velocity = numpy.zeros(num_elements, numpy.float32)
 
     def serve(self, center: Array, payload: Array, reply: Array, rate: float) -> None:
@@ -185,7 +185,7 @@ RULES: dict[str, Callable[[float], Rule]] = {
     "descent": lambda momentum: Descent(),
     "momentum descent": MomentumDescent,
 }
-"""From the momentum to a rule, by the names that methods.py uses."""
+"""Constructors of rules, which take the momentum, by the names in methods.py."""
 
 
 class Staleness:
@@ -199,12 +199,12 @@ class Staleness:
         self._counts[staleness] += 1
 
     def as_json(self) -> dict[str, int]:
-        """Number of writes by staleness."""
+        """Return the number of writes by staleness."""
         return {str(staleness): number for staleness, number in sorted(self._counts.items())}
 
 
 def summary_of(counts: list[dict[str, Any]]) -> tuple[float | None, float | None, dict[str, int]]:
-    """Mean, maximum and histogram of what several ranks have counted; None and empty where nobody has."""
+    """Return mean, maximum and histogram of several ranks' counts; None and empty without any."""
     total: collections.Counter[int] = collections.Counter()
     for one in counts:
         total.update({int(staleness): int(number) for staleness, number in one.items()})
@@ -224,7 +224,7 @@ class CenterServer:
     ) -> None:
         self._channel: Endpoint = channel or context.communicator.duplicate()
         if channel is None:
-            context.communicator.split(1)  # the workers' group is collective over all
+            context.communicator.split(1)  # the split of the workers' group is collective over all
         self._context = context
         self._rule = rule
         self._in_rank_order = in_rank_order
@@ -236,7 +236,7 @@ class CenterServer:
         self._staleness = Staleness()
 
     def serve(self) -> dict[str, Any]:
-        """Serve until every worker has left. StoppedEarly where the workers say that the run is to be resumed."""
+        """Serve until every worker has left. Raises StoppedEarly if the workers say that the run is to be resumed."""
         self._begin()
         for worker, message in self._arrivals():
             began = time.perf_counter()
@@ -249,18 +249,18 @@ class CenterServer:
         self._channel.irecv(verdict, 0, VERDICT_TAG).wait()
         if verdict[0]:
             raise StoppedEarly("the workers stopped; continue with --resume")
-        # Worker 0's word, so that all servers say the same.
+        # Use worker 0's number, so that all servers return the same.
         return self._details() | ({"lost_workers": int(verdict[1])} if verdict[1] else {})
 
     def part(self) -> CenterPart | None:
-        """What it holds: whole, because a request is served between two messages."""
+        """Return its part of the center: always consistent, because a request is served between two messages."""
         if not self._has_center:
             return None
         velocity = self._rule.velocity
         return CenterPart(start=self._first, values=self._center, velocity=velocity, count=self._count, held=True)
 
     def _begin(self) -> None:
-        """Learn the sizes from worker 0, and take its weights, and its velocity where it has one, as the center's."""
+        """Receive from worker 0 the sizes and the center's weights, and its velocity if it has one."""
         start = self._channel.allgather_json(None)[0]
         self._total, self._count = start["total"], start["count"]
         self._begun = self._count
@@ -282,7 +282,7 @@ class CenterServer:
         self._has_center = True
 
     def _arrivals(self) -> Iterator[tuple[int, Message]]:
-        """Requests as they are to be served, until every worker has left."""
+        """Yield requests in serving order, until every worker has left."""
         self._sending: dict[int, Sending] = {}
         self._pending: dict[int, Request] = {}
         order = self._round_robin() if self._in_rank_order else self._first_come()
@@ -299,7 +299,7 @@ class CenterServer:
         self._pending[worker] = self._channel.irecv(self._messages[worker].parts[0], worker, TAG)
 
     def _round_robin(self) -> Iterator[int]:
-        """One after the other, each request and reply whole before the next: P (2 alpha + 2 n beta) a round."""
+        """Serve one worker after the other, each request and reply in full: P (2 alpha + 2 n beta) a round."""
         while len(self._left) < self._context.num_workers:
             for worker in sorted(set(range(self._context.num_workers)) - self._left):
                 self._post(worker)
@@ -308,7 +308,7 @@ class CenterServer:
                     self._sending.pop(worker).wait()
 
     def _first_come(self) -> Iterator[int]:
-        """Who has come; of several, who was served longest ago. A reply's buffer is read into again once it is out."""
+        """Yield workers with a request, the least recently served first. A buffer is reused once its reply is sent."""
         queue = list(range(self._context.num_workers))
         for worker in queue:
             self._post(worker)
@@ -333,10 +333,10 @@ class CenterServer:
                 queue.append(worker)
 
     def _go_on_without(self, error: RankError) -> None:
-        """Take the dead workers out where the library can tell (ULFM); raise `error` where it cannot.
+        """Remove the dead workers if the library can identify them (ULFM); raise `error` otherwise.
 
-        Worker 0 cannot be done without: it evaluates and saves the center. Where those that are left go on in place,
-        the dead break the group, and only workers that gave no sign of life are done without.
+        Worker 0 is required: it evaluates and saves the center. With recovery in place the dead break the group, and
+        only workers without a heartbeat are removed here.
         """
         if self._context.in_place and isinstance(error, BrokenGroup):
             raise error
@@ -350,7 +350,7 @@ class CenterServer:
             self._pending.pop(worker, None)
 
     def _handle(self, worker: int, message: Message) -> bool:
-        """Serve one request; False where the answer has to wait until everybody has left."""
+        """Serve one request. Return False if its reply must wait until all workers have left."""
         kind, rate, version, steps = message.header.tolist()
         if kind in (LEAVE, STOP):
             self._left.add(worker)
@@ -376,7 +376,7 @@ class CenterServer:
         self._sending[worker] = message.send(self._channel, worker)
 
     def _answer_leavers(self) -> None:
-        """Everybody who is alive gets the last center, and learns how many are not."""
+        """Send every live worker the last center, and the number of lost workers."""
         if not self._context.in_place:  # there the dead break the group
             self._lost |= self._channel.failed() & self._left
         for worker, message in enumerate(self._messages):
@@ -389,7 +389,7 @@ class CenterServer:
             sending.wait()
 
     def _details(self) -> dict[str, Any]:
-        served = self._count - self._begun  # of a run that goes on others have served the rest
+        served = self._count - self._begun  # in a resumed run others have served the rest
         per_step = self._context.num_workers / max(served, 1)
         return {
             "steps": served / self._context.num_workers,

@@ -1,4 +1,4 @@
-"""Every method with a center as a strategy: reads its row of methods.py. No TensorFlow here: servers go without it."""
+"""Every method with a center as a strategy: reads its row of methods.py. No TensorFlow here: servers do not need it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpcdl.strategies.elastic.server import RULES, CenterServer, Rule
 
 
 class CenterStrategy:
-    """Workers that exchange with a center, as the row of the strategy's name says."""
+    """Workers that exchange with a center, according to the strategy's row in the table."""
 
     def replica(self, context: Context) -> CenterReplica:
-        """One worker's part, without TensorFlow."""
+        """Return one worker's part, without TensorFlow."""
         method = METHODS[context.info.name]
         link = _lock_free_link(context) if method.lock_free else ServerLink(context)
         if method.elastic:
@@ -23,23 +23,23 @@ class CenterStrategy:
         return PullingReplica(context, link)
 
     def worker(self, context: Context) -> Worker:
-        """The worker's side."""
+        """Return the worker's side."""
         from hpcdl.strategies.elastic.flat import FlatWorker
 
         return FlatWorker(self.replica(context))
 
     def server(self, context: Context) -> Server:
-        """The server's side; only called where the method has one."""
+        """Return the server's side; only called if the method has servers."""
         return CenterServer(context, _rule(context), in_rank_order=METHODS[context.info.name].in_rank_order)
 
 
 def _rule(context: Context) -> Rule:
-    """What a request does to the center."""
+    """Return the rule by which a request changes the center."""
     return RULES[METHODS[context.info.name].rule](context.optimizer.momentum)
 
 
 def _lock_free_link(context: Context) -> Link:
-    """Shared memory where all workers are on one node; between nodes one-sided, where the MPI can. Collective."""
+    """Return a link by shared memory if all workers are on one node; else one-sided, if MPI can. Collective."""
     group = context.communicator.duplicate()
     if len(set(group.allgather_json(group.host))) == 1:
         return SharedLink(group, _rule(context))

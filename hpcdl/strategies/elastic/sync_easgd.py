@@ -1,13 +1,13 @@
-"""Sync EASGD: every worker exchanges with the center at once; deterministic. And what the workers' sum travels as.
+"""Sync EASGD: all workers exchange with the center at once; deterministic. Also the formats of the workers' sum.
 
-Every rank of sync-easgd 2 and 3 has the center, the same bits, so what is summed may be W_i - W~: numbers so small that
-16 bits hold them with a relative error of 2^-11 (fp16) or 2^-8 (bf16) of the distance, not of the weight. What rounding
-leaves over is still there at the next exchange. TensorFlow for float16 alone.
+Every rank of sync-easgd 2 and 3 has the center with the same bits, so W_i - W~ can be summed instead of W_i. These
+numbers are small: the relative error of 16 bits, 2^-11 (fp16) or 2^-8 (bf16), is one of the distance, not of the
+weight. What rounding loses remains for the next exchange. TensorFlow is used for float16 only.
 
 Source: You, Buluc and Demmel 2017 (arXiv 1708.02983), Sync EASGD 1 to 3: equation (1) on the workers, equation (2) with
 the sum over all of them on the center. Variant 1 keeps the center on rank 0: tree broadcast, tree reduction. Variant 2
-keeps it on every rank: one all-reduce. Variant 3 is variant 2 with the all-reduce beside forward and backward; since
-the exchange uses the weights before the update, both leave the same bits.
+keeps it on every rank: one all-reduce. Variant 3 is variant 2 with the all-reduce during forward and backward pass;
+since the exchange uses the weights before the update, both give the same bits.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ if TYPE_CHECKING:
 Reduce = Callable[["Array", "Add | None"], None]
 """Sums a buffer over the workers in place."""
 EXPECTED = 4.0
-"""Sums of distances are expected below so many times the center's largest weight. float16 then has its full
-precision down to 2^-26 of that weight, which is less than float32 can tell of it."""
+"""Sums of distances are expected to be below this factor times the center's largest weight.
+
+float16 then has its full precision down to 2^-26 of that weight, below the resolution of float32.
+"""
 
 
 class WholeWeights:
     """Weights as they are: 4 bytes each."""
 
     def start(self, num_weights: int) -> None:
-        """Touch the buffers."""
+        """Allocate the buffers."""
         self.total: Array = numpy.zeros(num_weights, numpy.float32)
 
     def exchange(self, weights: Array, center: Array, reduce: Reduce) -> None:
@@ -59,45 +61,45 @@ class WholeWeights:
         reduce(self.total, None)
 
     def attract(self, center: Array, num_workers: int, alpha: float) -> None:
-        """Equation (2)."""
+        """Apply equation (2)."""
         attract_center(center, self.total, num_workers, alpha)
 
 
 class HalfDifferences:
-    """Distances from the center, 2 bytes each: float16 brought to its range by a power of two, or bfloat16."""
+    """Distances from the center, 2 bytes each: float16 scaled into its range by a power of two, or bfloat16."""
 
     def __init__(self, number_format: str) -> None:
         self._scaled = number_format == "fp16"
 
     def start(self, num_weights: int) -> None:
-        """Touch the buffers."""
+        """Allocate the buffers."""
         self.total: Array = numpy.zeros(num_weights, numpy.float32)
         self._sent: Array = numpy.zeros(num_weights, numpy.float16 if self._scaled else numpy.uint16)
 
     def exchange(self, weights: Array, center: Array, reduce: Reduce) -> None:
         """Sum the workers' W_i - W~ into `total`; collective."""
-        # Weights that have diverged overflow here; they travel on as infinity and are found where weights are checked.
+        # Weights that have diverged overflow here; they are sent as infinity and detected when weights are checked.
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.subtract(weights, center, out=self.total)
             if not self._scaled:
                 self._as_bfloat16(reduce)
                 return
-            # All ranks know the center's range, and nobody has to be asked: workers are hardly ever further apart.
+            # All ranks know the center's range, so no communication is needed: workers are rarely further apart.
             expected = _largest(center) * EXPECTED
             if expected[0]:
                 self._as_float16(expected, reduce)
-            if not (expected[0] and numpy.isfinite(_largest(self.total)[0])):  # so on all ranks: they have one sum
+            if not (expected[0] and numpy.isfinite(_largest(self.total)[0])):  # the same on all ranks, as the sum is
                 numpy.subtract(weights, center, out=self.total)
                 bound = _largest(self.total)
                 reduce(bound, None)
                 self._as_float16(bound, reduce)
 
     def attract(self, center: Array, num_workers: int, alpha: float) -> None:
-        """Equation (2)."""
+        """Apply equation (2)."""
         attract_center_by(center, self.total, alpha)
 
     def _as_float16(self, bound: Array, reduce: Reduce) -> None:
-        """`total`, of which no partial sum over ranks should exceed `bound`, shape (1,)."""
+        """Sum `total` as float16; no partial sum over ranks should exceed `bound`, shape (1,)."""
         from hpcdl.strategies.allreduce.compression import add_float16, cast
 
         scale = float16_scale(bound)
@@ -116,12 +118,12 @@ class HalfDifferences:
 
 
 def _largest(values: Array) -> Array:
-    """The largest magnitude, shape (1,)."""
+    """Return the largest magnitude, shape (1,)."""
     return numpy.array([max(values.max(), -values.min())], numpy.float32)
 
 
 def carrier(compress: str) -> WholeWeights | HalfDifferences:
-    """What --compress asks for."""
+    """Return the format for --compress."""
     return WholeWeights() if compress == "none" else HalfDifferences(compress)
 
 
@@ -129,29 +131,29 @@ class SyncEasgd:
     """The strategy `sync-easgd`."""
 
     def replica(self, context: Context) -> Replica:
-        """One worker's part, without TensorFlow."""
+        """Return one worker's part, without TensorFlow."""
         return _VARIANTS[context.elastic.variant](context)
 
     def worker(self, context: Context) -> Worker:
-        """All ranks work."""
+        """Return the worker: all ranks are workers."""
         from hpcdl.strategies.elastic.flat import FlatWorker
 
         return FlatWorker(self.replica(context))
 
     def server(self, context: Context) -> Server:
-        """Nobody serves."""
+        """Fail: there are no servers."""
         raise AssertionError("sync-easgd has no servers")
 
 
 class CenterEverywhere(Replica):
-    """Variant 2: each rank has the center; the weights' sum comes by one all-reduce after the backward pass."""
+    """Variant 2: each rank has the center; one all-reduce after the backward pass sums the weights."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.group = context.communicator.duplicate()
         self._chip, self._communicator = chips_of(self.group, self.elastic.groups)
         self.alpha = moving_rate(self.elastic, self._communicator.size)
-        # The same algorithm in every run, by size and ranks alone: measured choices could differ between two runs.
+        # The algorithm depends on size and ranks alone: measured choices could differ between two runs.
         self._workspace = Workspace(measure=False)
         self._chip_workspace = Workspace(measure=False)
         self._exchanging = False
@@ -160,7 +162,7 @@ class CenterEverywhere(Replica):
         self._parts: list[slice] = []
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
-        """Every rank's center is `weights`."""
+        """Set every rank's center to `weights`."""
         self.start_weights(weights)
         self._center = weights.copy()
         self._carried.start(weights.size)
@@ -174,7 +176,7 @@ class CenterEverywhere(Replica):
             self._begin()
 
     def step(self, gradient: Array) -> tuple[Array, float]:
-        """Equations (1) and (2), both with the weights before the update; a chip's groups share their gradients."""
+        """Apply equations (1) and (2), both to the weights before the update; a chip's groups share their gradients."""
         self.check_finite(gradient, "the gradient")
         self._average_over_groups(gradient)
         if not self._exchanging:
@@ -191,11 +193,11 @@ class CenterEverywhere(Replica):
         return self.weights, exchanged
 
     def center(self) -> Array:
-        """The center, the same on every rank."""
+        """Return the center, the same on every rank."""
         return self._center
 
     def finish(self, *, early: bool = False) -> None:
-        """Give buffers and groups back."""
+        """Free buffers and groups."""
         self._workspace.close()
         self._chip_workspace.close()
 
@@ -224,15 +226,15 @@ class CenterEverywhere(Replica):
 
 
 class CenterOnRoot(CenterEverywhere):
-    """Variant 1: rank 0 has the center, sends it down a tree, and gets the weights' sum up the tree."""
+    """Variant 1: rank 0 has the center, broadcasts it down a tree, and gets the weights' sum up the tree."""
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
-        """Rank 0's center is `weights`."""
+        """Set rank 0's center to `weights`."""
         super().start(weights, sizes)
         self._landing = numpy.zeros_like(weights)
 
     def center(self) -> Array:
-        """Rank 0's center, sent to every rank."""
+        """Return rank 0's center, sent to every rank."""
         broadcast_from_root(self._communicator, self._center)
         return self._center
 
@@ -248,18 +250,18 @@ class CenterOnRoot(CenterEverywhere):
 
 
 class Overlapped(CenterEverywhere):
-    """Variant 3: as variant 2, while the gradient is being computed."""
+    """Variant 3: as variant 2, during the computation of the gradient."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._background = Background()
 
     def abandon(self) -> None:
-        """Let the exchanging thread end."""
+        """End the exchange thread."""
         self._background.close()
 
     def finish(self, *, early: bool = False) -> None:
-        """Let the exchanging thread end, and give the rest back."""
+        """End the exchange thread, and free the rest."""
         self._background.close()
         super().finish(early=early)
 
@@ -274,13 +276,13 @@ _VARIANTS: dict[str, Callable[[Context], Replica]] = {"1": CenterOnRoot, "2": Ce
 
 
 def chips_of(communicator: Communicator, groups: int) -> tuple[Communicator, Communicator]:
-    """The ranks of this rank's chip, `groups` of them in a row, and its peers, one on each chip."""
+    """Return the ranks of this rank's chip, `groups` of them in a row, and its peers, one on each chip."""
     chip = communicator.split(communicator.rank // groups)
     return chip, communicator.split(communicator.rank % groups)
 
 
 def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) -> None:
-    """Sum `buffer` onto rank 0, by way of `landing` of the same length."""
+    """Sum `buffer` onto rank 0; `landing`, of the same length, receives."""
     rank = communicator.rank
     distance = 1
     while distance < communicator.size:
@@ -294,7 +296,7 @@ def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) ->
 
 
 def broadcast_from_root(communicator: Communicator, buffer: Array) -> None:
-    """Fill `buffer` with rank 0's."""
+    """Fill `buffer` with rank 0's values."""
     rank = communicator.rank
     distance = 1 << (communicator.size - 1).bit_length()
     while distance > 1:

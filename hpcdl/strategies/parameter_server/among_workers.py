@@ -1,7 +1,7 @@
-"""Parameter servers that work as well: an all-reduce by way of the highest ranks, for scripts, whose ranks all work.
+"""Parameter servers that also work: an all-reduce via the highest ranks, for scripts, in which all ranks train.
 
-Every bucket is cut into equal parts, one for each server, as the placement `split` does it. A server sums its part, its
-own gradient first and then the others' in rank order, and sends the sum back to each.
+Every bucket is cut into equal parts, one for each server, as in the placement `split`. A server sums its part, its own
+gradient first and then the others' in rank order, and sends the sum back to each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ServersAmongWorkers:
-    """The `num_servers` highest ranks of a communicator as its servers; used as the all-reduces of collectives/ are."""
+    """Uses the `num_servers` highest ranks of a communicator as servers; called like all-reduces of collectives/."""
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
@@ -35,13 +35,13 @@ class ServersAmongWorkers:
     def _exchange(
         self, communicator: Communicator, part: Array, scratch: Array, add: Add, tag: int
     ) -> Iterator[None]:  # fmt: skip
-        """One slice: to each server its piece, and back from each the sum."""
+        """Exchange one slice: send its piece to each server, and receive the sum from each."""
         rank, first = communicator.rank, communicator.size - self._num_servers
         pieces = {
             first + number: part[slice(*bounds)] for number, bounds in enumerate(spans(part.size, self._num_servers))
         }
         others = [other for other in range(communicator.size) if other != rank]
-        in_turn = sorted(pieces, key=lambda server: (server - first - rank) % self._num_servers)  # else all begin alike
+        in_turn = sorted(pieces, key=lambda server: (server - first - rank) % self._num_servers)  # to spread the load
         leaving = [communicator.isend(pieces[server], server, tag) for server in in_turn if server != rank]
         mine = pieces.pop(rank, None)
         if mine is not None:

@@ -1,12 +1,12 @@
-"""Which server takes which part of the gradient, and what workers and servers say to each other beside gradients.
+"""Which server averages which part of the gradient, and the control messages between workers and servers.
 
 `round-robin` and `greedy` never cut a tensor (tf.compat.v1.train.replica_device_setter, with its default and with
 GreedyLoadBalancingStrategy by bytes), so the largest variable bounds the balance. `split` cuts every bucket into equal
 parts, one for each server.
 
-A worker announces each step before it computes it, with what it wishes of everybody (to stop, to save). The first
-server answers after the step with what holds for that step on every worker: the same answer to all, whenever they ask,
-so that a late worker stops and saves at the same step as the others.
+A worker announces each step before it computes it, with its wishes for all workers (to stop, to save). After the step
+the first server answers with the decision for that step. Every worker gets the same answer, whenever it asks, so a late
+worker stops and saves at the same step as the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 ITEM_BYTES = 4
-"""Gradients travel and are averaged in float32."""
+"""Gradients are sent and averaged in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients that leave together: `variables` in the order in which they lie in the bucket's flat buffer.
+    """Gradients sent together: `variables` in their order in the bucket's flat buffer.
 
     Server s takes the elements `bounds[s]` to `bounds[s + 1]`.
     """
@@ -44,12 +44,12 @@ Layout = Callable[[Sequence[int]], Bucket]
 
 
 def round_robin(lengths: Sequence[int], num_servers: int) -> list[int]:
-    """The server of each variable: one after the other, in the order in which the variables were made."""
+    """Return the server of each variable: in turn, in creation order."""
     return [index % num_servers for index in range(len(lengths))]
 
 
 def greedy(lengths: Sequence[int], num_servers: int) -> list[int]:
-    """The server of each variable: the one with the fewest bytes so far, in the order in which variables were made."""
+    """Return the server of each variable: the one with the fewest bytes so far, in creation order."""
     loads = [0] * num_servers
     owners = []
     for length in lengths:
@@ -60,7 +60,7 @@ def greedy(lengths: Sequence[int], num_servers: int) -> list[int]:
 
 
 def _whole(place: Callable[[Sequence[int], int], list[int]]) -> Callable[[Sequence[int], int], Layout]:
-    """Whole variables, each on the server that `place` gives it; a bucket's buffer is ordered by server."""
+    """Return the layout of whole variables, each on the server from `place`; a bucket's buffer is ordered by server."""
 
     def prepare(lengths: Sequence[int], num_servers: int) -> Layout:
         owners = place(lengths, num_servers)
@@ -78,7 +78,7 @@ def _whole(place: Callable[[Sequence[int], int], list[int]]) -> Callable[[Sequen
 
 
 def _cut(lengths: Sequence[int], num_servers: int) -> Layout:
-    """Equal parts of every bucket, to the element; a bucket of one large tensor is cut where it lies."""
+    """Cut every bucket into equal parts, to the element; a bucket of one large tensor is cut in place."""
 
     def layout(members: Sequence[int]) -> Bucket:
         base, longer = divmod(sum(lengths[index] for index in members), num_servers)
@@ -96,14 +96,14 @@ PLACEMENTS: dict[str, Callable[[Sequence[int], int], Layout]] = {
 
 
 def plan(lengths: Sequence[int], num_servers: int, placement: str, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Buckets in the order in which they leave (the last layer's first); `lengths` in elements, in creation order."""
+    """Return buckets in sending order (the last layer's first); `lengths` in elements, in creation order."""
     layout = PLACEMENTS[placement](lengths, num_servers)
     sizes = [length * ITEM_BYTES for length in lengths]
     return tuple(layout(members) for members in plan_buckets(sizes, bucket_bytes))
 
 
 def held_bytes(buckets: Sequence[Bucket], num_servers: int) -> list[int]:
-    """Bytes of the gradient that each server takes."""
+    """Return the bytes of the gradient that each server averages."""
     return [
         ITEM_BYTES * sum(bucket.bounds[server + 1] - bucket.bounds[server] for bucket in buckets)
         for server in range(num_servers)
@@ -111,7 +111,7 @@ def held_bytes(buckets: Sequence[Bucket], num_servers: int) -> list[int]:
 
 
 def imbalance(loads: Sequence[float]) -> float:
-    """The busiest server's load over the mean; 1 is even."""
+    """Return the busiest server's load over the mean; 1 is even."""
     return max(loads) * len(loads) / sum(loads)
 
 
@@ -125,10 +125,10 @@ class Piece:
 
 
 def messages(bucket: Bucket, message_bytes: int, first_server: int = 0) -> tuple[Piece, ...]:
-    """The pieces in which a bucket travels, at most `message_bytes` each; all servers' first ones come first.
+    """Return a bucket's pieces for sending, at most `message_bytes` each; the first pieces of all servers come first.
 
-    A server sums one piece while the next is under way, and pieces stay in the cache. `first_server` is the one to
-    begin with: workers that all begin with the same one stand in line before its link, and leave the others' idle.
+    A server sums one piece while it receives the next, and pieces stay in the cache. `first_server` is the server to
+    begin with: if all workers began with the same one, they would queue for its link and leave the others idle.
     """
     step = max(1, message_bytes // ITEM_BYTES)
     num_servers = len(bucket.bounds) - 1
@@ -144,13 +144,13 @@ def messages(bucket: Bucket, message_bytes: int, first_server: int = 0) -> tuple
 LAYOUT_TAG, HEADER_TAG, DATA_TAG, ANSWER_TAG = 1, 2, 3, 4
 
 STEP, FOLLOW, FINISH, STOP = range(4)
-"""Kinds of headers: a step with a gradient; one whose gradient nobody waits for any more; the end; an early end."""
+"""Kinds of headers: a step with a gradient; a step completed without this worker's gradient; the end; an early end."""
 NUM_FLAGS = 4
-"""As many as supervision/control.py adds up: a signal, the time limit, a checkpoint, room for more workers."""
+"""The number of flags in supervision/control.py: a signal, the time limit, a checkpoint, room for more workers."""
 
 
 def header(kind: int, step: int, wishes: Array | None = None) -> Array:
-    """What a worker sends to each server before a step: kind, step, wishes; float64."""
+    """Return a worker's message to each server before a step: kind, step, wishes; float64."""
     message = numpy.zeros(2 + NUM_FLAGS)
     message[:2] = kind, step
     if wishes is not None:
@@ -159,23 +159,23 @@ def header(kind: int, step: int, wishes: Array | None = None) -> Array:
 
 
 def answer(wishes: Array, newest_step: int) -> Array:
-    """What the first server sends after a step: everybody's wishes, and the newest step that it has finished."""
+    """Return the first server's message after a step: the combined wishes, and the newest completed step."""
     return numpy.array([*wishes, newest_step], numpy.float64)
 
 
 def no_answer() -> Array:
-    """What holds before the first answer: no wishes, no step finished."""
+    """Return the answer before the first one arrives: no wishes, no step completed."""
     return answer(numpy.zeros(NUM_FLAGS), -1)
 
 
 def send_layout(communicator: Communicator, server_rank: int, lengths: list[int]) -> None:
-    """Tell a server the lengths of a step's messages, in elements; the first worker does."""
+    """Send a server the lengths of a step's messages, in elements; only the first worker does this."""
     for message in (numpy.array([len(lengths)]), numpy.array(lengths, numpy.int64)):
         communicator.isend(message, server_rank, LAYOUT_TAG).wait()
 
 
 def receive_layout(communicator: Communicator) -> list[int]:
-    """What `send_layout` sent."""
+    """Receive the lengths from `send_layout`."""
     count = numpy.zeros(1, numpy.int64)
     communicator.irecv(count, 0, LAYOUT_TAG).wait()
     lengths = numpy.zeros(int(count[0]), numpy.int64)

@@ -1,13 +1,12 @@
 """The parameter servers of `ps`: one that waits for every worker, and one with backup workers.
 
-The first takes the mean of all gradients, in float32, in the order of the ranks. The order makes the sum the same in
-every run, so that the result is bitwise reproducible. A server that waits sleeps (`Communicator.wait_any`): it may
-share a node with workers.
+The first computes the mean of all gradients, in float32, in the order of the ranks. The fixed order makes the result
+bitwise reproducible. A server that waits sleeps (`Communicator.wait_any`), because it may share a node with workers.
 
-With backup workers the first P - K gradients of each message count (J. Chen, X. Pan, R. Monga, S. Bengio,
-R. Jozefowicz 2016: Revisiting Distributed Synchronous SGD, section 3). A gradient that comes too late is dropped; its
-sender still gets every mean, in order, so that all workers hold the same weights. A late worker takes the means of the
-steps that it has missed without computing them (`FOLLOW`), until it has caught up.
+With backup workers the first P - K gradients of each message count (J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz
+2016: Revisiting Distributed Synchronous SGD, section 3). A gradient that comes too late is dropped; its sender still
+gets every mean, in order, so that all workers hold the same weights. A late worker applies the means of the steps that
+it has missed without computing gradients (`FOLLOW`), until it has caught up.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 
 SLOTS = 3
-"""Messages of a worker that have room at once: one that is summed, one that comes in, one whose mean goes out."""
+"""Message buffers per worker: one being summed, one being received, one whose mean is being sent."""
 
 
 class Ledger:
-    """What a server counts for the record."""
+    """A server's counts for the record."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -40,7 +39,7 @@ class Ledger:
         self.dropped_messages = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Means per step, and the bytes of the gradient that this server averages."""
+        """Return means per step, and the bytes of the gradient that this server averages."""
         steps = max(self.steps, 1)
         return {
             "steps": self.steps,
@@ -51,14 +50,14 @@ class Ledger:
 
 
 class AveragingServer:
-    """Serves the workers, ranks 0 to `num_workers` - 1; `answers` on the server that tells them what holds."""
+    """Serves the workers, ranks 0 to `num_workers` - 1; the server with `answers` also sends them the decisions."""
 
     def __init__(self, communicator: Communicator, num_workers: int, *, answers: bool) -> None:
         self._communicator = communicator
         self._num_workers = num_workers
         self._answers = answers
         self._ledger = Ledger()
-        # Servers that all send to the same worker first would stand in line before its link.
+        # If all servers sent to the same worker first, they would queue for its link.
         num_servers = communicator.size - num_workers
         first = (communicator.rank - num_workers) * num_workers // num_servers
         self._in_turn = [*range(first, num_workers), *range(first)]
@@ -66,7 +65,7 @@ class AveragingServer:
         self._slots: list[list[Array]] = []
 
     def serve(self) -> dict[str, Any]:
-        """Average until the workers have finished; StoppedEarly where they stop before the end."""
+        """Average until the workers have finished. Raises StoppedEarly if they stop before the end."""
         headers = numpy.zeros((self._num_workers, len(placement.header(placement.STEP, 0))))
         while True:
             coming = [
@@ -113,7 +112,7 @@ class AveragingServer:
         ]
 
     def _average(self, number: int, coming: list[Request]) -> list[Request]:
-        """Sum one message of every worker as they come, in rank order, and start to send the mean."""
+        """Sum one message of every worker in rank order as they arrive, and start to send the mean."""
         mean = self._buffer(0, number)
         for worker, request in enumerate(coming):
             self._communicator.wait_any([request])
@@ -145,7 +144,7 @@ class AveragingServer:
 
 
 MAX_LAG = 8
-"""Steps that a worker may be ahead of the slowest: the means of so many steps are kept."""
+"""Steps that a worker may be ahead of the slowest: the server keeps the means of this many steps."""
 _BETWEEN_STEPS = -1
 
 
@@ -158,13 +157,13 @@ class Round:
         self.num_gradients = 0
         self.complete = False
         self.waiting: list[int] = []
-        """Ranks that have asked for the mean before it was complete."""
+        """Ranks that requested the mean before it was complete."""
         self.num_unserved = num_workers
         self.num_leaving = 0
 
 
 class Rounds:
-    """Rounds by step and number within the step; their buffers are used again."""
+    """Rounds by step and number within the step; their buffers are reused."""
 
     def __init__(self, lengths: list[int], num_workers: int, num_needed: int) -> None:
         self.lengths = lengths
@@ -175,7 +174,7 @@ class Rounds:
         self._num_closed: defaultdict[int, int] = defaultdict(int)
 
     def get(self, step: int, number: int) -> Round:
-        """The round, opened where nobody has asked for it yet."""
+        """Return the round; open it if nothing has requested it yet."""
         key = (step, number)
         if key not in self._open:
             length = self.lengths[number]
@@ -184,7 +183,7 @@ class Rounds:
         return self._open[key]
 
     def add(self, step: int, number: int, gradient: Array) -> bool:
-        """Add a gradient; whether it counts. The last one that is needed makes the sum a mean."""
+        """Add a gradient. Return whether it counts. The last one needed turns the sum into a mean."""
         found = self.get(step, number)
         if found.complete:
             return False
@@ -201,20 +200,20 @@ class Rounds:
         return self._num_complete[step] == len(self.lengths)
 
     def sent(self, step: int, number: int) -> None:
-        """A send of this round's mean is through; after the last worker's its buffer is free."""
+        """Note that a send of this round's mean is complete; after the last worker's the buffer is free."""
         found = self._open[step, number]
         found.num_leaving -= 1
         if not found.num_unserved and not found.num_leaving:
             del self._open[step, number]
             self._pool[found.total.size].append(found.total)
-            # Not when no round of the step is open: the next one may not have been opened yet.
+            # Do not test for open rounds of the step: the next round may not be open yet.
             self._num_closed[step] += 1
             if self._num_closed[step] == len(self.lengths):
                 del self._num_closed[step], self._num_complete[step]
 
 
 class _Client:
-    """A worker as the server sees it: what it has announced, and which of its messages comes next."""
+    """A worker's state on the server: what it announced, and which of its messages comes next."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -225,17 +224,17 @@ class _Client:
 
     @property
     def kind(self) -> int:
-        """What it has announced last."""
+        """The kind of its last header."""
         return int(self.header[0])
 
     @property
     def step(self) -> int:
-        """The step that it has announced last."""
+        """The step of its last header."""
         return int(self.header[1])
 
 
 class QuorumServer:
-    """Serves ranks 0 to `num_workers` - 1; a mean takes the first `num_needed` gradients."""
+    """Serves ranks 0 to `num_workers` - 1; a mean uses the first `num_needed` gradients."""
 
     def __init__(self, communicator: Communicator, num_workers: int, num_needed: int, *, answers: bool) -> None:
         self._communicator = communicator
@@ -251,7 +250,7 @@ class QuorumServer:
         self._stopped = False
 
     def serve(self) -> dict[str, Any]:
-        """Average until the workers have finished; StoppedEarly where they stop before the end."""
+        """Average until the workers have finished. Raises StoppedEarly if they stop before the end."""
         for client in self._clients:
             self._expect_header(client)
         while self._clients or self._leaving:
@@ -302,7 +301,7 @@ class QuorumServer:
         self._expect_next(client)
 
     def _expect_next(self, client: _Client) -> None:
-        """Wait for the step's next message, or behind its last one for the next header."""
+        """Receive the step's next message, or after its last one the next header."""
         assert self._rounds is not None
         if client.number < len(self._rounds.lengths):
             room = client.room[: self._rounds.lengths[client.number]]
@@ -335,7 +334,7 @@ class QuorumServer:
         self._expect_next(client)
 
     def _hand_out(self, client: _Client, number: int) -> None:
-        """Send the mean to `client`, and to all who have waited for it; or let `client` wait."""
+        """Send the mean to `client` and all others that wait for it; or make `client` wait."""
         assert self._rounds is not None
         found = self._rounds.get(client.step, number)
         found.waiting.append(client.rank)
@@ -354,7 +353,7 @@ class QuorumServer:
             self._rounds.sent(*key)
 
     def _answer(self, step: int) -> None:
-        """Tell those who have asked what holds after `step`, once that is settled."""
+        """Send the decision for `step` to the workers that asked, once it is settled."""
         if step > self._newest:
             return
         for rank in self._asking.pop(step, []):

@@ -1,8 +1,8 @@
-"""The strategy `ps`: synchronous SGD over parameter servers, with MPI. No TensorFlow here: servers go without it.
+"""The strategy `ps`: synchronous SGD over parameter servers, with MPI. No TensorFlow here: servers do not need it.
 
 Workers send their gradients to the servers, which average them and send the means back; each worker then applies the
-same mean with its own optimizer. That equals servers that hold the variables and apply the optimizer themselves, and
-moves the same bytes: a gradient there and a mean back, in place of a gradient there and new weights back.
+same mean with its own optimizer. The result equals that of servers that hold the variables and apply the optimizer
+themselves. The traffic is the same: a gradient up and a mean down, instead of a gradient up and new weights down.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class ParameterServers:
     """The strategy `ps`."""
 
     def worker(self, context: Context) -> Worker:
-        """A rank that trains."""
+        """Return the worker, a rank that trains."""
         from hpcdl.strategies.parameter_server.worker import ParameterServerWorker
 
         return ParameterServerWorker(context, *_groups(context))
 
     def server(self, context: Context) -> Server:
-        """A rank that averages."""
+        """Return the server, a rank that averages."""
         group, _ = _groups(context)
         answers = group.rank == context.num_workers
         if context.exchange.backup_workers:
@@ -32,6 +32,6 @@ class ParameterServers:
 
 
 def _groups(context: Context) -> tuple[Communicator, Communicator]:
-    """A message space of all ranks for gradients, and the group of those with this rank's role; collective over all."""
+    """Return a communicator of all ranks for gradients, and the group of this rank's role; collective over all."""
     communicator = context.communicator.duplicate()
     return communicator, communicator.split(0 if context.is_worker else 1)

@@ -1,6 +1,6 @@
-"""The worker's side of `ps`: gradients leave bucket by bucket while back-propagation goes on, means come back.
+"""The worker's side of `ps`: sends gradients bucket by bucket during back-propagation, receives means.
 
-`ServerClient` talks to the servers by numpy and a communicator; the worker puts it into a graph.
+`ServerClient` communicates with the servers by numpy and a communicator; the worker puts it into a graph.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ServerClient:
         self.follows = False
 
     def lay_out(self, lengths: Sequence[int]) -> None:
-        """Plan buckets for gradients of these lengths; the first worker tells each server what it will get."""
+        """Plan buckets for gradients of these lengths; the first worker sends each server its message lengths."""
         buckets = plan(lengths, len(self._servers), self._placement, self._bucket_bytes)
         if buckets == self.buckets:
             return
@@ -74,7 +74,7 @@ class ServerClient:
             send_layout(self._communicator, rank, mine)
 
     def announce(self, step: int) -> None:
-        """Begin a step; one that the others have finished already is only followed."""
+        """Announce a step; if the others have completed it already, only follow."""
         self.follows = bool(self._answer[-1] >= step)
         self._num_followed += self.follows
         self._send_header(FOLLOW if self.follows else STEP, step)
@@ -88,28 +88,28 @@ class ServerClient:
             coming: list[Request] = [self._communicator.irecv(piece, rank, DATA_TAG) for piece, rank in pieces]
         else:
             coming = self._send_and_receive(pieces)
-        # Sleeps while it waits: the core belongs to back-propagation, which goes on beside this thread.
+        # Sleep while waiting: back-propagation needs the core.
         for request in coming:
             self._communicator.wait_any([request])
 
     def take_answer(self) -> None:
-        """Take the first server's answer to the step that is over."""
+        """Receive the first server's answer for the completed step."""
         self._communicator.wait_any([self._communicator.irecv(self._answer, self._servers[0], ANSWER_TAG)])
 
     def wish(self, wishes: Array) -> None:
-        """These go to the servers with the next step."""
+        """Store `wishes`, which are sent to the servers with the next step."""
         self._wishes[:] = wishes
 
     def agreed(self) -> Array:
-        """What all workers have been told about the step that is over."""
+        """Return the wishes that all workers were told for the completed step."""
         return self._answer[:-1].copy()
 
     def leave(self, *, early: bool = False) -> None:
-        """Let the servers go."""
+        """Let the servers end."""
         self._send_header(STOP if early else FINISH, 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Placement and its balance; how many steps were followed only."""
+        """Return the placement and its balance, and the number of followed steps."""
         loads = held_bytes(self.buckets, len(self._servers))
         return {
             "placement": self._placement,
@@ -124,7 +124,7 @@ class ServerClient:
             self._communicator.wait_any([request])
 
     def _send_and_receive(self, pieces: Sequence[tuple[Array, int]]) -> list[Request]:
-        """The means come into the pieces that they were made of, each as soon as its gradient has left."""
+        """Receive each mean into the piece it was computed from, as soon as the gradient there is sent."""
         leaving = [self._communicator.isend(piece, rank, DATA_TAG) for piece, rank in pieces]
         coming = []
         for request, (piece, rank) in zip(leaving, pieces, strict=True):
@@ -151,7 +151,7 @@ class ParameterServerWorker(Worker):
         self._guard = FiniteGuard(workers.rank, workers)
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights become every worker's."""
+        """Broadcast rank 0's weights to all workers."""
         broadcast_variables(self._workers, variables)
 
     def before_step(self, step: int) -> None:
@@ -161,7 +161,7 @@ class ParameterServerWorker(Worker):
         self.follows = self._client.follows
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
-        """Exchange gradients for their means bucket by bucket, then apply those."""
+        """Exchange gradients for their means bucket by bucket, then apply them."""
         lengths = [int(gradient.shape.num_elements()) for gradient in gradients]
         tf.autograph.experimental.do_not_convert(self._client.lay_out)(lengths)
         names = [variable.path for variable in variables]
@@ -183,23 +183,23 @@ class ParameterServerWorker(Worker):
         return end
 
     def after_step(self, step: int) -> None:
-        """Take the first server's answer."""
+        """Receive the first server's answer."""
         self._client.take_answer()
 
     def wish(self, wishes: Array) -> None:
-        """These go to the servers with the next step."""
+        """Pass on `wishes`, which are sent to the servers with the next step."""
         self._client.wish(wishes)
 
     def agreed(self) -> Array | None:
-        """What all workers have been told about the step that is over."""
+        """Return the wishes that all workers were told for the completed step."""
         return self._client.agreed()
 
     def details(self) -> dict[str, Any]:
-        """Placement and its balance; how many steps were followed only."""
+        """Return the placement and its balance, and the number of followed steps."""
         return self._client.as_json()
 
     def finish(self, *, early: bool = False) -> None:
-        """Let the servers go."""
+        """Let the servers end."""
         self._client.leave(early=early)
 
     def _exchanger(self, number: int, alone: str) -> Callable[[Array], tuple[Array, bool]]:

@@ -1,1 +1,1 @@
-"""Workers that take many steps by themselves and average their weights now and then: local SGD, SlowMo, DiLoCo."""
+"""Workers that take many steps between averages of their weights: local SGD, SlowMo, DiLoCo."""

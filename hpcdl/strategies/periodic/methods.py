@@ -1,8 +1,8 @@
-"""ONE table of the methods whose workers exchange every H steps: what an exchange does, and its usual settings.
+"""ONE table of the methods whose workers exchange every H steps: what an exchange does, and its default settings.
 
 Sources: Stich 2018 (arXiv 1805.09767); Lin, Stich, Patel and Jaggi 2018 (arXiv 1808.07217); Wang, Tantia, Ballas and
 Rabbat 2019 (arXiv 1910.00643); Douillard and others 2023 (arXiv 2311.08105) and 2025 (arXiv 2501.18512). A new method
-is a row here and, where its equation is new, a function in shared.py. Strings and numbers only.
+is a row here and, if its equation is new, a function in shared.py. Strings and numbers only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hpcdl.strategies.base.strategy import Features, StrategyInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Streaming:
-    """Defaults of a method whose weights are exchanged in fragments, each beside some steps."""
+    """Defaults of a method that exchanges weights in fragments, each during some steps."""
 
     fragments: int
-    """At most so many: no more than the model has layers, or a period has steps."""
+    """The maximum: never more than the model's layers, or a period's steps."""
     overlap: int
     mixing: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicMethod:
-    """A method whose workers move their own weights for `period` steps, then all take the same new ones.
+    """A method whose workers update their own weights for `period` steps, then all take the same new weights.
 
-    `outer_rate` and `outer_momentum` are the defaults of the flags, None where the equation has no such number.
+    `outer_rate` and `outer_momentum` are the defaults of the flags, None if the equation has no such number.
     """
 
     name: str
@@ -35,20 +35,20 @@ class PeriodicMethod:
     source: str
     equations: str
     rule: str
-    """What an exchange does with the mean change: a name of shared.py's RULES."""
+    """How an exchange uses the mean change: a name in shared.py's RULES."""
     period: int
     outer_rate: float | None = None
     outer_momentum: float | None = None
     resets_momentum: bool = False
-    """Whether SGD's momentum begins anew after an exchange, which has a momentum of its own."""
+    """Whether an exchange, which has a momentum of its own, resets SGD's momentum."""
     post_local: bool = False
     """Whether the first steps may each end with an exchange."""
     streaming: Streaming | None = None
-    """How fragments of the weights are exchanged in turn, where they are."""
+    """How fragments of the weights are exchanged in turn, if the method has them."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Which settings it has, by the names of their flags."""
+        """The settings that it supports, by the names of their flags."""
         taken = {
             "period": True,
             "outer-rate": self.outer_rate is not None,

@@ -1,4 +1,4 @@
-"""The weights that all workers share, and the exchange that moves them, by the mean of their changes. No TensorFlow.
+"""The weights that all workers share, and the exchange that updates them by the mean of their changes. No TensorFlow.
 
 x are the shared weights, x_i a worker's own after its steps, D = mean over the workers of (x - x_i). The mean of the
 weights themselves is x - D. Changes are summed rather than weights: small numbers lose less to rounding.
@@ -8,8 +8,8 @@ weights themselves is x - D. Changes are summed rather than weights: small numbe
   is BMUF (Chen and Huo 2016): block momentum beta, block learning rate alpha. Its line 2, of buffers: worker.py.
 - `nesterov`: Douillard et al. 2023 (arXiv 2311.08105), algorithm 1, lines 12 and 14, with the outer optimizer of its
   section 2.
-- `mix`: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2, line 13: what a worker goes on with when a fragment's
-  exchange is over. Its line 12 is `nesterov` on the fragment alone.
+- `mix`: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2, line 13: the weights with which a worker continues after
+  a fragment's exchange. Its line 12 is `nesterov` on the fragment alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterRates:
-    """The numbers of one exchange: `inner` is the learning rate of the steps before it, their mean where it changed."""
+    """The rates of one exchange: `inner` is the learning rate of the steps before it, or its mean if it changed."""
 
     outer: float
     momentum: float
@@ -54,7 +54,7 @@ def mean(weights: Array, velocity: Array, change: Array, rates: OuterRates) -> N
 def slow_momentum(weights: Array, velocity: Array, change: Array, rates: OuterRates) -> None:
     """u <- beta u + D / gamma; x <- x - alpha gamma u. `change` is overwritten."""
     velocity *= rates.momentum
-    if rates.inner == 0:  # no weight has moved, and there is nothing to divide by
+    if rates.inner == 0:  # no weight was updated, and division by zero must be avoided
         return
     change /= rates.inner
     velocity += change
@@ -71,8 +71,8 @@ def nesterov(weights: Array, velocity: Array, change: Array, rates: OuterRates) 
 
 
 def mix(own: Array, outer: Array, share: float) -> None:
-    """x_i <- (1 - s) x_i + s x: a worker's own weights take the `share` s of the outer ones; the paper's 1 - alpha."""
-    if share == 1:  # the outer weights themselves, bit for bit, also where a worker's own are huge
+    """x_i <- (1 - s) x_i + s x: mix the `share` s of the outer weights into a worker's own; the paper's 1 - alpha."""
+    if share == 1:  # the outer weights bit for bit, even if a worker's own are huge
         own[:] = outer
         return
     own *= 1 - share
@@ -84,23 +84,23 @@ RULES: Mapping[str, Callable[[Array, Array, Array, OuterRates], None]] = {
     "slow momentum": slow_momentum,
     "nesterov": nesterov,
 }
-"""By the name that methods.py has."""
+"""By the names in methods.py."""
 
 
 EXCHANGES_TIMED = 5
 PREFIX = "periodic/"
-"""How the names of what a checkpoint keeps of a worker begin."""
+"""Prefix of the names of a worker's entries in a checkpoint."""
 
 
 class SharedWeights:
-    """`weights`: float32, all trainable variables one after another; the same bits on every worker.
+    """`weights`: float32, all trainable variables concatenated; the same bits on every worker.
 
-    `names` and lengths of the `variables` in it are for messages.
+    Names and lengths of the `variables` in it are for messages.
     """
 
     def __init__(self, context: Context) -> None:
         method, elastic = METHODS[context.info.name], context.elastic
-        # A message space of its own: the exchange runs on TensorFlow's threads, beside the main thread's messages.
+        # A separate communicator: the exchange runs on TensorFlow's threads, parallel to the main thread's messages.
         self.group = context.communicator.duplicate()
         self.weights: Array = numpy.zeros(0, numpy.float32)
         self.variables: Sequence[tuple[str, int]] = ()
@@ -117,20 +117,20 @@ class SharedWeights:
             self.node = self.group.split(hosts.index(host), self.group.rank)
             self.num_nodes = len(set(hosts))
         self.all_meet = False
-        """Whether the exchange of the step that was announced last is one of all workers, not of a node's alone."""
+        """Whether the announced step's exchange is one of all workers, not only of a node."""
         self.last_exchange: int | None = None
-        """Steps done at the last exchange of all workers that came to its end here, or at the start; None before it."""
+        """Steps done at the last exchange of all workers completed here, or at the start; None before the start."""
         self._velocity: Array = numpy.zeros(0, numpy.float32)
         self._step = 0
         self._rate_sum, self._num_rates = 0.0, 0
         self._restored: dict[str, Array] = {}
-        # The same algorithm in every run, by size and ranks alone: measured choices could differ between two runs.
+        # The algorithm depends on size and ranks alone: measured choices could differ between two runs.
         self._workspace, self._node_workspace = Workspace(measure=False), Workspace(measure=False)
         self._distances = Sample(1)
         self._last_distance = 0.0
 
     def start(self, weights: Array) -> None:
-        """Begin with `weights`, equal on every worker; what `restore` took comes back."""
+        """Begin with `weights`, equal on every worker, and with the restored state if there is one."""
         self.weights = weights.astype(numpy.float32)
         self._velocity = self._restored.get(f"{PREFIX}velocity", numpy.zeros_like(self.weights))
         self._rate_sum, self._num_rates = 0.0, 0
@@ -140,12 +140,12 @@ class SharedWeights:
         self._restored = {}
 
     def lay_out(self, statistics: Sequence[tuple[str, int]]) -> None:
-        """Hear which moving statistics follow the weights in what is exchanged: their names and lengths."""
+        """Set the names and lengths of the moving statistics that follow the weights in an exchange."""
 
     def before_step(self, step: int, learning_rate: float) -> bool:
         """Whether `step`, counted from 0, ends with an exchange: every `period`-th, the first ones, the run's last.
 
-        And, where workers of a node have a period of their own, every `period_within`-th.
+        If workers of a node have a period of their own, also every `period_within`-th.
         """
         self._step = step
         if self.last_exchange is None:
@@ -157,14 +157,14 @@ class SharedWeights:
         return self.all_meet or (self._within is not None and done % self._within == 0)
 
     def ends_round(self, done: int) -> bool:
-        """Whether all workers of this run exchange when `done` steps are over."""
+        """Whether all workers of this run exchange after `done` steps."""
         return self._meets_after(done) or done == self._num_steps
 
     def exchange(self, own: Array) -> Array:
-        """The new shared weights for a worker's `own`, whose memory they take. Collective.
+        """Return the new shared weights in place of a worker's `own`, whose memory they take. Collective.
 
-        What follows the weights in `own` (moving statistics) becomes its mean over the workers. Between two exchanges
-        of all workers `own` becomes its mean over those of the node, and the shared weights stay.
+        What follows the weights in `own` (moving statistics) is replaced by its mean over the workers. Between two
+        exchanges of all workers `own` is replaced by its mean over those of the node, and the shared weights stay.
         """
         mine = own[: self.weights.size]
         if not self.all_meet:
@@ -184,19 +184,19 @@ class SharedWeights:
         return own
 
     def meet(self, own: Array, done: int) -> Array:
-        """As `exchange`, of all workers once `done` steps are over, as a run's last step has it. Collective.
+        """As `exchange`, of all workers after `done` steps, as at the end of a run. Collective.
 
-        Where that step has ended with such an exchange already, `own` stays.
+        If that step has ended with such an exchange already, `own` stays.
         """
         return own if self._meets_after(done) else self.repeat(own, done)
 
     def repeat(self, own: Array, done: int) -> Array:
-        """As `exchange`, of all workers that are there once `done` steps are over. Collective."""
+        """As `exchange`, of all remaining workers after `done` steps. Collective."""
         self._step, self.all_meet = done - 1, True
         return self.exchange(own)
 
     def level(self, communicator: Communicator, root: int) -> None:
-        """Every worker takes the shared weights, outer momentum and rates of `root`'s. Collective.
+        """Take the shared weights, outer momentum and rates of `root`. Collective.
 
         For workers that took part in the others' exchanges without steps of their own: their rates differ.
         """
@@ -206,14 +206,14 @@ class SharedWeights:
         self._rate_sum, self._num_rates = float(rates[0]), int(rates[1])
 
     def regroup(self, communicator: Communicator) -> None:
-        """Exchange with those of `communicator`, which are left, from now on."""
+        """Exchange with the workers of `communicator`, the survivors, from here on."""
         self._workspace.close()
         self.group, self._workspace = communicator, Workspace(measure=False)
 
     def take_missed(self, root: int, *, missed: bool) -> None:
-        """An exchange that came to its end for `root`, and for all others but those that have `missed` it. Collective.
+        """Take over an exchange that completed for `root` and all others except those that `missed` it. Collective.
 
-        Who took part in it has the same weights and outer momentum; its rates are of the steps behind it.
+        Workers that took part have the same weights and outer momentum; their rates are of the steps after it.
         """
         for buffer in (self.weights, self._velocity):
             self.group.broadcast(buffer, root)
@@ -221,7 +221,7 @@ class SharedWeights:
             self._rate_sum, self._num_rates = 0.0, 0
 
     def exchange_seconds(self) -> float:
-        """What an exchange takes where nobody is late: the median of some of zeros. Collective."""
+        """Return the median time of several exchanges of zeros, without late workers. Collective."""
         group, seconds = for_control(self.group), list[float]()
         buffer = numpy.zeros_like(self.weights)
         for _ in range(EXCHANGES_TIMED):
@@ -233,51 +233,51 @@ class SharedWeights:
         return statistics.median(seconds)
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps beside the weights: the outer momentum, and the rates since the last exchange."""
+        """Return the state for a checkpoint besides weights: outer momentum, and rates since the last exchange."""
         rates = numpy.array([self._rate_sum, self._num_rates], numpy.float64)
         return {f"{PREFIX}velocity": self._velocity.copy(), f"{PREFIX}rates": rates}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take it back, at the next `start`. KeyError where a part is missing."""
+        """Restore the state, at the next `start`. Raises KeyError if a part is missing."""
         self._restored = {name: arrays[name] for name in (f"{PREFIX}velocity", f"{PREFIX}rates")}
 
     def details(self) -> dict[str, Any]:
-        """How far this worker's weights were from the shared ones when it exchanged."""
+        """Return the distances of this worker's weights from the shared ones at its exchanges."""
         if not self._distances.count:
             return {}
         found = self._distances
         return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
 
     def close(self) -> None:
-        """Give buffers back."""
+        """Free the buffers."""
         self._workspace.close()
         self._node_workspace.close()
 
     def _meets_after(self, done: int) -> bool:
-        """Whether all workers exchange when `done` steps are over, wherever the run ends."""
+        """Whether all workers exchange after `done` steps, even if the run does not end there."""
         return (self.period > 0 and done % self.period == 0) or done <= self._post_local_start
 
     def _average(self, buffer: Array, group: Communicator, workspace: Workspace, number: int = 0) -> None:
-        """`buffer` becomes its mean over the workers of `group`; a trace shows it as bucket `number`."""
+        """Replace `buffer` by its mean over the workers of `group`; a trace shows it as bucket `number`."""
         began_s = time.monotonic()
         auto.allreduce(group, buffer, workspace)
         buffer /= group.size
         recorder_of(group).span(BUCKET, began_s, time.monotonic(), num_bytes=buffer.nbytes, bucket=number)
 
     def _rates(self) -> OuterRates:
-        """Those of an exchange now; the mean of the learning rates begins anew."""
+        """Return the rates of an exchange now; reset the mean of the learning rates."""
         inner = self._rate_sum / max(self._num_rates, 1)
         self._rate_sum, self._num_rates = 0.0, 0
         return OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
 
     def _note_distance(self, own: Array) -> None:
         found = distance(own, self.weights)
-        if math.isfinite(found):  # JSON has no other numbers
+        if math.isfinite(found):  # JSON cannot hold non-finite numbers
             self._distances.add(found)
             self._last_distance = found
 
     def _check_finite(self, values: Array, variables: Sequence[tuple[str, int]]) -> None:
-        """NotFiniteError, on every worker: all have the same sums. `variables`: names and lengths of what is in it."""
+        """Raise NotFiniteError, on every worker: all have equal sums. `variables`: names and lengths of the parts."""
         if all_finite(values):
             return
         bad, start = [], 0
@@ -289,5 +289,5 @@ class SharedWeights:
 
 
 def given_or(given: float | None, default: float | None) -> float:
-    """What was given, else the method's own; 0 where its equation has no such number."""
+    """Return the given value, else the method's default; 0 if its equation has no such number."""
     return given if given is not None else default or 0.0

@@ -1,17 +1,17 @@
-"""Streaming DiLoCo: the shared weights in fragments that are exchanged in turn, each beside the steps that follow.
+"""Streaming DiLoCo: fragments of the shared weights are exchanged in turn, each during the steps that follow.
 
-Source: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A fragment is some layers, whole: layer l belongs to
-fragment l mod P, the strided pattern of its section 2.1. In each period of H steps fragment p leaves after step
-(p + 1) H / P, rounded down. Its mean change comes back `overlap` steps later. The run's last step ends with an
-exchange of all fragments.
+Source: Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. A fragment consists of whole layers: layer l belongs to
+fragment l mod P, the strided pattern of its section 2.1. Fragment p is sent once in each period of H steps: after step
+(p + 1) H / P, rounded down. Its mean change is merged `overlap` steps later. The run's last step ends with an exchange
+of all fragments.
 
-Changes of weights travel as float32, in 16 bits, or in 8 or 4 bits with a scale for each block. What rounding loses
-is not kept: a worker's own weights still have it where mixing leaves them apart, and the paper keeps nothing either
+Changes of weights are sent as float32, in 16 bits, or in 8 or 4 bits with a scale for each block. Rounding errors are
+not kept: a worker's own weights still contain them if mixing leaves the weights apart, and the paper keeps none either
 (docs/decisions/0229-changes-in-few-bits.md).
 
-Two things differ from the printed algorithm. A change is measured from the shared weights, which are alike on all
-workers, where line 7 has the worker's own of H steps ago; without mixing these are the same. And `--mixing` is the
-share of the shared weights, 1 minus the paper's alpha: 1 is DiLoCo.
+Two things differ from the printed algorithm. A change is measured from the shared weights, which are equal on all
+workers. Line 7 uses the worker's own of H steps ago; without mixing these are the same. And `--mixing` is the share of
+the shared weights, 1 minus the paper's alpha: 1 is DiLoCo.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 HALF_BYTES = 2
 BLOCK_FORMATS = {"int8": INT8, "fp4": FP4}
-"""What a change travels as in fewer bits, by --compress."""
+"""The formats of a change in fewer bits, by --compress."""
 _FLIGHT, _CHANGE = f"{PREFIX}flight", f"{PREFIX}change"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:
-    """A fragment under way: `change`, its weights' and statistics', is the mean over the workers once it is over.
+    """A fragment being exchanged: `change`, of its weights and statistics, is the mean over the workers once complete.
 
     `due`: the number of steps after which it is merged.
     """
@@ -57,7 +57,7 @@ class Flight:
 
 
 class StreamedWeights(SharedWeights):
-    """The weights that all workers share, of which one fragment after another meets."""
+    """The weights that all workers share, exchanged one fragment after another."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -76,7 +76,7 @@ class StreamedWeights(SharedWeights):
         self._statistics: list[list[slice]] = []
 
     def start(self, weights: Array) -> None:
-        """As for all shared weights. UsageError where the model has fewer layers than --fragments asks for."""
+        """Start as for all shared weights. Raises UsageError if the model has fewer layers than --fragments."""
         super().start(weights)
         layers = list(dict.fromkeys(layer_of(name) for name, _ in self.variables))
         if self._asked is not None and self._asked > len(layers):
@@ -89,21 +89,21 @@ class StreamedWeights(SharedWeights):
         self._parts = self._grouped(self.variables, count, 0)
         self._statistics = [[] for _ in self._parts]
         kept, self._kept = self._kept, None
-        self._flight = kept[0] if kept and kept[1] == count else None  # else its layers are no fragment any more
+        self._flight = kept[0] if kept and kept[1] == count else None  # else its layers are no longer a fragment
 
     def lay_out(self, statistics: Sequence[tuple[str, int]]) -> None:
-        """A layer's moving statistics travel with its weights; those of no such layer with the first fragment."""
+        """Assign a layer's moving statistics to its weights' fragment; those without such a layer to the first."""
         self._statistics = self._grouped(statistics, len(self._parts), self.weights.size)
 
     def before_step(self, step: int, learning_rate: float) -> bool:
-        """Whether a fragment leaves or comes back after `step`, counted from 0."""
+        """Whether a fragment is sent or merged after `step`, counted from 0."""
         super().before_step(step, learning_rate)
         return self._comes(step + 1) or bool(self._leaving(step + 1))
 
     def exchange(self, own: Array) -> Array:
-        """A worker's `own` weights and statistics, with the fragments merged that come back now. Collective.
+        """Return a worker's `own` weights and statistics, with the fragments merged that are due. Collective.
 
-        The memory of `own` is taken.
+        The memory of `own` is reused.
         """
         done = self._step + 1
         if self._comes(done):
@@ -118,7 +118,7 @@ class StreamedWeights(SharedWeights):
         return own
 
     def meet(self, own: Array, done: int) -> Array:
-        """As `exchange` after a run's last step: every fragment comes back now, each exchanged once. Collective."""
+        """As `exchange` after a run's last step: exchange and merge every fragment once. Collective."""
         self._step = done - 1
         sent = self._leaving(done)
         if self._flight is not None:
@@ -130,7 +130,7 @@ class StreamedWeights(SharedWeights):
         return own
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps: also a mean change that is not merged yet, which is waited for. Collective."""
+        """Return the state for a checkpoint, with a mean change not merged yet, after waiting for it. Collective."""
         state = super().state()
         if self._flight is not None:
             self._background.wait()
@@ -141,23 +141,23 @@ class StreamedWeights(SharedWeights):
         return state
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take it back, at the next `start`."""
+        """Restore the state, at the next `start`."""
         super().restore(arrays)
         if _FLIGHT in arrays:
             fragment, due, count = (int(number) for number in arrays[_FLIGHT])
             self._kept = Flight(fragment=fragment, due=due, change=arrays[_CHANGE].copy()), count
 
     def details(self) -> dict[str, Any]:
-        """Also in how many fragments the weights travel."""
+        """Return the details for the record, with the number of fragments."""
         return {**super().details(), "fragments": len(self._parts)}
 
     def close(self) -> None:
-        """Wait for what is under way, and give buffers back."""
+        """Wait for an exchange in progress, and free the buffers."""
         self._background.close()
         super().close()
 
     def _leaving(self, done: int) -> Sequence[int]:
-        """The fragments that leave after `done` steps."""
+        """Return the fragments to send after `done` steps."""
         count = len(self._parts)
         if done == self._num_steps:
             return range(count)
@@ -165,11 +165,11 @@ class StreamedWeights(SharedWeights):
         return [number for number in range(count) if (number + 1) * self.period // count == place]
 
     def _comes(self, done: int) -> bool:
-        """Whether what is under way is merged after `done` steps."""
+        """Whether the fragment in progress is merged after `done` steps."""
         return self._flight is not None and done in (self._flight.due, self._num_steps)
 
     def _send(self, fragment: int, own: Array, done: int) -> None:
-        """Algorithm 2, lines 7 and 8."""
+        """Send a fragment: algorithm 2, lines 7 and 8."""
         parts, statistics = self._parts[fragment], self._statistics[fragment]
         weights, mine = _gathered(self.weights, parts), _gathered(own, parts)
         change = numpy.concatenate([weights - mine, *(own[part] for part in statistics)])
@@ -183,7 +183,7 @@ class StreamedWeights(SharedWeights):
             self._background.start(lambda: self._average_in_half(mine, weights, change, fragment))
 
     def _average_in_half(self, mine: Array, weights: Array, change: Array, fragment: int) -> None:
-        """As `_average`, with the weights' part of `change` in 16 bits an element."""
+        """As `_average`, with the weights' part of `change` in 16 bits per element."""
         sent = HalfDifferences(self._compress)
         sent.start(weights.size)
         began_s = time.monotonic()
@@ -195,11 +195,11 @@ class StreamedWeights(SharedWeights):
         self._average_statistics(change[weights.size :], fragment)
 
     def _average_in_blocks(self, form: BlockFormat, change: Array, num_weights: int, fragment: int) -> None:
-        """As `_average`, with the weights' part of `change` in a few bits an element, rounded on either way."""
+        """As `_average`, with the weights' part of `change` in a few bits per element, rounded in both directions."""
         part = change[:num_weights]
         num_bytes = sum(form.packed_bytes(stop - start) for start, stop in spans(num_weights, self.group.size))
         began_s = time.monotonic()
-        # Weights that have diverged are not finite in the mean either, and are found where it is merged.
+        # Weights that have diverged are not finite in the mean either, and are detected when it is merged.
         with numpy.errstate(over="ignore", invalid="ignore"):
             sum_in_two_passes(part, numpy.empty_like(part), self.group, form)
             part /= self.group.size
@@ -207,12 +207,12 @@ class StreamedWeights(SharedWeights):
         self._average_statistics(change[num_weights:], fragment)
 
     def _average_statistics(self, statistics: Array, fragment: int) -> None:
-        """The moving statistics of a fragment whose weights travel in fewer bits."""
+        """Average the moving statistics of a fragment whose weights are sent in fewer bits."""
         if statistics.size:
             self._average(statistics, self.group, self._workspace, fragment)
 
     def _merge(self, own: Array) -> None:
-        """Algorithm 2, lines 11 to 13; statistics are mixed as weights are."""
+        """Merge the fragment: algorithm 2, lines 11 to 13; statistics are mixed like weights."""
         flight, self._flight = self._flight, None
         assert flight is not None
         self._background.wait()
@@ -233,7 +233,7 @@ class StreamedWeights(SharedWeights):
         return self._fragment_of.get(layer_of(name), 0)
 
     def _grouped(self, variables: Sequence[tuple[str, int]], count: int, start: int) -> list[list[slice]]:
-        """Where each fragment's `variables` lie in a buffer in which they follow one another from `start` on."""
+        """Return the slices of each fragment's `variables` in a buffer that holds all consecutively from `start` on."""
         edges = itertools.pairwise(itertools.accumulate((length for _, length in variables), initial=start))
         parts: list[list[slice]] = [[] for _ in range(count)]
         for (name, _), edge in zip(variables, edges, strict=True):
@@ -242,7 +242,7 @@ class StreamedWeights(SharedWeights):
 
 
 def layer_of(name: str) -> str:
-    """The layer of a variable by its path (`conv2d/kernel`); the variable itself where it is in none."""
+    """Return the layer of a variable by its path (`conv2d/kernel`); the variable itself if it is in none."""
     return name.rpartition("/")[0] or name
 
 

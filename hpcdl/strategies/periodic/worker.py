@@ -1,14 +1,14 @@
-"""A worker that moves its own weights by its own optimizer, and meets the others every `--period` steps.
+"""A worker that updates its weights with its own optimizer, and exchanges with the others every `--period` steps.
 
-A step is that of `single`; one that ends with an exchange has an all-reduce behind it, in the same graph. Evaluation,
-checkpoints and the saved model take the shared weights as the last exchange left them. Each worker keeps its own
-weights and its own optimizer's state (momentum, Adam's moments), which no exchange touches; checkpoints keep both.
-Moving statistics of batch normalisation become their mean at each exchange.
+A step is that of `single`; a step that ends with an exchange has an all-reduce after it, in the same graph. Evaluation,
+checkpoints and the saved model use the shared weights of the last exchange. Each worker keeps its own weights and its
+own optimizer's state (momentum, Adam's moments), which no exchange changes; checkpoints hold both. Moving statistics of
+batch normalisation are averaged at each exchange.
 
-`--period auto`: the shortest period whose exchanges cost a tenth of the time, found in the run's own first steps.
+`--period auto`: the shortest period whose exchanges cost a tenth of the time, found in the run's first steps.
 
-The first steps are each worker's own. When some have been timed, all workers time an exchange, and the slowest one's
-numbers count. A deterministic run measures nothing: it would not be the same each time.
+In the first steps each worker times its own steps. Then all workers time an exchange, and the slowest worker's numbers
+count. A deterministic run measures nothing, because its choice could differ between runs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 LONGEST_SHARE = 10
-"""A period beyond one in so many of an epoch is warned of, and is not chosen."""
+"""A period longer than an epoch divided by this causes a warning, and is not chosen."""
 SHARE = 0.1
-"""What exchanges may take of the time."""
+"""The fraction of time that exchanges may take."""
 WARMUP, TIMED = 3, 9
-"""Steps that do not count, the first of which is traced; and those that do."""
+"""Uncounted steps (the first one traces the graph), and counted steps."""
 _CHOSEN = "periodic/chosen"
 
 
 def period_for(step_s: float, exchange_s: float, epoch: int, multiple: int = 1) -> int:
-    """Steps of `step_s` seconds to one exchange of `exchange_s`; no more than a tenth of an `epoch` (steps, 0: any).
+    """Return the period for steps of `step_s` seconds and exchanges of `exchange_s`, up to a tenth of an `epoch`.
 
-    A multiple of `multiple`, which alone may be more than that.
+    `epoch` is in steps; 0 means no limit. The result is a multiple of `multiple`, which may make it exceed the limit.
     """
     steps = math.ceil(exchange_s * (1 - SHARE) / SHARE / step_s)
     if epoch:
@@ -59,12 +59,12 @@ def period_for(step_s: float, exchange_s: float, epoch: int, multiple: int = 1) 
 
 
 def is_long(period: int, epoch: int) -> bool:
-    """Whether a period is so long beside an `epoch` (steps, 0: unknown) that it is warned of."""
+    """Whether a period is so long compared with an `epoch` (steps, 0: unknown) that it causes a warning."""
     return epoch > 0 and period * LONGEST_SHARE > epoch
 
 
 class PeriodChoosing:
-    """How far the choice is; `period` is 0 until it is made."""
+    """The progress of the choice; `period` is 0 until it is made."""
 
     def __init__(self, context: Context) -> None:
         self.period = 0
@@ -77,11 +77,11 @@ class PeriodChoosing:
         self._by: tuple[float, float] | None = None
 
     def began(self, *, all_meet: bool) -> None:
-        """A step begins; it counts unless it ends with an exchange of all workers."""
+        """Note that a step begins; it counts unless it ends with an exchange of all workers."""
         self._began_s, self._counts = time.perf_counter(), not all_meet
 
     def timed_enough(self) -> bool:
-        """A step is over; whether the choice can be made now. The same on every worker."""
+        """Note that a step is over. Return whether the choice can be made; the same on every worker."""
         if self.period:
             return False
         if self._counts:
@@ -89,7 +89,7 @@ class PeriodChoosing:
         return self._deterministic or len(self._seconds) == WARMUP + TIMED
 
     def choose(self, shared: SharedWeights) -> str:
-        """Choose, and say what and why. Collective."""
+        """Choose the period, and return a message with the reason. Collective."""
         if self._deterministic:
             self.period = math.ceil(min(self._default, self._longest()) / self._within) * self._within
             return f"--period auto: {counted(self.period, 'step')} (not measured, because of --deterministic)"
@@ -107,19 +107,19 @@ class PeriodChoosing:
         return text
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps: the choice, once it is made."""
+        """Return the state for a checkpoint: the choice, once it is made."""
         if not self.period:
             return {}
         return {_CHOSEN: numpy.array([self.period, *(self._by or ())], numpy.float64)}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Keep a choice that was made."""
+        """Restore an earlier choice."""
         if _CHOSEN in arrays:
             period, *by = arrays[_CHOSEN].tolist()
             self.period, self._by = int(period), (by[0], by[1]) if by else None
 
     def details(self) -> dict[str, Any]:
-        """The choice as the record keeps it; nothing where the run was too short for one."""
+        """Return the choice for the record; empty if the run was too short for one."""
         if not self.period:
             return {}
         seconds = dict(zip(("step_seconds", "exchange_seconds"), self._by or (), strict=False))
@@ -136,16 +136,16 @@ class Periodic:
     """Every method of methods.py as a strategy of the same name."""
 
     def worker(self, context: Context) -> Worker:
-        """All ranks work."""
+        """Return the worker: all ranks are workers."""
         return PeriodicWorker(context)
 
     def server(self, context: Context) -> Server:
-        """Nobody serves."""
+        """Fail: there are no servers."""
         raise AssertionError("periodic averaging has no servers")
 
 
 class PeriodicWorker(Worker):
-    """Applies its own gradients; now and then its weights become those that all workers share."""
+    """Applies its own gradients; at each exchange takes the weights that all workers share."""
 
     moves_first = True
 
@@ -158,7 +158,7 @@ class PeriodicWorker(Worker):
         self._trainable: list[Any] = []
         self._restored: list[Array] = []
         self.warnings = [*_warnings(context), *_warnings_of_nodes(context, self._shared)]
-        with tf.device("CPU"):  # it says which branch the graph takes
+        with tf.device("CPU"):  # it selects the branch of the graph
             self._exchanges = tf.Variable(False, trainable=False)
         self._exchanging = False
         self._alone = False
@@ -168,7 +168,7 @@ class PeriodicWorker(Worker):
         self._news = ""
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights become everybody's, and the shared ones; a resumed worker then takes its own back."""
+        """Broadcast rank 0's weights, which become the shared ones; a resumed worker then restores its own."""
         broadcast_variables(self._shared.group, variables)
         self._variables = variables
         self._trainable = [variable for variable in variables if variable.trainable]
@@ -182,7 +182,7 @@ class PeriodicWorker(Worker):
             self._restored = []
 
     def before_step(self, step: int) -> None:
-        """Tell the graph whether this step ends with an exchange; errors name the step."""
+        """Tell the graph whether this step ends with an exchange; store the step for error messages."""
         self._guard.step = step
         exchanging = self._shared.before_step(step, self.learning_rate) and not self._alone
         if self._choosing is not None:
@@ -192,18 +192,18 @@ class PeriodicWorker(Worker):
             self._exchanging = exchanging
 
     def after_step(self, step: int) -> None:
-        """Choose the period where it is left to the run, once enough steps are timed. Collective then."""
+        """Choose the period if it is `auto` and enough steps are timed. Collective then."""
         if self._choosing is not None and self._choosing.timed_enough():
             self._news = self._choosing.choose(self._shared)
             self._shared.period = self._choosing.period
 
     def news(self) -> str:
-        """The period that was chosen, and why."""
+        """Return the chosen period with the reason, once."""
         text, self._news = self._news, ""
         return text
 
     def leaves_early(self, gradients: Sequence[Any]) -> bool:
-        """They stay here."""
+        """Return False: gradients are not sent."""
         return False
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
@@ -225,23 +225,23 @@ class PeriodicWorker(Worker):
         took_s = tf.cond(
             exchanging, lambda: take_shared(averaged, ended, self._exchanged), lambda: tf.zeros([], tf.float64)
         )
-        # The update comes before the exchange, which then counts as if it had come first: the parts of a step are sums.
+        # The update precedes the exchange but is timed as if it followed: the parts of a step are sums.
         return seconds_after(began, took_s)
 
     def center(self) -> list[Array] | None:
-        """The shared weights, variable by variable; None before the start."""
+        """Return the shared weights, variable by variable; None before the start."""
         if not self._trainable:
             return None
         return unpacked(self._shared.weights, [tuple(variable.shape) for variable in self._trainable])
 
     def state(self) -> dict[str, Array]:
-        """This worker's own weights and optimizer state, the outer momentum, and the rates of the steps so far."""
+        """Return this worker's weights and optimizer state, the outer momentum, and the rates of the steps so far."""
         own = {f"{_OWN}{index}": numpy.array(variable) for index, variable in enumerate(self._variables)}
         chosen = {} if self._choosing is None else self._choosing.state()
         return {**own, **self._shared.state(), **chosen}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take them back; of a checkpoint of another strategy there is nothing to take."""
+        """Restore the state; do nothing with a checkpoint of another strategy."""
         count = sum(name.startswith(_OWN) for name in arrays)
         if count:
             self._restored = [arrays[f"{_OWN}{index}"] for index in range(count)]
@@ -256,14 +256,14 @@ class PeriodicWorker(Worker):
                 )
 
     def level(self, group: Communicator, done: int, take_steps: Callable[[int], None]) -> None:
-        """Come to the step of the furthest of those left, and to the last exchange that any of them knows. Collective.
+        """Catch up with the most advanced survivor and with the latest exchange that any of them completed. Collective.
 
-        Nobody is past an exchange that another has not come to: at most one is missing, and where nobody has it, those
-        left exchange once all have come to it. A worker's own steps stay; those that it lacks it takes now.
+        No worker is past an exchange that another has not reached, so at most one is missing. If no survivor completed
+        it, they repeat it once all have reached it. A worker's own steps stay; it takes the missing ones.
         """
         shared = self._shared
         shared.regroup(group)
-        # Who has begun no step stands where all began, at an exchange or not: nothing is missing there.
+        # A worker that has begun no step is at the common start, where no exchange can be missing.
         mine = done if shared.last_exchange is None else shared.last_exchange
         answers = group.allgather_json((done, mine))
         furthest, last = (max(numbers) for numbers in zip(*answers, strict=True))
@@ -272,13 +272,13 @@ class PeriodicWorker(Worker):
             shared.take_missed([each for _, each in answers].index(last), missed=missed)
         if missed:  # its moving statistics stay its own until the next exchange
             self._move(self.center() or [])
-        self._alone = True  # who is behind comes to the end of its round by itself
+        self._alone = True  # a worker that is behind completes its round without exchanges
         take_steps(furthest - done)
         if last < furthest and shared.ends_round(furthest):
             self._meet(furthest)
 
     def _meet(self, done: int) -> None:
-        """The exchange after `done` steps, which broke, of those that are left."""
+        """Repeat the broken exchange after `done` steps among the survivors."""
         own = numpy.concatenate([numpy.array(variable).reshape(-1) for variable in self._averaged])
         own = self._shared.repeat(own, done)
         self._move(unpacked(own, [tuple(variable.shape) for variable in self._averaged]))
@@ -290,16 +290,16 @@ class PeriodicWorker(Worker):
             variable.assign(tf.zeros_like(variable))
 
     def details(self) -> dict[str, Any]:
-        """What the record keeps about this worker."""
+        """Return this worker's details for the record."""
         chosen = {} if self._choosing is None else self._choosing.details()
         return {**self._shared.details(), **chosen}
 
     def finish(self, *, early: bool = False) -> None:
-        """Give buffers back."""
+        """Free the buffers."""
         self._shared.close()
 
     def _statistics(self, optimizer: Any) -> list[Any]:
-        """The model's weights that no gradient moves."""
+        """Return the model's weights that have no gradient."""
         others = {id(variable) for variable in (*self._trainable, *optimizer.variables)}
         return [variable for variable in self._variables if id(variable) not in others]
 
@@ -316,21 +316,21 @@ class PeriodicWorker(Worker):
 
 
 def shared_weights(context: Context) -> SharedWeights:
-    """Those of the method that `context` names, in fragments where it has them so."""
+    """Return the shared weights of the method that `context` names, in fragments if the method has them."""
     return (SharedWeights if METHODS[context.info.name].streaming is None else StreamedWeights)(context)
 
 
 def momenta_that_end(name: str, optimizer: Any) -> list[Any]:
-    """What SGD moves weights by, in the methods that begin anew with it; Adam's moments follow its step count."""
+    """Return SGD's velocities for methods that reset them at exchanges. Adam's moments are tied to its step count."""
     if not METHODS[name].resets_momentum:
         return []
     return list(getattr(getattr(optimizer, "inner_optimizer", optimizer), "momentums", None) or [])
 
 
 def take_shared(averaged: Sequence[Any], ended: Sequence[Any], exchange: Callable[[Array], tuple[Array, bool]]) -> Any:
-    """Traced into the graph: `averaged` become what `exchange` makes of them, flat, and `ended` zero.
+    """Traced into the graph: `averaged` become the flat result of `exchange`, and `ended` zero.
 
-    `exchange` also says whether all workers have met. Returns the seconds that it took, float64.
+    `exchange` also returns whether all workers took part. Returns its seconds, float64.
     """
 
     def timed(own: Array) -> tuple[Array, Any, Any]:
@@ -341,13 +341,13 @@ def take_shared(averaged: Sequence[Any], ended: Sequence[Any], exchange: Callabl
     weights, took_s, all_met = call_python(timed, [one_buffer(averaged)], [tf.float32, tf.float64, tf.bool])
     assign_pieces(averaged, weights)
     for variable in ended:
-        # A mean over one node's workers is no exchange of the method's: its momentum goes on.
+        # A mean over one node's workers is no exchange of the method, so it does not reset the momentum.
         variable.assign(tf.where(tf.ensure_shape(all_met, []), tf.zeros_like(variable), variable))
     return tf.ensure_shape(took_s, [])
 
 
 def _warnings(context: Context) -> list[str]:
-    """A period so long that workers drift apart, and that evaluation shows old weights."""
+    """Warn of a period so long that workers drift apart, and that evaluation uses old weights."""
     period, epoch = context.elastic.period_steps, context.steps_per_epoch
     if not is_long(period, epoch):
         return []
@@ -358,7 +358,7 @@ def _warnings(context: Context) -> list[str]:
 
 
 def _warnings_of_nodes(context: Context, shared: SharedWeights) -> list[str]:
-    """Where exchanges inside a node save nothing, or are none."""
+    """Warn if exchanges inside a node save nothing, or do not occur."""
     within, num_workers, num_nodes = context.elastic.period_within, context.num_workers, shared.num_nodes
     if within is None:
         return []

@@ -1,13 +1,13 @@
-"""How the ranks of a grpc-* strategy meet: addresses, reserved ports, TensorFlow's servers and a fence around them.
+"""How the ranks of a grpc-* strategy connect: addresses, reserved ports, TensorFlow's servers and a fence around them.
 
-`GrpcLink` sends one tensor to and fro between two ranks' servers: what a message costs the grpc-* strategies.
+`GrpcLink` sends one tensor back and forth between two ranks' servers, to measure the cost of a message.
 
-Reserves a port for a server of another library, and closes its socket to all but the job's own address.
+Reserves a port for a server of another library, and closes its socket to all but the job's own addresses.
 
-TensorFlow's gRPC servers listen on every interface (the address is fixed in grpc_server_lib.cc) and authenticate
-nobody. A classic BPF program on the listening socket makes the kernel drop what is not sent to the job's address by
-one of the job's hosts, before any handshake. Kernels that keep such programs for administrators let every process tie
-its socket to one network interface instead (SO_BINDTODEVICE, free since Linux 5.7).
+TensorFlow's gRPC servers listen on every interface (the address is fixed in grpc_server_lib.cc) without authentication.
+A classic BPF program on the listening socket makes the kernel drop packets, before any handshake, unless one of the
+job's hosts sends them to the job's address. Kernels that reserve such programs for administrators let every process
+bind its socket to one network interface instead (SO_BINDTODEVICE, unprivileged since Linux 5.7).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _MAX_PEERS = 2000
 class ReservedPort:
     """A free port that no other user can take; used as a context manager around the start of the server.
 
-    The reservation listens to nobody. It is bound with SO_REUSEPORT, so a server of the same user that sets it too
-    (TensorFlow's does with TF_GRPC_REUSE_PORT) can bind the port beside it. The kernel picks the port: there is no
-    moment at which it is known and free to take.
+    The reservation does not listen. It is bound with SO_REUSEPORT, so a server of the same user that also sets it
+    (TensorFlow's does with TF_GRPC_REUSE_PORT) can bind the same port. The kernel picks the port, so at no moment is it
+    known and free to take.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ReservedPort:
         self.number = int(self._socket.getsockname()[1])
 
     def release(self) -> None:
-        """Give the reservation back; the server's own binding stays."""
+        """Release the reservation; the server's own binding stays."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -84,9 +84,9 @@ def _has_ipv6() -> bool:
 
 
 def fence(port: int, address: str, peers: Iterable[str]) -> None:
-    """Keep this process's listening sockets on `port` to messages from `peers` to `address` (IPv4, dotted).
+    """Restrict this process's listening sockets on `port` to packets from `peers` to `address` (IPv4, dotted).
 
-    HpcdlError where this process does not listen on `port`, or the kernel allows neither way.
+    Raises HpcdlError if this process does not listen on `port`, or the kernel allows neither way.
     """
     program = _program(address, sorted({address, *peers}))
     sockets = _listening(port)
@@ -111,7 +111,7 @@ def _attach(listener: socket.socket, program: bytes) -> None:
 
 def _tie_to_interface(listener: socket.socket, address: str) -> None:
     interface = "lo" if address.startswith("127.") else _interface_of(address)
-    # What a host sends to its own address counts as coming over that address's interface.
+    # The kernel treats packets from a host to its own address as received on that address's interface.
     if listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 32).rstrip(b"\0") == interface.encode():
         return
     try:
@@ -148,7 +148,7 @@ def _program(address: str, peers: Sequence[str]) -> bytes:
     ]
     for peer in peers[:_MAX_PEERS]:
         rows += [(_JUMP_EQUAL, 0, 1, _number(peer)), accept]
-    # More hosts than a program has room for: the address alone must do.
+    # More hosts than fit in a program: check the address only.
     rows.append(drop if len(peers) <= _MAX_PEERS else accept)
     return b"".join(struct.pack("HBBI", *row) for row in rows)
 
@@ -158,7 +158,7 @@ def _number(address: str) -> int:
 
 
 def _listening(port: int) -> list[socket.socket]:
-    """Duplicates of this process's sockets that listen on `port`."""
+    """Return duplicates of this process's sockets that listen on `port`."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         path = Path("/proc/self/net") / table
@@ -170,7 +170,7 @@ def _listening(port: int) -> list[socket.socket]:
             target = str(entry.readlink())
             if target in inodes and target not in found:
                 found[target] = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     return list(found.values())
 
@@ -186,7 +186,7 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Places of all ranks, `address:port` in rank order."""
+    """Addresses of all ranks, `address:port` in rank order."""
 
     rank: int
     places: tuple[str, ...]
@@ -209,10 +209,10 @@ class Cluster:
 
 @contextmanager
 def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
-    """Agree on a place for every rank; start TensorFlow's server inside the block. Collective.
+    """Agree on an address and port for every rank; start TensorFlow's server inside the block. Collective.
 
-    While the block runs the port is this rank's, and the server is fenced in as soon as it listens. HpcdlError where
-    that is not possible: a server that everybody can reach is worse than none.
+    During the block the port is reserved for this rank, and the server is fenced as soon as it listens. Raises
+    HpcdlError if that is not possible: a server open to everyone is worse than none.
     """
     address = getattr(communicator, "address", LOOPBACK)
     with ReservedPort() as port:
@@ -226,7 +226,7 @@ def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
 
 
 class _Guard(threading.Thread):
-    """Waits until this process listens on its port, and fences it in at once."""
+    """Waits until this process listens on its port, and fences it at once."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(name="fence", daemon=True)
@@ -248,14 +248,14 @@ class _Guard(threading.Thread):
             return
 
     def finish(self) -> None:
-        """Wait for the fence; HpcdlError where there is none."""
+        """Wait for the fence. Raises HpcdlError if it could not be set."""
         self.join()
         if self._problem is not None:
             raise self._problem
 
 
 def start_server(communicator: Communicator, num_workers: int) -> Any:
-    """This rank's server: a `worker` on the first `num_workers` ranks, a `ps` on the others; collective over all."""
+    """Start this rank's server: a `worker` on the first `num_workers` ranks, else a `ps`; collective over all."""
     with rendezvous(communicator) as cluster:
         jobs = {"worker": list(cluster.places[:num_workers]), "ps": list(cluster.places[num_workers:])}
         serves = cluster.rank >= num_workers
@@ -273,24 +273,24 @@ def start_server(communicator: Communicator, num_workers: int) -> Any:
 
 v1 = tf.compat.v1
 TRIPS = 10
-"""Round trips in one call of the session, which has a cost of its own."""
+"""Round trips in one call of the session, because the call has a cost of its own."""
 _PATTERN = 251
 
 
 class GrpcLink:
-    """The link between the two ranks of `pair`; to make one is collective. Only its rank 0 calls the other methods."""
+    """The link between the two ranks of `pair`. The constructor is collective; only rank 0 calls the other methods."""
 
     def __init__(self, pair: Communicator) -> None:
         self._server = start_server(pair, pair.size)
-        # Without the optimiser: it takes a tensor that only travels for one that need not.
+        # Without TensorFlow's graph optimizer, which would remove the transfers of the tensor as redundant.
         self._config = v1.ConfigProto()
         self._config.graph_options.rewrite_options.disable_meta_optimizer = True
 
     def trips(self, num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
-        """Seconds of half a round trip, and of a call of the session beside its trips, `repeats` times.
+        """Return the seconds of half a round trip, and of a session call without its trips, `repeats` times.
 
-        Each is what calls with one and with many trips, one after the other, differ by. HpcdlError where other bytes
-        come back than have left.
+        Both follow from the difference between calls with one and with many trips. Raises HpcdlError if the bytes
+        returned differ from those sent.
         """
         with tf.Graph().as_default(), v1.Session(self._server.target, config=self._config) as session:
             with v1.device(_task(0)):

@@ -1,6 +1,6 @@
 """The strategy `grpc-ps`: TensorFlow's own parameter servers over gRPC, as in the Cori study; without MPI.
 
-Graphs of tf.compat.v1: variables lie on the servers (replica_device_setter), workers fetch them every step, and
+Graphs of tf.compat.v1: variables are on the servers (replica_device_setter), workers fetch them every step, and
 SyncReplicasOptimizer averages the gradients there and applies TensorFlow's own optimizer. The Keras 3 model is called
 with those variables through `stateless_call`. The servers run TensorFlow, unlike those of `ps`.
 
@@ -36,15 +36,18 @@ _OPTIMIZERS: dict[str, Callable[[OptimizerConfig, Any], Any]] = {
     "nesterov": lambda config, rate: v1.train.MomentumOptimizer(rate, config.momentum, use_nesterov=True),
     "adam": lambda config, rate: v1.train.AdamOptimizer(rate, epsilon=KERAS_EPSILON),
 }
-"""TensorFlow's own optimizers. Their momentum holds sums of gradients where Keras's holds steps: the same updates at a
-constant learning rate, a change of which acts on Keras's momentum later."""
+"""TensorFlow's own optimizers.
+
+Their momentum accumulates gradients, Keras's accumulates steps. The updates are equal at a constant learning rate; a
+change of the rate affects Keras's momentum later.
+"""
 
 
 class _RateAfterGradients:
-    """An optimizer that reads its learning rate when all gradients of a step have come, not one step too early.
+    """An optimizer that reads its learning rate when all gradients of a step have arrived, not one step too early.
 
-    SyncReplicasOptimizer's thread begins a step's update as soon as the one before is done, and then waits for
-    gradients; the leading worker sets the rate before it sends its own.
+    SyncReplicasOptimizer's thread begins a step's update as soon as the previous one is done, and then waits for
+    gradients. The leading worker sets the rate before it sends its own gradients.
     """
 
     def __init__(self, config: OptimizerConfig, rate: Any) -> None:
@@ -53,7 +56,7 @@ class _RateAfterGradients:
         self._optimizer = _OPTIMIZERS[config.optimizer](config, self._read)
 
     def apply_gradients(self, pairs: Any, *arguments: Any, **named: Any) -> Any:
-        """The update."""
+        """Apply the update."""
         pairs = list(pairs)
         self._gradients = [gradient for gradient, _ in pairs]
         return self._optimizer.apply_gradients(pairs, *arguments, **named)
@@ -64,7 +67,7 @@ class _RateAfterGradients:
 
 
 class StepGraph:
-    """One worker's graph and session. Weights live on the servers, moving statistics and seeds in the Keras model."""
+    """One worker's graph and session. Weights are on the servers, moving statistics and seeds in the Keras model."""
 
     def __init__(self, context: Context, model: Any, objective: Any, target: str, log: Callable[[str], None]) -> None:
         self._model, self._target = model, target
@@ -83,7 +86,7 @@ class StepGraph:
         ]
 
     def initialise(self, weights: Sequence[Array]) -> None:
-        """Give the servers' variables their first values; the leading worker does, before the others begin."""
+        """Initialise the servers' variables; only the leading worker does this, before the others begin."""
         with self._graph.as_default():
             session = v1.Session(self._target, config=self._session_config())
             session.run(v1.global_variables_initializer())
@@ -101,7 +104,7 @@ class StepGraph:
                 runner.create_threads(self._session, self._coordinator, daemon=True, start=True)
 
     def step(self, images: Any, labels: Any, learning_rate: float) -> tuple[Any, ...]:
-        """One step: loss, metric sums, and the times of the last gradient and of the end of the exchange."""
+        """Take one step. Return loss, metric sums, and the times of the last gradient and the end of the exchange."""
         if self._rank == 0 and learning_rate != self._rate:
             self._session.run(self._set_rate, {self._rate_in: learning_rate})
             self._rate = learning_rate
@@ -116,12 +119,12 @@ class StepGraph:
         return loss, sums, had_gradients, WALL.now_s()
 
     def weights(self) -> list[Array]:
-        """The servers' variables."""
+        """Return the servers' variables."""
         fetched: list[Array] = self._session.run(self._weights)
         return fetched
 
     def close(self) -> None:
-        """Stop the thread and leave the session."""
+        """Stop the thread and close the session."""
         self._coordinator.request_stop()
         self._session.close()
 
@@ -176,7 +179,7 @@ class StepGraph:
 
 
 class _Greedy:
-    """The server with the fewest bytes so far, as GreedyLoadBalancingStrategy did before TensorFlow dropped it."""
+    """Picks the server with the fewest bytes so far, like GreedyLoadBalancingStrategy, which TensorFlow removed."""
 
     def __init__(self, num_servers: int) -> None:
         self._loads = [0] * num_servers
@@ -189,7 +192,7 @@ class _Greedy:
 
 
 _PS_STRATEGIES: dict[str, Callable[[int], Any]] = {"round-robin": lambda num_servers: None, "greedy": _Greedy}
-"""What replica_device_setter calls for each variable; None is its own round robin."""
+"""The function that replica_device_setter calls for each variable; None is its own round robin."""
 
 
 def _bytes_of(variable: Any) -> int:
@@ -203,11 +206,11 @@ class GrpcParameterServers:
     """The strategy `grpc-ps`."""
 
     def worker(self, context: Context) -> Worker:
-        """A rank that trains."""
+        """Return the worker, a rank that trains."""
         return GrpcParameterServerWorker(context)
 
     def server(self, context: Context) -> Server:
-        """A rank whose TensorFlow server holds variables."""
+        """Return the server, a rank whose TensorFlow server holds variables."""
         return GrpcParameterServer(context)
 
 
@@ -220,7 +223,7 @@ class GrpcParameterServer:
         self._server = start_server(context.communicator, context.num_workers)
 
     def serve(self) -> dict[str, Any]:
-        """Wait for the workers' last word."""
+        """Wait for the workers' final messages."""
         words = self._communicator.allgather_json(None)
         if _STOPPED in words:
             raise StoppedEarly("stopped with the workers")
@@ -240,7 +243,7 @@ class GrpcParameterServerWorker(Worker):
         self.warnings: list[str] = []
 
     def build_step(self, model: Any, objective: Any, as_model_input: Callable[[Any], Any]) -> Callable[..., Any]:
-        """A step that runs in TensorFlow's own session."""
+        """Return a step that runs in TensorFlow's own session."""
         self._model = model
         self._graph = graph = StepGraph(self._context, model, objective, self._server.target, self.warnings.append)
 
@@ -251,7 +254,7 @@ class GrpcParameterServerWorker(Worker):
         return step
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights go to the servers; then every worker may read them."""
+        """Send rank 0's weights to the servers, before any worker reads them."""
         graph = self._built()
         if self._communicator.rank == 0:
             graph.initialise([variable.numpy() for variable in self._model.trainable_variables])
@@ -259,15 +262,15 @@ class GrpcParameterServerWorker(Worker):
         graph.begin(leads=self._communicator.rank == 0)
 
     def before_step(self, step: int) -> None:
-        """Errors name the step."""
+        """Store the step for error messages."""
         self._built().guard.step = step
 
     def center(self) -> Sequence[Array] | None:
-        """The servers' variables."""
+        """Return the servers' variables."""
         return self._built().weights()
 
     def details(self) -> dict[str, Any]:
-        """Where TensorFlow has put the variables."""
+        """Return where TensorFlow placed the variables."""
         loads = self._built().server_bytes
         return {
             "placement": self._context.exchange.placement or "round-robin",
@@ -276,7 +279,7 @@ class GrpcParameterServerWorker(Worker):
         }
 
     def finish(self, *, early: bool = False) -> None:
-        """Let the servers go."""
+        """Let the servers end."""
         self._built().close()
         self._communicator.allgather_json(_STOPPED if early else _FINISHED)
 

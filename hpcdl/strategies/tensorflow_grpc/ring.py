@@ -1,7 +1,7 @@
-"""The strategies `grpc-ring` and `nccl`: gradients are averaged by TensorFlow's own collectives, without MPI.
+"""The strategies `grpc-ring` and `nccl`: TensorFlow's own collectives average the gradients, without MPI.
 
 The engine is tf.distribute.MultiWorkerMirroredStrategy, with its ring over gRPC or with NCCL between GPUs. Only the
-exchange runs inside the strategy, in a `run` of its own: Keras 3's `fit` does not work with it.
+exchange runs inside the strategy, in a `run` of its own, because Keras 3's `fit` does not work with it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class GrpcRing:
     """The strategy `grpc-ring`."""
 
     def worker(self, context: Context) -> Worker:
-        """All ranks work."""
+        """Return the worker: all ranks are workers."""
         return CollectiveWorker(context, _KNOWN.RING)
 
     def server(self, context: Context) -> Server:
-        """Nobody serves."""
+        """Fail: there are no servers."""
         raise AssertionError("TensorFlow's collectives have no servers")
 
 
@@ -36,9 +36,9 @@ class Nccl(GrpcRing):
     """The strategy `nccl`."""
 
     def worker(self, context: Context) -> Worker:
-        """All ranks work, each on a GPU of its own; without any GPU the ring takes NCCL's place, with a warning.
+        """Return the worker, with one GPU per rank; without any GPU the ring replaces NCCL, with a warning.
 
-        UsageError where some ranks have a GPU and others have none. Collective.
+        Raises UsageError if only some ranks have a GPU. Collective.
         """
         found = context.communicator.allgather_json(bool(tf.config.list_physical_devices("GPU")))
         without = [str(rank) for rank, has_gpu in enumerate(found) if not has_gpu]
@@ -61,7 +61,7 @@ class CollectiveWorker(Worker):
         self._options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=context.exchange.bucket_bytes, implementation=implementation
         )
-        # TensorFlow sets collectives up before its first tensor, and for good.
+        # TensorFlow sets collectives up before its first tensor, and only once.
         with rendezvous(context.communicator) as cluster:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -74,7 +74,7 @@ class CollectiveWorker(Worker):
             )
 
     def start(self, variables: Sequence[Any]) -> None:
-        """Rank 0's weights become everybody's: a sum to which the others give nothing."""
+        """Broadcast rank 0's weights, as a sum to which the others contribute zeros."""
 
         @tf.function(autograph=False)
         def from_first() -> list[Any]:
@@ -85,13 +85,13 @@ class CollectiveWorker(Worker):
             variable.assign(value)
 
     def before_step(self, step: int) -> None:
-        """Errors name the step."""
+        """Store the step for error messages."""
         self._guard.step = step
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Average, then apply."""
         if self.checks_finite:
-            # TensorFlow's collectives take minutes to end where one rank stays away: the error ends the job before.
+            # TensorFlow's collectives take minutes to fail if one rank is missing: this error ends the job earlier.
             with tf.control_dependencies([self._guard.before_exchange(gradients, [item.path for item in variables])]):
                 gradients = [tf.identity(gradient) for gradient in gradients]
         averaged = self._reduce(gradients, "MEAN")
@@ -102,12 +102,12 @@ class CollectiveWorker(Worker):
         return exchanged
 
     def details(self) -> dict[str, Any]:
-        """Which collective TensorFlow used."""
+        """Return which collective TensorFlow used."""
         return {"collective": self._options.implementation.name}
 
     def _reduce(self, tensors: Sequence[Any], operation: str) -> list[Any]:
         def body(*mine: Any) -> list[Any]:
-            # Only what is made in here lies on a device that the engine can name; what is packed must be of one type.
+            # The engine needs tensors created in here, on a device that it can name; packed tensors must have one type.
             placed = [tf.identity(tensor) for tensor in mine]
             reduced = list(placed)
             for dtype in dict.fromkeys(tensor.dtype for tensor in placed):

@@ -1,1 +1,1 @@
-"""The state of a run as arrays, on disk and back."""
+"""Save the state of a run as arrays, and restore it."""

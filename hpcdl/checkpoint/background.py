@@ -1,7 +1,7 @@
-"""Work that has time: in the gaps of a step, in a thread beside it, or in it (`--background gaps|thread|off`).
+"""Background work: in the gaps of a step, in a thread beside it, or in the step (`--background gaps|thread|off`).
 
-What is to be done is cut into slices: it calls its `Turn` before each. In gaps that returns when the rank waits for
-others and its core is idle, and as soon as the job's patience is over; then the rest is done at once, as by a thread.
+The work is cut into slices and calls its `Turn` before each. With gaps this call returns when the rank waits for others
+and its core is idle, or when the job's patience is over; then the rest is done at once, as in a thread.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from hpcdl.strategies.base.strategy import Features
 
 GAPS, THREAD, OFF = "gaps", "thread", "off"
 _FEW = 0.1
-"""A job that found gaps for less of its work than this says that there are none."""
+"""A job that did less than this fraction of its work in gaps shows that there are no gaps."""
 _ENOUGH_S = 1.0
-"""A job that may not wait longer than this says nothing about gaps."""
+"""A job that may not wait longer than this shows nothing about gaps."""
 _RETRY = 10
-"""Then the next ones do not wait, and so many jobs later it is tried again."""
+"""After a job without gaps, this number of jobs does not wait; then gaps are tried again."""
 MOST_PATIENCE_S = 60.0
-"""Whatever interval there is until the work is due."""
+"""The longest patience, whatever the interval until the work is due."""
 _FALLS_BACK = "--background gaps: {}; a thread does the background work"
 _FIRST_SLICE_S = 1e-3
 _SLICES = 8
-"""How long a slice takes is a mean over about so many."""
+"""The duration of a slice is averaged over about this number of slices."""
 
 
 @dataclass(kw_only=True)
 class Spent:
-    """Seconds of processor time that background work took, by where it was done; of a rank, for the record."""
+    """Seconds of processor time that background work took, in gaps and outside of them; per rank, for the record."""
 
     in_gaps_s: float = 0.0
     outside_s: float = 0.0
 
 
 class AtOnce:
-    """The turn of who does the work in one go."""
+    """The turn of a caller that does the work at once."""
 
     def __call__(self) -> None:
-        """Go on."""
+        """Return at once."""
 
     def pause(self) -> None:
-        """Nothing is counted."""
+        """Do nothing: no time is counted."""
 
 
 class Turn(AtOnce):
-    """Of one job, and called by its thread."""
+    """The turn of one job, called by its thread."""
 
     def __init__(self, work: BackgroundWork, patience_s: float) -> None:
         self._seen, self._gaps = work.seen, work.seen.gaps
@@ -64,7 +64,7 @@ class Turn(AtOnce):
         self._piece: tuple[float, float, bool] | None = None
         self.spent = Spent()
         self.ran_out = False
-        """Whether its patience, which was long enough to tell, was over before its work was."""
+        """Whether its patience was long enough to judge by, and ended before its work."""
         if self._waits:
             with self._gaps.changed:
                 self._gaps.wanted += 1
@@ -80,12 +80,12 @@ class Turn(AtOnce):
         self._began = time.monotonic(), time.thread_time()
 
     def pause(self) -> None:
-        """The slice is over; what follows is not work but waiting, for a disk or for other ranks."""
+        """End the slice; what follows is not work but waiting, for a disk or for other ranks."""
         if self._began is None:
             return
         (began_s, began_processor_s), self._began = self._began, None
         now_s, took_s = time.monotonic(), time.thread_time() - began_processor_s
-        fitted = self._in_gap and self._gaps.open_since_s is not None  # one that outlasts its gap has not
+        fitted = self._in_gap and self._gaps.open_since_s is not None  # not if it outlasts its gap
         if fitted:
             self.spent.in_gaps_s += took_s
         else:
@@ -95,7 +95,7 @@ class Turn(AtOnce):
         self._keep(began_s, now_s, fitted)
 
     def hurry(self) -> None:
-        """Somebody waits for the job, or it has waited long enough: the rest is done at once."""
+        """Do the rest at once: a caller waits for the job, or its patience is over."""
         with self._gaps.changed:
             if self._waits:
                 self._waits = False
@@ -103,7 +103,7 @@ class Turn(AtOnce):
                 self._gaps.changed.notify_all()
 
     def end(self) -> None:
-        """The job is over."""
+        """End the job."""
         self.pause()
         self.hurry()
         self._keep(math.inf, math.inf, False)
@@ -112,7 +112,7 @@ class Turn(AtOnce):
         return self._waits and threading.main_thread().is_alive()
 
     def _keep(self, began_s: float, ended_s: float, fitted: bool) -> None:
-        """Slices on end are one span."""
+        """Record a span; adjacent slices are merged into one."""
         before = self._piece
         if before is not None and before[2] == fitted and began_s - before[1] < _FIRST_SLICE_S:
             began_s = before[0]
@@ -122,7 +122,7 @@ class Turn(AtOnce):
 
 
 class BackgroundJob:
-    """One piece of background work under way."""
+    """One piece of background work in progress."""
 
     def __init__(self, name: str, turn: Turn, work: Callable[[Turn], None], over: Callable[[Turn], None]) -> None:
         self._turn, self._work, self._over = turn, work, over
@@ -131,22 +131,22 @@ class BackgroundJob:
 
     @property
     def continues(self) -> bool:
-        """Whether a thread is at it."""
+        """Whether its thread is running."""
         return self.thread.is_alive()
 
     def run(self) -> None:
-        """Do it; what goes wrong is for who waits."""
+        """Do the work; an error is kept for `wait`."""
         self._turn()
         try:
             self._work(self._turn)
-        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+        except BaseException as error:  # noqa: BLE001  raised again by `wait`
             self._failure = error
         finally:
             self._turn.end()
             self._over(self._turn)
 
     def wait(self) -> None:
-        """Return when it is done, which it now hurries to be; raises what went wrong."""
+        """Return when the work is done, without further waiting for gaps; raise its error if it failed."""
         self._turn.hurry()
         if self.thread.ident is not None:
             self.thread.join()
@@ -156,7 +156,7 @@ class BackgroundJob:
 
 
 class BackgroundWork:
-    """The background work of one rank, in one of the three ways. `log` gets a line, once, on a rank without gaps."""
+    """The background work of one rank, in one of three ways. `log` gets one line, once, if the rank has no gaps."""
 
     def __init__(self, way: str, seen: RankMonitor, log: Callable[[str], None] = lambda text: None) -> None:
         self.way, self.seen, self._log = way, seen, log
@@ -166,7 +166,7 @@ class BackgroundWork:
         self._logged = False
 
     def start(self, name: str, work: Callable[[Turn], None], patience_s: float = 0.0) -> BackgroundJob:
-        """Begin `work`, which calls its turn before each slice; in gaps it may take `patience_s` until it hurries."""
+        """Start `work`, which calls its turn before each slice; with gaps it may wait up to `patience_s` for them."""
         with self._lock:
             waits = self.way == GAPS and not self._impatient_jobs
             self._impatient_jobs = max(0, self._impatient_jobs - 1)
@@ -178,7 +178,7 @@ class BackgroundWork:
         return job
 
     def _note(self, turn: Turn) -> None:
-        """A job is over."""
+        """Add up the time of a finished job, and note whether it found gaps."""
         spent = turn.spent
         with self._lock:
             self.spent.in_gaps_s += spent.in_gaps_s
@@ -191,10 +191,10 @@ class BackgroundWork:
 
 
 def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]:
-    """How background work is done with a strategy, and what to tell of it, mostly nothing.
+    """Return how background work is done with a strategy, and a message about it, usually empty.
 
-    A rank that is alone waits for nobody; where workers change one center without locks, or exchange inside
-    TensorFlow's own engines, nobody sees them wait.
+    A single rank never waits for others. If workers change one center without locks, or exchange inside TensorFlow's
+    own engines, their waits are not visible.
     """
     if asked != GAPS or (num_workers > 1 and features.mpi and not features.lock_free):
         return asked, ""
@@ -203,11 +203,11 @@ def way_for(asked: str, features: Features, num_workers: int) -> tuple[str, str]
 
 
 def way_in_script(asked: str, num_ranks: int) -> tuple[str, list[str]]:
-    """The same for a script, whose exchange is known only when it comes to it."""
+    """Return the same for a script, whose kind of exchange is not known in advance."""
     way, remark = way_for(asked, Features(), num_ranks)
     return way, [remark] if remark else []
 
 
 def most_patience_s(way: str, stall_s: float) -> float:
-    """How long a job may wait for gaps; ranks that wait for one another's files are no stall (`stall_s`) yet."""
+    """Return how long a job may wait for gaps, so that ranks waiting for it are not taken as stalled (`stall_s`)."""
     return min(MOST_PATIENCE_S, stall_s / 4) if way == GAPS else 0.0

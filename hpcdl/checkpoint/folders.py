@@ -1,10 +1,10 @@
-"""Checkpoints: folders that are whole or absent, checked on reading, written while training goes on.
+"""Checkpoints: folders that are complete or absent, verified when read, written while training continues.
 
-`checkpoints/step-0000001200/` holds `shared.npz` (what all ranks have in common, by rank 0), `rank-R.npz` (what is a
-rank's own) and `checkpoint.json`, which is written last and lists every file with its size and BLAKE2b digest. The
+`checkpoints/step-0000001200/` holds `shared.npz` (state common to all ranks, by rank 0), `rank-R.npz` (a rank's own
+state) and `checkpoint.json`. The last is written at the end and lists every file with its size and BLAKE2b digest. The
 folder has a temporary name until then. See docs/reference/checkpoints.md.
 
-The facts in a checkpoint.json: what a run that goes on has to find there, and of which type.
+The classes of facts define what a resumed run needs in a checkpoint.json, and with which types.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFacts:
-    """Of `hpcdl train`; what has a default is missing in checkpoints of earlier versions."""
+    """Facts of `hpcdl train`; those with a default are missing in checkpoints of earlier versions."""
 
     ranks: int
     global_batch: int
@@ -67,7 +67,7 @@ class TrainFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousFacts(TrainFacts):
-    """Of `hpcdl train` with a strategy whose workers go on by the center's count of updates."""
+    """Facts of `hpcdl train` with a strategy whose workers proceed by the center's count of updates."""
 
     count: int
     evaluated_count: int = -1
@@ -75,7 +75,7 @@ class AsynchronousFacts(TrainFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """Of a script's hpcdl.State."""
+    """Facts of a script's hpcdl.State."""
 
     ranks: int
     values: Mapping[str, Any]
@@ -85,16 +85,16 @@ class ScriptFacts:
 
 Facts = TrainFacts | ScriptFacts
 _AT_LEAST = {"ranks": 1, "global_batch": 1, "steps_per_epoch": 1, "evaluated_count": -1, "shift": -_MOST}
-"""What numbers start at, where it is not 0."""
+"""Minimum of numbers whose minimum is not 0."""
 _STAND_IN = {
     "ranks": 1, "global_batch": 1, "steps_per_epoch": 1, "seconds": 0.0, "history": [], "count": 0, "values": {},
 }  # fmt: skip
 
 
 def check_facts(facts: Any, kind: type[Facts] | None = None) -> None:
-    """TypeError or ValueError names what a run of this `kind` misses in `facts`, or what cannot be.
+    """Raise TypeError or ValueError for facts that a run of this `kind` lacks, or for impossible values.
 
-    Where nobody knows the kind, what is there has to be right.
+    If `kind` is None, only the facts present are checked.
     """
     if not isinstance(facts, dict):
         raise TypeError("its facts are no object")
@@ -108,7 +108,7 @@ def check_facts(facts: Any, kind: type[Facts] | None = None) -> None:
 
 
 def kind_for(*, synchronous: bool) -> type[TrainFacts]:
-    """What a run of `hpcdl train` needs, by its strategy."""
+    """Return the facts that a run of `hpcdl train` needs, by its strategy."""
     return TrainFacts if synchronous else AsynchronousFacts
 
 
@@ -128,19 +128,19 @@ FOLDER = "checkpoints"
 SHARED_FILE = "shared.npz"
 MANIFEST = "checkpoint.json"
 _SLICE_BYTES = 256 << 10
-"""What is written and hashed in one go: less than half a millisecond's work."""
+"""Amount written and hashed at a time: less than half a millisecond of work."""
 HOLDS = r"(shared|rank-\d+)\.npz|checkpoint\.json|\..+\.tmp"
-"""What lies in a checkpoint's folder."""
+"""Pattern of the files in a checkpoint's folder."""
 SAVED = ".hpcdl-saved"
-"""Beside the folder of checkpoints: the step of the newest, so that a folder that is gone is missed."""
+"""File beside the checkpoints folder with the newest step, so that a missing folder is noticed."""
 _STEP = r"step-\d{10}"
 _RESERVE = 0.1
-"""Part of the nodes' memory that is left free."""
+"""Fraction of the storage that is left free."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state after `step` steps. `shared` matters on rank 0 alone, `own` on every rank, `facts` is JSON."""
+    """The state after `step` steps. `shared` is used only on rank 0, `own` on every rank; `facts` is JSON."""
 
     step: int
     shared: Mapping[str, Array] = field(default_factory=dict)
@@ -149,10 +149,10 @@ class Snapshot:
 
 
 class CheckpointWriter:
-    """Writes snapshots as `work` does what has time, one at a time; collective over `communicator`.
+    """Writes snapshots in the background with `work`, one at a time; collective over `communicator`.
 
-    A disk that fails costs a warning, never the run: the last good checkpoint stays. `before` is called with the step
-    before anything is written, and may raise OSError.
+    A disk failure causes a warning and never ends the run: the last good checkpoint remains. `before` is called with
+    the step before anything is written, and may raise OSError.
     """
 
     def __init__(
@@ -170,34 +170,34 @@ class CheckpointWriter:
         self._job: BackgroundJob | None = None
         self.warnings: list[str] = []
         self.newest: int | None = None
-        """Step of the newest checkpoint that is durable, as every rank knows."""
+        """Step of the newest durable checkpoint, known to every rank."""
 
     @property
     def is_writing(self) -> bool:
-        """Whether what was started is still on its way."""
+        """Whether a started write is still in progress."""
         return self._job is not None and self._job.continues
 
     def start(self, snapshot: Snapshot, patience_s: float = 0.0) -> None:
-        """Begin to write `snapshot`, whose arrays nobody changes any more; waits for the one before.
+        """Start to write `snapshot`, whose arrays must not change any more; first waits for the previous write.
 
-        For `patience_s` it may wait for gaps.
+        It may wait for gaps for `patience_s`.
         """
         self.wait()
         self._job = self._work.start("checkpoint", lambda turn: self._write(snapshot, turn), patience_s)
 
     def wait(self) -> None:
-        """Return when what was started is durable, or has failed and left a warning; it hurries from now on."""
+        """Return when the current write is durable, or has failed with a warning; it no longer waits for gaps."""
         job, self._job = self._job, None
         if job is not None:
             job.wait()
 
     def abandon(self) -> None:
-        """Return when nothing is being written any more, done or not: the group is revoked."""
+        """Return when no write is in progress, finished or not, because the group is revoked."""
         with contextlib.suppress(RankError):
             self.wait()
 
     def _gather(self, turn: Turn, value: Any) -> list[Any]:
-        """Every rank's `value`; a rank that is done long before another leaves its core to the steps meanwhile."""
+        """Return every rank's `value`; a rank that finishes early leaves its core to the steps."""
         turn.pause()
         gathered = self._communicator.allgather_json(value, patient=True)
         turn()
@@ -221,7 +221,7 @@ class CheckpointWriter:
             self.newest = snapshot.step
 
     def _write_arrays(self, folder: Path, snapshot: Snapshot, turn: Turn) -> dict[str, Any]:
-        """Write this rank's files; their sizes and digests by name."""
+        """Write this rank's files; return their sizes and digests by name."""
         self._before(snapshot.step)
         files = {}
         if self._communicator.rank == 0:
@@ -231,10 +231,10 @@ class CheckpointWriter:
         return files
 
     def _begin(self, step: int) -> tuple[str, str]:
-        """Rank 0 makes the folder under a name that nobody can guess; that name, and what went wrong."""
+        """Make the folder on rank 0 under an unpredictable name; return that name, and a problem if there is one."""
         name = temporary_name(f"step-{step:010d}")
         try:
-            if self._folder.parent.is_dir():  # a run directory that is gone is not made again
+            if self._folder.parent.is_dir():  # a run directory that has been removed is not made again
                 make_folder(self._folder)
             (self._folder / name).mkdir()
         except OSError as error:
@@ -242,7 +242,7 @@ class CheckpointWriter:
         return name, ""
 
     def _finish(self, snapshot: Snapshot, temporary: Path, problem: str, files: Mapping[str, Any]) -> bool:
-        """Give the checkpoint its name; False, and a warning, where that or what came before has failed."""
+        """Rename the checkpoint to its final name; return False, with a warning, if this or an earlier part failed."""
         try:
             if problem:
                 raise OSError(problem)
@@ -253,7 +253,7 @@ class CheckpointWriter:
             touch(self._folder.with_name(SAVED), f"{snapshot.step}\n".encode())
             self._remove_old(snapshot.step)
         except OSError as error:
-            if temporary.name != FOLDER:  # it has been made
+            if temporary.name != FOLDER:  # the temporary folder exists
                 remove_folder(temporary, HOLDS)
             self.warnings.append(
                 f"no checkpoint at step {snapshot.step}: {error.strerror or error}; the one before stays"
@@ -262,7 +262,7 @@ class CheckpointWriter:
         return True
 
     def _remove_old(self, newest: int) -> None:
-        """Those beyond `keep`; and those of later steps, which are older: on more ranks a run has fewer steps."""
+        """Remove checkpoints beyond `keep`, and those of later steps, which are older: more ranks take fewer steps."""
         steps = list_checkpoints(self._folder)
         later = [step for step in steps if step > newest]
         for old in (*later, *steps[len(later) + self._keep :]):
@@ -270,12 +270,12 @@ class CheckpointWriter:
 
 
 def remove(folder: Path, step: int) -> None:
-    """Remove a checkpoint that the run has made; one that holds anything else stays, to the last file."""
+    """Remove a checkpoint made by the run; if it contains any other file, keep all of it."""
     remove_folder(folder_of(folder, step), HOLDS)
 
 
 def sweep_unfinished(run_dir: Path) -> list[str]:
-    """Remove what killed ranks had begun to save; the caller holds the run directory."""
+    """Remove unfinished checkpoints of killed ranks; the caller holds the lock on the run directory."""
     swept = sweep(run_dir / FOLDER, _STEP)
     # Earlier versions named the folder by its step alone.
     for path in sorted((run_dir / FOLDER).glob(".step-*.tmp")):
@@ -285,7 +285,7 @@ def sweep_unfinished(run_dir: Path) -> list[str]:
 
 
 def what_is_missing(run_dir: Path) -> str:
-    """What has become of the checkpoints that were saved in `run_dir`; empty where none is missed."""
+    """Say what happened to checkpoints saved in `run_dir` that are missing; empty if none are."""
     folder, saved = run_dir / FOLDER, ""
     if folder.is_symlink() and not folder.exists():
         return f"{folder} is a link to {folder.readlink()}, which is not there"
@@ -297,7 +297,7 @@ def what_is_missing(run_dir: Path) -> str:
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Give the checkpoints of a run that is to begin anew another name; that name, None where there are none."""
+    """Rename the checkpoints of a run that is to start anew; return the new path, None if there are none."""
     folder = run_dir / FOLDER
     remove_file(run_dir / SAVED)
     if not folder.is_symlink() and not folder.exists():
@@ -308,9 +308,9 @@ def set_aside(run_dir: Path) -> Path | None:
 
 
 def newest_valid(run_dir: Path, warnings: list[str], kind: type[Facts] | None = None) -> int | None:
-    """Step of the newest checkpoint that passes its check; a damaged one is passed over with a warning.
+    """Return the step of the newest valid checkpoint; damaged ones are skipped with a warning.
 
-    `kind` declares what a run that goes on from it needs.
+    `kind` defines the facts that a resumed run needs.
     """
     folder = run_dir / FOLDER
     for step in list_checkpoints(folder):
@@ -324,35 +324,35 @@ def newest_valid(run_dir: Path, warnings: list[str], kind: type[Facts] | None = 
 
 
 def read_shared(run_dir: Path, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The common arrays and the facts of a checkpoint."""
+    """Return the common arrays and the facts of a checkpoint."""
     folder = folder_of(run_dir / FOLDER, step)
     return read_arrays(folder / SHARED_FILE), read_json(folder / MANIFEST)["facts"]
 
 
 def read_own(run_dir: Path, step: int, rank: int) -> dict[str, Array]:
-    """A rank's own arrays; empty where the checkpoint was written by fewer ranks."""
+    """Return a rank's own arrays; empty if fewer ranks wrote the checkpoint."""
     path = folder_of(run_dir / FOLDER, step) / own_file(rank)
     return read_arrays(path) if path.exists() else {}
 
 
 def list_checkpoints(folder: Path) -> list[int]:
-    """Steps of the finished checkpoints, newest first."""
+    """Return the steps of the finished checkpoints, newest first."""
     found = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted((int(number) for number in found if number.isdigit()), reverse=True)
 
 
 def folder_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps lies."""
+    """Return the folder of the checkpoint after `step` steps."""
     return folder / f"step-{step:010d}"
 
 
 def own_file(rank: int) -> str:
-    """Name of the file with a rank's own state."""
+    """Return the name of the file with a rank's own state."""
     return f"rank-{rank}.npz"
 
 
 def verify(folder: Path, kind: type[Facts] | None = None) -> None:
-    """CorruptError names the file that is missing, cut short or changed, or the fact that a run of `kind` needs."""
+    """Raise CorruptError for a file that is missing, cut short or changed, or a missing fact that `kind` needs."""
     try:
         document = read_json(folder / MANIFEST)
         if document["schema"] != SCHEMA:
@@ -371,9 +371,9 @@ def verify(folder: Path, kind: type[Facts] | None = None) -> None:
 
 
 def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | None) -> dict[str, tuple[int, str]]:
-    """The files that a checkpoint.json lists; KeyError, TypeError and ValueError where it is not as it was written.
+    """Return the files that a checkpoint.json lists; KeyError, TypeError or ValueError if it has been changed.
 
-    One of an earlier version has no digest: what a resumed run takes from it is looked at all the same.
+    Those of earlier versions have no digest, but the facts that a resumed run needs are checked all the same.
     """
     if "digest" in document and document["digest"] != own_digest(document):
         raise ValueError("its digest does not fit its content")
@@ -387,14 +387,14 @@ def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | Non
 
 
 def own_digest(document: Mapping[str, Any]) -> str:
-    """BLAKE2b of a checkpoint.json's content, without its own digest: of its canonical JSON."""
+    """Return the BLAKE2b of a checkpoint.json's canonical JSON without its own digest."""
     content = {key: value for key, value in document.items() if key != "digest"}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
 class _Hashed:
-    """A file that is written from its begin to its end, and hashed on the way."""
+    """A file that is written sequentially and hashed at the same time."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -409,17 +409,17 @@ class _Hashed:
         return len(content)
 
     def flush(self) -> None:
-        """Hand on what the file keeps."""
+        """Flush the buffer of the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """The file is closed by who has opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = None) -> tuple[int, str]:
-    """Write an .npz durably, as numpy.savez does, slice by slice at `turn`; returns its size and digest.
+    """Write an .npz durably, as numpy.savez does, in slices, each at a `turn`; return its size and digest.
 
-    The digest is of what was meant to be written: what a disk makes of it is found when it is read.
+    The digest covers the data to be written: errors of the disk are found when the file is read.
     """
     turn = turn or AtOnce()
     with creating(path) as file:
@@ -427,7 +427,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = 
         with zipfile.ZipFile(hashed, "w") as archive:
             for name, array in arrays.items():
                 _write_array(archive, name, numpy.asarray(array, order="C"), turn)
-        turn.pause()  # what the disk takes until it is there is not work
+        turn.pause()  # waiting for the disk is not work
     return hashed.size, hashed.digest.hexdigest()
 
 
@@ -441,7 +441,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """OSError where so many more bytes would leave less than a tenth of the storage of `folder` free."""
+    """Raise OSError if `num_bytes` more would leave less than a tenth of the storage of `folder` free."""
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize - int(_RESERVE * found.f_blocks * found.f_frsize)
     if num_bytes > free:
@@ -449,7 +449,7 @@ def check_room(folder: Path, num_bytes: int) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz; CorruptError where it is damaged, or packed: `write_arrays` packs nothing."""
+    """Return the arrays of an .npz; CorruptError if it is damaged or compressed: `write_arrays` compresses nothing."""
     try:
         check_stored(path)
         with numpy.load(path, allow_pickle=False) as archive:
@@ -459,6 +459,6 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def digest_of(path: Path) -> str:
-    """BLAKE2b of a file's bytes, 32 hexadecimal digits."""
+    """Return the BLAKE2b of a file's bytes, 32 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

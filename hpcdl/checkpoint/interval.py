@@ -1,9 +1,9 @@
-"""How long a run goes on between two checkpoints: as asked for, or so that both together cost least.
+"""The interval between two checkpoints: as requested, or the one with the lowest total cost.
 
-Checkpoints hold training up; a failure costs, in the mean, half of what was trained since the last one. With a cost C
-of one checkpoint and a mean time M between failures the sum is smallest at sqrt(2 C M): J. W. Young, A first order
-approximation to the optimum checkpoint interval, CACM 17 (1974); J. T. Daly, FGCS 22 (2006), whose further terms do
-not count while C is far smaller than M.
+A checkpoint stalls training; a failure loses, on average, half of the work since the last checkpoint. With a cost C of
+one checkpoint and a mean time M between failures the sum is smallest at sqrt(2 C M): J. W. Young, A first order
+approximation to the optimum checkpoint interval, CACM 17 (1974); J. T. Daly, FGCS 22 (2006), whose further terms are
+negligible while C is far smaller than M.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.units import format_seconds
 
 FIRST_S = 5.0
-"""Until the first checkpoint, whose cost is not known before."""
+"""Interval until the first checkpoint, before which the cost is unknown."""
 LEAST_S = 10.0
-"""Whatever the arithmetic says: a parallel file system is everybody's."""
+"""The shortest interval, whatever the formula gives: a parallel file system is shared."""
 _REMEMBERED = 9
-"""Checkpoints whose costs count; the first of a run costs more than the others."""
+"""Number of recent checkpoints that determine the cost; the first of a run costs more than the others."""
 _TOLD_AGAIN = 1.5
-"""By which factor the interval must have changed before it is told again."""
+"""Factor by which the interval must change before it is reported again."""
 
 
 PATIENCE = 0.1
-"""The part of an interval that a checkpoint may wait for gaps, in which nobody misses the time that it takes."""
+"""Fraction of an interval that a checkpoint may wait for gaps, in which its work delays no rank."""
 
 
 class CheckpointInterval:
-    """Seconds between checkpoints: `asked`, or with AUTO from what they cost and how often `num_nodes` nodes fail.
+    """Seconds between checkpoints: `asked`, or with AUTO from their cost and how often `num_nodes` nodes fail.
 
-    A node fails every `node_mtbf_s` in the mean, and one that does ends the job. A checkpoint may wait for gaps for
-    `most_patience_s` at most, and begins so much earlier: no more than an interval is ever lost.
+    A node fails every `node_mtbf_s` on average, and a failing node ends the job. A checkpoint may wait for gaps for at
+    most `most_patience_s`, and starts that much earlier: no more than an interval is ever lost.
     """
 
     def __init__(self, asked: float | str, *, node_mtbf_s: float, num_nodes: int, most_patience_s: float = 0.0) -> None:
@@ -44,20 +44,20 @@ class CheckpointInterval:
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
         self._told_s = 0.0
         self.choice: dict[str, float] = {}
-        """What was chosen and why, for the record; empty where nothing was."""
+        """The chosen interval and its reasons, for the record; empty if nothing was chosen."""
 
     @property
     def patience_s(self) -> float:
-        """How long a checkpoint may wait for gaps."""
+        """The time in seconds that a checkpoint may wait for gaps."""
         return min(PATIENCE * self.seconds, self._most_patience_s)
 
     @property
     def due_s(self) -> float:
-        """Seconds from the begin of one checkpoint to that of the next."""
+        """Seconds from the start of one checkpoint to the start of the next."""
         return self.seconds - self.patience_s
 
     def saved(self, stall_s: float) -> str:
-        """Take note that a checkpoint has held training up for `stall_s`; what to tell of it, mostly nothing."""
+        """Record that a checkpoint stalled training for `stall_s`; return a message for the user, usually empty."""
         if not self._auto:
             return ""
         self._stalls.append(stall_s)

@@ -1,17 +1,17 @@
-"""Copies of a run's state in its nodes' memory: the level above the file system, for a rank that is lost.
+"""Copies of a run's state in its nodes' memory: the level above the file system, for a lost rank.
 
-As the first level of SCR (Moody et al., SC 2010) and FTI: each rank copies what is its own every few steps, rank 0 also
-what all have in common; new ranks on the same nodes go on from the newest step of which every copy is whole. What a
-lost node held is gone with it, and the newest checkpoint counts, unless `--local-checkpoint-redundancy` makes it good
-(parity.py).
+This is the first level of SCR (Moody et al., SC 2010) and FTI: every few steps each rank copies its own state, and rank
+0 also the common state. New ranks on the same nodes resume from the newest step with a whole copy of every rank. The
+copies on a lost node are lost, and the newest checkpoint counts, unless `--local-checkpoint-redundancy` allows them to
+be rebuilt (parity.py).
 
-`FOLDER/step-S.rank-R.npz` holds the arrays, `step-S.rank-R.json` is written behind it with their digest. The folder's
-name belongs to the process that starts the ranks: no other run, and no later one, takes these copies for its own.
+`FOLDER/step-S.rank-R.npz` holds the arrays; `step-S.rank-R.json` is written after it with their digest. The folder's
+name belongs to the process that starts the ranks: no other or later run takes these copies for its own.
 
-New ranks find the copies that they go on from, wherever they are: on another node, or in a group's parity.
+New ranks find the copies to resume from wherever they are: on another node, or in a group's parity.
 
-All ranks hear what every node holds, come to the same plan, and carry it out in the same order: first what a lost node
-held is made again on one that is left of its group, then each copy goes to the node of the rank that reads it.
+All ranks learn what every node holds, compute the same plan, and carry it out in the same order. First, a lost node's
+copies are rebuilt on a remaining node of its group. Then each copy is sent to the node of the rank that reads it.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ LEVEL = "node memory"
 KEPT = 2
 """Steps kept of each rank: while one rank writes, another may be a step behind."""
 _NOTE = "local-copies"
-"""A file in a run's folder of its ranks that names the folder of the copies."""
+"""A file in the folder of ranks in the run directory that names the folder of the copies."""
 _OWNER = "run"
-"""A file with the run directory, by which it can be told whether anybody needs the folder still."""
+"""A file with the path of the run directory, which shows whether the folder is still needed."""
 _GUARD = (
     "import os, shutil, stat, sys, time\n"
     "for _ in range(1 if sys.stdin.read() else 30):\n"
@@ -75,14 +75,14 @@ _GUARD = (
     "        pass\n"
     "    time.sleep(0.5)\n"
 )
-"""A process that removes a private folder when the one that has started it is gone, however it went.
+"""The program of the guard, which removes a private folder when the process that started it ends, in whatever way.
 
-Ranks that nobody has told to end take up to 10 s for it, and may write meanwhile.
+Ranks that were not told to end take up to 10 s to do so, and may write until then.
 """
 
 
 def place(base: Path, run_dir: Path, launched_by: str) -> Path:
-    """Where the ranks that `launched_by` starts for `run_dir` keep their copies, on every node."""
+    """Return the folder in which the ranks that `launched_by` starts for `run_dir` keep their copies, on every node."""
     word = hashlib.blake2b(f"{run_dir.resolve()} {launched_by}".encode(), digest_size=8).hexdigest()
     return base / f"{_prefix()}{word}"
 
@@ -93,9 +93,9 @@ def _prefix() -> str:
 
 @contextlib.contextmanager
 def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
-    """Inside, ranks may be started and started again; afterwards, and after SIGKILL, this node keeps no copies.
+    """Guard the copies while ranks are started and restarted; afterwards, even after SIGKILL, this node keeps none.
 
-    A note in `run_dir` says where they are, for who asks meanwhile.
+    A note in `run_dir` tells other programs where the copies are.
     """
     note = run_dir / FOLDER / _NOTE
     make_folder(note.parent)
@@ -112,22 +112,22 @@ def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
 
 
 def folder_of_copies(run_dir: Path) -> Path | None:
-    """Where this node keeps the copies of a run that goes on; None where it keeps none."""
+    """Return the folder of an active run's copies on this node; None if there is none."""
     with contextlib.suppress(OSError):
         return Path((run_dir / FOLDER / _NOTE).read_text())
     return None
 
 
 def newest_copy(run_dir: Path) -> int:
-    """Step of the newest copy on this node; 0 where there is none."""
+    """Return the step of the newest copy on this node; 0 if there is none."""
     folder = folder_of_copies(run_dir)
     return next(iter(steps_in_folder(folder)), 0) if folder else 0
 
 
 class LocalCopies:
-    """This rank's copies in `folder`, of every `every` steps; 0 keeps none.
+    """This rank's copies in `folder`, one every `every` steps; 0 makes none.
 
-    Storage that fails or is too small ends the copying, which is logged, never the run.
+    If the storage fails or is too small, copying ends with a log message; the run continues.
     """
 
     def __init__(
@@ -150,18 +150,18 @@ class LocalCopies:
             self._without(lambda: self._begin(run_dir))
 
     def due(self, step: int) -> bool:
-        """Whether a copy is to be made after `step` steps; the same on every rank, whatever fails on one."""
+        """Return whether to make a copy after `step` steps; the same on every rank, even if copying fails on one."""
         return self._every > 0 and step // self._every > self._copied // self._every
 
     @property
     def is_writing(self) -> bool:
-        """Whether what was started is still on its way."""
+        """Whether a started copy is still in progress."""
         return self._job is not None and self._job.continues
 
     def start(self, snapshot: Snapshot, step_s: float = 0.0) -> None:
-        """Begin to write `snapshot`, whose arrays nobody changes until `wait` has returned.
+        """Start to write `snapshot`, whose arrays must not change until `wait` has returned.
 
-        Where a step takes `step_s` it may wait for gaps as long as the tenth part of the steps until the next copy.
+        If a step takes `step_s`, it may wait for gaps for up to a tenth of the steps until the next copy.
         """
         self._copied = snapshot.step
         if self._failed and not self._redundancy.needs_all:
@@ -170,13 +170,13 @@ class LocalCopies:
         self._job = self._work.start("copy", lambda turn: self._copy(snapshot, turn), patience_s)
 
     def wait(self) -> None:
-        """Return when what was started is kept, or has failed and left a warning; it hurries from now on."""
+        """Return when the current copy is stored, or has failed with a warning; it no longer waits for gaps."""
         job, self._job = self._job, None
         if job is not None:
             job.wait()
 
     def whole(self) -> list[int]:
-        """Steps of the copies that pass their check, newest first; each that does not is told."""
+        """Return the steps of the valid copies, newest first; each damaged copy is logged."""
         found = []
         for step in steps_in(self.folder, self._rank):
             try:
@@ -187,11 +187,11 @@ class LocalCopies:
         return found
 
     def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Of rank 0's copy: what all ranks have in common, and the facts."""
+        """Return from rank 0's copy the state common to all ranks, and the facts."""
         return self._read(step, "shared", self._rank), check_copy(self.folder, step, self._rank)["facts"]
 
     def read_own(self, step: int, rank: int | None = None) -> dict[str, Array]:
-        """This rank's own arrays, or those of `rank` where they are here; empty where they are not."""
+        """Return the own arrays of this rank or of `rank`; empty if they are not on this node."""
         rank = self._rank if rank is None else rank
         return self._read(step, "own", rank) if step in steps_in(self.folder, rank) else {}
 
@@ -200,7 +200,7 @@ class LocalCopies:
         return {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith(f"{kind}:")}
 
     def resume(self, step: int) -> None:
-        """The run goes on after `step`: what was copied behind it is of a past that does not count."""
+        """Continue the run after `step`: remove later copies, which no longer belong to the run."""
         self._copied = step
         for newer in steps_in(self.folder, self._rank):
             if newer > step:
@@ -211,7 +211,7 @@ class LocalCopies:
 
     @contextlib.contextmanager
     def until_over(self) -> Iterator[None]:
-        """Inside, the run goes on; where it ends in order, or has been saved, nothing of this rank stays."""
+        """Run in this context; if the run ends in order or has been saved, remove all copies of this rank."""
         try:
             yield
         except (StoppedEarly, Interrupted):
@@ -231,11 +231,11 @@ class LocalCopies:
                 self._remove(step)
             for step in steps_in_folder(self.folder) if self._redundancy.leads else []:
                 _remove_all(self.folder, step)
-            with contextlib.suppress(OSError):  # where others' copies are there still, the last one takes it along
+            with contextlib.suppress(OSError):  # if others' copies remain, the last rank removes the folder
                 remove_folder(self.folder, _OWNER)
 
     def _without(self, action: Callable[[], None]) -> None:
-        """Do it; where the storage fails the run goes on without copies."""
+        """Run `action`; if the storage fails, the run continues without copies."""
         try:
             action()
         except OSError as error:
@@ -243,7 +243,7 @@ class LocalCopies:
             self.log(f"rank {self._rank} keeps no more copies in {self.folder}: {error.strerror or error}")
 
     def _copy(self, snapshot: Snapshot, turn: Turn) -> None:
-        """Others wait for this rank's part in the redundancy, whether its own copy has failed or not."""
+        """Write a copy and protect it: others wait for this rank's part in the redundancy, even if its copy failed."""
         if not self._failed:
             self._without(lambda: self._write(snapshot, turn))
         self._redundancy.protect(self.folder, names_of(snapshot.step), turn)
@@ -251,7 +251,7 @@ class LocalCopies:
             self._without(self._forget_old)
 
     def _forget_old(self) -> None:
-        """What is left of older steps: parity, and the copies of ranks that are no more."""
+        """Remove the rest of older steps: parity, and the copies of ranks that no longer exist."""
         for old in steps_in_folder(self.folder)[KEPT:]:
             _remove_all(self.folder, old)
 
@@ -275,7 +275,7 @@ class LocalCopies:
 
 
 def check_copy(folder: Path, step: int, rank: int) -> dict[str, Any]:
-    """What is written beside a copy; CorruptError where it does not fit what was copied."""
+    """Return the JSON document of a copy; CorruptError if it does not match the copy."""
     path = _file(folder, step, rank, "npz")
     try:
         document: dict[str, Any] = read_json(_file(folder, step, rank, "json"))
@@ -296,17 +296,17 @@ def _file(folder: Path, step: int, rank: int, suffix: str) -> Path:
 
 
 def stem(step: int) -> str:
-    """How the names of the files of a step begin."""
+    """Return the prefix of the file names of a step."""
     return f"step-{step:010d}"
 
 
 def names_of(step: int) -> str:
-    """A pattern for all files of a step."""
+    """Return a pattern for all files of a step."""
     return f"{stem(step)}.*"
 
 
 def steps_in_folder(folder: Path) -> list[int]:
-    """Steps of which `folder` holds anything, newest first."""
+    """Return the steps of which `folder` holds any file, newest first."""
     names = {path.name.removeprefix("step-").split(".")[0] for path in folder.glob("step-*.json")}
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
@@ -317,19 +317,19 @@ def _remove_all(folder: Path, step: int) -> None:
 
 
 def copies_in(folder: Path, step: int) -> list[int]:
-    """The ranks of which `folder` holds a copy of `step`."""
+    """Return the ranks of which `folder` holds a copy of `step`."""
     names = (path.name.split(".rank-")[1].removesuffix(".json") for path in folder.glob(f"{stem(step)}.rank-*.json"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def steps_in(folder: Path, rank: int = 0) -> list[int]:
-    """Steps of the copies of `rank` in `folder`, newest first."""
+    """Return the steps of the copies of `rank` in `folder`, newest first."""
     names = (path.name.removeprefix("step-").split(".")[0] for path in folder.glob(f"step-*.rank-{rank}.json"))
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def _make(folder: Path, run_dir: Path) -> None:
-    """Make the folder, private; what runs of this user have left that nobody writes any more goes first."""
+    """Make the private folder, after removing folders of this user's runs that have ended."""
     for path in folder.parent.glob(f"{_prefix()}*"):
         if path != folder:
             with contextlib.suppress(OSError, ValueError):
@@ -348,13 +348,13 @@ def _is_mine(folder: Path) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     if not _is_mine(folder):
         return
-    with contextlib.suppress(UsageError):  # its run is being written
+    with contextlib.suppress(UsageError):  # its run is still active
         check_free(Path((folder / _OWNER).read_text()))
         remove_private(folder, _prefix(), lambda _: True)
 
 
 def newest_common(answers: Sequence[tuple[Sequence[int], str]], saved: int) -> tuple[int | None, str]:
-    """The newest step behind `saved` of which every rank has a whole copy, and what to say where there is none.
+    """Return the newest step after `saved` of which every rank has a whole copy, or None with a message.
 
     `answers`: by rank, the steps of its whole copies and its host.
     """
@@ -373,7 +373,7 @@ _RECOVERY_TAG = 18
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What one node holds of a step, told by `leader`, its first rank: whole copies, and its group's parity."""
+    """One node's data of a step, reported by `leader`, its first rank: whole copies, and its group's parity."""
 
     leader: int
     ranks: list[int]
@@ -383,7 +383,7 @@ class Holding:
 
 @dataclass(kw_only=True)
 class Rebuild:
-    """A node's copies that are to be made again: number `lost` of the group whose nodes that are left `holders` are."""
+    """A node's copies to rebuild: `lost` is its number in its group, `holders` are the group's remaining nodes."""
 
     lost: int
     holders: list[Holding]
@@ -391,13 +391,13 @@ class Rebuild:
 
     @property
     def at(self) -> int:
-        """The rank that makes them."""
+        """The rank that rebuilds them."""
         return self.holders[0].leader
 
 
 @dataclass(kw_only=True)
 class RecoveryPlan:
-    """How every copy of a step comes to lie on some node: `where` gives the leader of it by old rank."""
+    """How every copy of a step gets onto some node: `where` maps old ranks to the leaders of these nodes."""
 
     step: int
     where: dict[int, int]
@@ -405,7 +405,7 @@ class RecoveryPlan:
 
 
 def plan_for(step: int, holdings: Sequence[Holding]) -> RecoveryPlan | None:
-    """How the copies of `step` are all to be had; None where too much of it is lost."""
+    """Plan how to get all copies of `step`; None if too many of them are lost."""
     num_ranks = max((holding.num_ranks for holding in holdings), default=0)
     plan = RecoveryPlan(step=step, where={})
     for holding in holdings:
@@ -423,7 +423,7 @@ def plan_for(step: int, holdings: Sequence[Holding]) -> RecoveryPlan | None:
 
 
 def _rebuild_of(rank: int, holdings: Sequence[Holding]) -> Rebuild | None:
-    """How the node that kept the copy of `rank` is made again, where all others of its group are whole."""
+    """Return how to rebuild the node that stored the copy of `rank`, if all others of its group are complete."""
     for holding in holdings:
         if holding.parity is None:
             continue
@@ -449,9 +449,9 @@ def _ranks_of(files: Files) -> set[int]:
 
 
 def recover(folder: Path, communicator: Communicator, behind: int, log: Callable[[str], None]) -> None:
-    """Bring the newest step behind `behind` that can be had to the nodes of the ranks that go on from it; collective.
+    """Bring the newest recoverable step after `behind` to the nodes of the ranks that resume from it; collective.
 
-    Old rank R's copy goes to new rank R, with fewer ranks to R modulo their number.
+    Old rank R's copy goes to new rank R; with fewer ranks to R modulo their number.
     """
     hosts: list[str] = communicator.allgather_json(communicator.host)
     leads = hosts.index(communicator.host) == communicator.rank
@@ -475,7 +475,7 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
         reader = hosts.index(hosts[rank % communicator.size])
         if reader != holder:
             _hand_over(folder, plan.step, rank, communicator, holder=holder, reader=reader)
-    communicator.barrier()  # other ranks of a node read what its first one has got
+    communicator.barrier()  # the other ranks of a node read what its first rank received
 
 
 def _held(folder: Path, step: int, leader: int) -> tuple[int, Holding]:
@@ -485,7 +485,7 @@ def _held(folder: Path, step: int, leader: int) -> tuple[int, Holding]:
             num_ranks = max(num_ranks, int(check_copy(folder, step, rank)["facts"]["ranks"]))
             ranks.append(rank)
         except CorruptError:
-            continue  # as good as lost; the rank that would read it tells
+            continue  # as good as lost; the rank that would read it reports it
     try:
         found = check_parity(folder, names_of(step))
     except CorruptError:
@@ -501,7 +501,7 @@ def _holding(document: dict[str, Any]) -> Holding:
 
 
 def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communicator) -> None:
-    """Every holder gives its part of each stripe; the first of them puts the lost node's files together."""
+    """Rebuild a lost node's files on the first holder, from every holder's part of each stripe."""
     names = names_of(step)
     for holder in rebuild.holders[1:]:
         if communicator.rank == holder.leader:
@@ -533,7 +533,7 @@ def _stripes(parity: Parity, lost: int) -> Iterable[int]:
 def _hand_over(
     folder: Path, step: int, rank: int, communicator: Communicator, *, holder: int, reader: int
 ) -> None:  # fmt: skip
-    """The copy of old rank `rank` goes from the node of one rank to that of another."""
+    """Send the copy of old rank `rank` from the node of one rank to that of another."""
     sizes = numpy.zeros(2, numpy.int64)
     paths = [folder / names_of(step).replace("*", f"rank-{rank}.{suffix}") for suffix in ("json", "npz")]
     if communicator.rank == holder:

@@ -1,12 +1,12 @@
-"""Copies in the nodes' memory that outlive a node: parity over groups of nodes, of which a pair is the smallest.
+"""Copies in the nodes' memory that survive a lost node: parity over groups of nodes, the smallest being a pair.
 
-As the XOR level of SCR (Moody et al., SC 2010), after RAID 5: what a node of a group of g keeps of a step is cut into
-g - 1 chunks, one for each of the others; node s keeps the exclusive or of the chunks that are meant for it, beside its
-own copies. A node that is lost is made again from the others' chunks and parities. In a pair it is the partner's copy.
-Each node sends what it keeps once, and keeps 1/(g-1) of the largest node's more.
+This is the XOR level of SCR (Moody et al., SC 2010), after RAID 5. In a group of g nodes, the data that a node stores
+for a step is cut into g - 1 chunks, one for each other node. Node s stores the exclusive or of the chunks meant for it,
+beside its own copies. A lost node is rebuilt from the others' chunks and parities. In a pair the parity is the
+partner's copy. Each node sends its data once, and stores an additional 1/(g-1) of the largest node's data.
 
-Only what lies on a node is sent: ranks that step together hold the same weights, which rank 0's node keeps for all; of
-the others it is what is their own (moving statistics, random states, sums, workers' own weights).
+Only data stored on the node is sent. Synchronous ranks hold the same weights, which rank 0's node stores for all; the
+others store only their own data (moving statistics, random states, sums, workers' own weights).
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ if TYPE_CHECKING:
 SCHEMA = "hpcdl.local-parity/1"
 NONE, PARTNER, XOR = "none", "partner", "xor"
 MOST_NODES = {PARTNER: 2, XOR: 8}
-"""Nodes of a group, by --local-checkpoint-redundancy; SCR's default for XOR."""
+"""Usual group size in nodes, by --local-checkpoint-redundancy; for XOR it is SCR's default."""
 _TAG = 17
 _SLICE_BYTES = 1 << 20
-"""As much is read, sent and added up in one go, between two turns."""
+"""Amount that is read, sent and XORed at a time, between two turns."""
 _PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 10e-3
-"""Who waits for a slice looks for it with pauses that grow."""
+"""Waiting for a slice polls with increasing pauses."""
 
 Files = list[tuple[str, int]]
-"""Names and sizes of what a node keeps of one step, in order: its chunks are cut from all of it in a row."""
+"""Names and sizes of a node's files for one step, in order: chunks are cut from their concatenation."""
 
 
 class Redundancy(Protocol):
-    """What is done about copies beyond keeping them."""
+    """What protects copies against the loss of a node."""
 
     leads: bool
-    """Whether this rank is the one of its node that keeps parity."""
+    """Whether this rank is the one of its node that stores parity."""
     needs_all: bool
-    """Whether every rank has to take part at every step that is copied, though it keep no copy of its own."""
+    """Whether every rank must take part in every copied step, even if it stores no copy of its own."""
     most_patience_s: float
-    """How long a copy may wait for gaps, whatever time there is until the next one."""
+    """The longest time that a copy may wait for gaps, whatever the time until the next copy."""
 
     def protect(self, folder: Path, names: str, turn: AtOnce) -> None:
-        """This rank has tried to keep its copy of a step, in files like `names`: see to it that a node may be lost."""
+        """Protect a step against the loss of a node, after this rank has tried to store it in files like `names`."""
 
 
 class NoRedundancy:
-    """What a lost node held is lost."""
+    """No redundancy: the copies on a lost node are lost."""
 
     leads = needs_all = False
     most_patience_s = math.inf
 
     def protect(self, folder: Path, names: str, turn: AtOnce) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 NO_REDUNDANCY = NoRedundancy()
 
 
 def groups_of(hosts: Sequence[str], most: int) -> list[list[str]]:
-    """Groups of `most` nodes, or a few more where they do not come out even; neighbours in `hosts` are kept apart.
+    """Divide hosts into groups of `most` nodes, or a few more if uneven; neighbours in `hosts` get different groups.
 
-    Nodes that stand side by side often share a switch or a power supply.
+    Neighbouring nodes often share a switch or a power supply.
     """
     nodes = [*dict.fromkeys(hosts)]
     num_groups = max(1, len(nodes) // most)
@@ -82,13 +82,13 @@ def groups_of(hosts: Sequence[str], most: int) -> list[list[str]]:
 
 
 def chunk_of(node: int, stripe: int, length: int, num_bytes: int) -> tuple[int, int]:
-    """Where, in the bytes that `node` keeps, its chunk for `stripe` (another node's number) begins and ends."""
+    """Return begin and end of the chunk for `stripe` (another node's number) in the bytes that `node` stores."""
     place = stripe if stripe < node else stripe - 1
     return min(place * length, num_bytes), min((place + 1) * length, num_bytes)
 
 
 def read_chunk(folder: Path, files: Files, begin: int, end: int) -> Array:
-    """Bytes `begin` to `end` of all `files` in a row."""
+    """Return bytes `begin` to `end` of the concatenation of all `files`."""
     parts, offset = [], 0
     for name, size in files:
         first, last = max(begin, offset), min(end, offset + size)
@@ -102,13 +102,13 @@ def read_chunk(folder: Path, files: Files, begin: int, end: int) -> Array:
 
 
 def size_of(files: Files) -> int:
-    """Bytes of all of them."""
+    """Return the total size of `files` in bytes."""
     return sum(size for _, size in files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What one node keeps of a step of its group: `nodes` are the files of each, `index` is its own number there."""
+    """One node's parity of a step of its group: `nodes` are the files of each node, `index` is this node's number."""
 
     index: int
     hosts: list[str]
@@ -116,14 +116,14 @@ class Parity:
     length: int
 
     def edges(self, node: int, stripe: int, first: int = 0, last: int | None = None) -> tuple[int, int]:
-        """Bytes `first` to `last` of the chunk of `node` for `stripe`: where they lie in all that it keeps."""
+        """Return the position of bytes `first` to `last` of the chunk of `node` for `stripe`, within all its data."""
         begin, end = chunk_of(node, stripe, self.length, size_of(self.nodes[node]))
         return min(begin + first, end), end if last is None else min(begin + last, end)
 
     def chunk(self, folder: Path, node: int, stripe: int, first: int = 0, last: int | None = None) -> Array:
-        """These bytes, of `node`, whose files lie in `folder`; what cannot be read is left empty.
+        """Return these bytes of `node`, whose files are in `folder`; unreadable bytes become zeros.
 
-        Then what is made of it fails its digest, and others do not wait in vain.
+        The rebuilt data then fails its digest, and the other ranks do not wait in vain.
         """
         begin, end = self.edges(node, stripe, first, last)
         with contextlib.suppress(OSError):
@@ -132,9 +132,9 @@ class Parity:
 
 
 class GroupParity:
-    """Keeps parity of every copy over `communicator`, that of all ranks that keep copies; `log` gets what fails.
+    """Stores parity of every copy over `communicator`, which has all ranks that store copies; `log` gets failures.
 
-    Others wait for what a rank does in gaps: `most_patience_s` is how long it may take for that. Collective.
+    Other ranks wait for the work that a rank does in gaps; `most_patience_s` limits that wait. Collective.
     """
 
     needs_all = True
@@ -154,31 +154,31 @@ class GroupParity:
         self._logged: set[str] = set()
 
     def protect(self, folder: Path, names: str, turn: AtOnce) -> None:
-        """Exchange chunks with the other nodes of the group, by each node's first rank. Collective over all ranks.
+        """Exchange chunks with the other nodes of the group, through each node's first rank. Collective over all ranks.
 
-        Returns when all nodes have kept what they could: no older step is needed from then on.
+        Returns when all nodes have stored what they could: from then on no older step is needed.
         """
-        if len(self._own_group) == 1:  # the run has no other node any more
+        if len(self._own_group) == 1:  # the run has no other node left
             return
         try:
             kept = self._gather(turn, _own_files(folder, names, self._group.rank))
-            if not all(kept):  # a step that is not whole is of no use to anybody
+            if not all(kept):  # an incomplete step is useless
                 return
             if self.leads:
                 self._keep(folder, names, [self._of_node(host, kept) for host in self._own_group], turn)
             self._gather(turn, None)
         except RankError:
-            return  # whoever is lost is told of by the watch, or by who started the ranks
+            return  # the watch, or the process that started the ranks, reports the lost rank
 
     def _gather(self, turn: AtOnce, value: Any) -> list[Any]:
-        """Every rank's `value`; who is there first leaves its core to the steps meanwhile."""
+        """Return every rank's `value`; a rank that arrives early leaves its core to the steps."""
         turn.pause()
         gathered: list[Any] = self._group.allgather_json(value, patient=True)
         turn()
         return gathered
 
     def _of_node(self, host: str, kept: Sequence[Files]) -> Files:
-        """What `host` keeps, where `kept` is what each rank does."""
+        """Return the files that `host` stores; `kept` are the files of each rank."""
         of_ranks = (files for files, theirs in zip(kept, self._hosts, strict=True) if theirs == host)
         return sorted((name, size) for files in of_ranks for name, size in files)
 
@@ -186,12 +186,12 @@ class GroupParity:
         return self._hosts.index(host)
 
     def _keep(self, folder: Path, names: str, nodes: list[Files], turn: AtOnce) -> None:
-        """Exchange what `nodes` keep, and write this node's parity of it; say so where there is no room for it."""
+        """Exchange the data of `nodes`, and write this node's parity of it; log if there is no room."""
         length = -(-max(map(size_of, nodes)) // (len(nodes) - 1))
         index = self._own_group.index(self._group.host)
         parity = Parity(index=index, hosts=self._own_group, nodes=nodes, length=length)
         total = numpy.zeros(length, numpy.uint8)
-        for distance in range(1, len(nodes)):  # each sends to one and gets from another one, in turn
+        for distance in range(1, len(nodes)):  # in each round a node sends to one node and receives from another
             to, source = (index + distance) % len(nodes), (index - distance) % len(nodes)
             for first in range(0, length, _SLICE_BYTES):
                 last = min(first + _SLICE_BYTES, length)
@@ -208,9 +208,9 @@ class GroupParity:
             self._log_once(f"{self._group.host} keeps no parity in {folder}: {error.strerror or error}")
 
     def _swap(self, turn: AtOnce, outgoing: Array, to: int, incoming: Array, source: int) -> None:
-        """Send to one node of the group and get from another; nothing goes either way where there is nothing to send.
+        """Send to one node of the group and receive from another; empty messages are not sent.
 
-        Looked for with pauses: MPI's own wait would keep a core busy, and would be a gap, which this thread's is not.
+        Polls with pauses: MPI's own wait would keep a core busy and count as a gap, which this thread's wait is not.
         """
         requests = []
         if incoming.size:
@@ -229,26 +229,26 @@ class GroupParity:
         turn()
 
     def _log_once(self, text: str) -> None:
-        """Say it once, however many copies come to it."""
+        """Log a message only once, however many copies cause it."""
         if text not in self._logged:
             self._logged.add(text)
             self._log(text)
 
 
 def _own_files(folder: Path, names: str, rank: int) -> Files:
-    """What a rank keeps of a step; nothing where that cannot be read."""
+    """Return a rank's files for a step; empty if they cannot be read."""
     with contextlib.suppress(OSError):
         return sorted((path.name, path.stat().st_size) for path in folder.glob(names.replace("*", f"rank-{rank}.*")))
     return []
 
 
 def _paths(folder: Path, names: str) -> tuple[Path, Path]:
-    """The parity of a step, and what is written beside it; `names` ends in a star for everything of that step."""
+    """Return the paths of a step's parity and its document; `names` is the pattern of all files of the step."""
     return folder / names.replace("*", "parity.npz"), folder / names.replace("*", "parity.json")
 
 
 def write_parity(folder: Path, names: str, parity: Parity, total: Array, *, ranks: int, turn: AtOnce) -> None:
-    """Keep `total`, and what it is made of."""
+    """Write `total`, and a document about the data that it is made of."""
     data, beside = _paths(folder, names)
     size, content = write_arrays(data, {"parity": total}, turn)
     document = {"schema": SCHEMA, "ranks": ranks, "size": size, "content": content, **vars(parity)}
@@ -256,15 +256,15 @@ def write_parity(folder: Path, names: str, parity: Parity, total: Array, *, rank
 
 
 def _as_json(document: Mapping[str, Any]) -> dict[str, Any]:
-    """As reading gives it back: tuples are lists."""
+    """Return the document as reading would return it: tuples become lists."""
     nodes = [[list(entry) for entry in files] for files in document["nodes"]]
     return {**document, "nodes": nodes}
 
 
 def check_parity(folder: Path, names: str) -> tuple[Parity, int] | None:
-    """The parity that a node keeps of a step, and the number of ranks; None where there is none.
+    """Return a node's parity of a step and the number of ranks; None if there is none.
 
-    CorruptError where it is damaged.
+    Raises CorruptError if it is damaged.
     """
     data, beside = _paths(folder, names)
     if not beside.exists():
@@ -280,7 +280,7 @@ def check_parity(folder: Path, names: str) -> tuple[Parity, int] | None:
 
 
 def from_document(document: Mapping[str, Any]) -> Parity:
-    """Parity as JSON has it."""
+    """Return the parity described by a JSON document."""
     return Parity(
         index=int(document["index"]),
         hosts=[str(host) for host in document["hosts"]],
@@ -290,7 +290,7 @@ def from_document(document: Mapping[str, Any]) -> Parity:
 
 
 def contribution(folder: Path, names: str, parity: Parity, stripe: int) -> Array:
-    """What a node that is left gives of a stripe, so that the lost node's chunk comes out; `parity.length` bytes."""
+    """Return a surviving node's contribution to a stripe of the lost node's chunk; `parity.length` bytes."""
     padded = numpy.zeros(parity.length, numpy.uint8)
     if stripe == parity.index:
         return read_arrays(_paths(folder, names)[0])["parity"]
@@ -300,7 +300,7 @@ def contribution(folder: Path, names: str, parity: Parity, stripe: int) -> Array
 
 
 def write_files(folder: Path, files: Files, content: Array) -> None:
-    """Put what a lost node kept into `folder`: data before what is written beside it."""
+    """Write a lost node's files into `folder`: data before the JSON documents."""
     edges = dict(zip([name for name, _ in files], numpy.cumsum([size for _, size in files]).tolist(), strict=True))
     sizes = dict(files)
     for name in sorted(edges, key=lambda name: name.endswith(".json")):

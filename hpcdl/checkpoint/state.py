@@ -18,22 +18,25 @@ if TYPE_CHECKING:
 
 
 Reader = Callable[[], list["Array"]]
-"""Gives views of the values of some variables, valid until the next step changes them."""
+"""Returns views of the values of some variables, valid until the next step changes them."""
 
 
 def reader(variables: Sequence[Any]) -> Reader:
-    """Reads all `variables` in one call without a copy; one by one it takes as long as copying them does."""
+    """Return a function that reads all `variables` in one call without a copy.
+
+    Reading them one by one takes as long as copying them.
+    """
     handles = [variable.value for variable in variables]
     read = tf.function(lambda: [handle.read_value() for handle in handles], autograph=False).get_concrete_function()
-    read()  # the first call sets up what the others use
+    read()  # the first call does the set-up for later calls
     return lambda: [_as_array(tensor) for tensor in read()]
 
 
 def copy_of(values: Sequence[Array], prefix: str, memory: MutableMapping[str, Array] | None = None) -> dict[str, Array]:
-    """Copies of what a reader gives, named by prefix and position.
+    """Return copies of a reader's values, named by prefix and position.
 
-    Arrays of an earlier call that `memory` holds are used again, and new ones are put there: to touch fresh memory
-    costs several times what the copy itself does.
+    Arrays of an earlier call in `memory` are reused, and new ones are added to it: touching fresh memory costs several
+    times as much as the copy itself.
     """
     memory = {} if memory is None else memory
     copies = {}
@@ -47,12 +50,12 @@ def copy_of(values: Sequence[Array], prefix: str, memory: MutableMapping[str, Ar
 
 
 def _as_array(tensor: Any) -> Array:
-    """A tensor as an array, but for scalars without a copy."""
+    """Return a tensor as an array, without a copy unless it is a scalar."""
     return numpy.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -> None:
-    """Put the arrays of `copy_of` back; UsageError names the first variable that does not fit."""
+    """Restore the arrays of `copy_of`; UsageError names the first variable that does not fit."""
     mine = {name: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
     if len(mine) != len(variables):
         raise UsageError(
@@ -67,19 +70,19 @@ def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -
 
 
 def seed_variables(model: keras.Model) -> list[Any]:
-    """The random states of the model's layers (dropout and its like): each rank has its own."""
+    """Return the random states of the model's layers (such as dropout); each rank has its own."""
     known = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in known]
 
 
 def moving_statistics(model: keras.Model) -> dict[int, Any]:
-    """The weights that no gradient moves (batch normalisation's means and variances), by position in `weights`."""
+    """Return the weights without gradients (batch normalisation's means and variances), by position in `weights`."""
     trainable = {id(variable) for variable in model.trainable_weights}
     return {index: variable for index, variable in enumerate(model.weights) if id(variable) not in trainable}
 
 
 def mean_statistics(statistics: Mapping[int, Array], group: Communicator) -> dict[int, Array]:
-    """Means over the ranks of the values of `moving_statistics`. Collective, one message for all."""
+    """Return the means over the ranks of the values of `moving_statistics`. Collective, one message for all."""
     if not statistics:
         return {}
     own = statistics.values()
@@ -94,7 +97,7 @@ def mean_statistics(statistics: Mapping[int, Array], group: Communicator) -> dic
 
 
 def own_statistics(statistics: Mapping[int, Array], means: Mapping[int, Array]) -> dict[str, Array]:
-    """Copies of the moving statistics that differ from `means`, or have none: what is kept for one rank alone."""
+    """Return copies of the moving statistics that differ from `means` or have none: those saved per rank."""
     return {
         f"statistics/{index}": value.copy()
         for index, value in statistics.items()
@@ -103,7 +106,7 @@ def own_statistics(statistics: Mapping[int, Array], means: Mapping[int, Array]) 
 
 
 def assign_own_statistics(model: keras.Model, arrays: Mapping[str, Array]) -> None:
-    """Put the arrays of `own_statistics` back."""
+    """Restore the arrays of `own_statistics`."""
     for name, array in arrays.items():
         kind, _, index = name.partition("/")
         if kind == "statistics":
@@ -111,7 +114,7 @@ def assign_own_statistics(model: keras.Model, arrays: Mapping[str, Array]) -> No
 
 
 def average_moving_statistics(model: keras.Model, group: Communicator) -> None:
-    """Batch normalisation's running means and variances become the mean over the ranks; collective."""
+    """Set batch normalisation's running means and variances to the mean over the ranks; collective."""
     if group.size > 1:
         own = {index: _as_array(variable.value.value()) for index, variable in moving_statistics(model).items()}
         for index, mean in mean_statistics(own, group).items():
@@ -119,9 +122,9 @@ def average_moving_statistics(model: keras.Model, group: Communicator) -> None:
 
 
 def load_weights(model: keras.Model, path: Any) -> str:
-    """Start from the weights of a saved model: each layer takes those of the layer of the same name and shapes.
+    """Load the weights of a saved model: each layer takes those of the layer with the same name and shapes.
 
-    Returns a sentence about what was taken, so that a new last layer (fine-tuning) does not go unseen.
+    Returns a sentence about the weights taken, so that a new last layer (fine-tuning) does not go unnoticed.
     """
     try:
         source = load_saved(path, LAYERS)

@@ -1,4 +1,4 @@
-"""From any source to verified shards, and from shards to the batches of every rank."""
+"""Turn any source into verified shards, and shards into the batches of every rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def open(data: str, **options: Any) -> Any:
-    """A `tf.data.Dataset` of batches (images, labels); see `hpcdl.data.read.pipeline.as_tf_dataset`."""
+    """Return a `tf.data.Dataset` of batches (images, labels); see `hpcdl.data.read.pipeline.as_tf_dataset`."""
     from hpcdl.data.read.pipeline import as_tf_dataset  # imported late: it loads TensorFlow
 
     return as_tf_dataset(data, **options)

@@ -1,1 +1,1 @@
-"""One file per network; hpcdl/models/table.py lists them without importing Keras."""
+"""The networks, one file each; hpcdl/models/table.py lists them without importing Keras."""

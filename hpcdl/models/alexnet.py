@@ -1,7 +1,7 @@
-"""AlexNet in one tower, without groups: the network whose many parameters make communication the bottleneck.
+"""AlexNet in one tower, without groups: its many parameters make communication the bottleneck.
 
-Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks"; layers
-and sizes as there, normalisation constants as Caffe's model of it, convolutions ungrouped.
+Source: Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural networks", for the
+layers and their sizes; normalisation constants are those of Caffe's model, convolutions are ungrouped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether a model that was built can be trained on the data with the loss that was asked for; Keras is loaded here.
+"""Check that a model can be trained on the data with the requested loss; this module loads Keras.
 
-Refused with a remedy, before the first step: what would fail there less clearly, or train something else than meant.
+Problems that would fail less clearly in the first step, or train something else, are refused before it with a remedy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FROM_PROBABILITIES = (
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
     "sparse_categorical_crossentropy", "kl_divergence", "dice", "tversky",
 )  # fmt: skip
-"""Losses of Keras that expect the output of a sigmoid or softmax."""
+"""Keras losses that expect the output of a sigmoid or softmax."""
 ONE_OUTPUT_PER_CLASS = (CROSS_ENTROPY, "sparse_categorical_crossentropy")
 """Losses that compare a label, the number of a class, with one output for each class."""
 _NUM_PROBES = 4
 _LEAST_SCALE = 1 / 16
-"""A first layer that makes values smaller than that is meant for bytes: 1/255, 1/127.5."""
+"""First layers with a smaller scale are meant for bytes: 1/255, 1/127.5."""
 _PROBABILITY_TOLERANCE = 1e-2
-"""Half precision sums a thousand probabilities to one within this."""
+"""Half precision sums a thousand probabilities to one within this tolerance."""
 
 
 Shape = tuple[int, ...]
@@ -42,10 +42,10 @@ def check_model(
     output_shapes: Shapes | None = None,
     scaled: bool = False,
 ) -> None:
-    """UsageError for all that is wrong with `model`; classes and shape are the data's, None: unknown.
+    """Raise UsageError for all problems of `model`; classes and shape are those of the data, None if unknown.
 
-    With `output_shapes` the data has named targets of these shapes, and `loss` holds one for each, with commas.
-    `scaled`: inputs come from 0 to 1.
+    With `output_shapes` the data has named targets of these shapes, and `loss` holds one loss for each,
+    comma-separated. `scaled`: inputs are from 0 to 1.
     """
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     losses = loss.split(",") if output_shapes else [loss]
@@ -61,7 +61,7 @@ def check_model(
         _check_can_be_written(model, spec)
     with refusals.gathered():
         _check_inputs(model, spec, shape, any_type=output_shapes is not None)
-        if all(name == CROSS_ENTROPY or hasattr(keras.losses, name) for name in losses):  # the objective names others
+        if all(name == CROSS_ENTROPY or hasattr(keras.losses, name) for name in losses):  # the objective refuses others
             outputs = _probed(model, spec, shape, output_shapes)
             _check_outputs(model, outputs, refusals, spec=spec, losses=losses, classes=classes, shapes=output_shapes)
     refusals.raise_all()
@@ -77,7 +77,7 @@ def _check_outputs(
     classes: int | None,
     shapes: Shapes | None,
 ) -> None:
-    """Gather what the outputs for a few samples do not fit: the targets' `shapes`, the classes, the losses."""
+    """Collect mismatches of the outputs for a few samples with the targets' `shapes`, the classes and the losses."""
     if shapes and len(shapes) > 1:
         for output, name, wanted in zip(outputs, losses, shapes.values(), strict=True):
             if name != CROSS_ENTROPY:
@@ -86,7 +86,7 @@ def _check_outputs(
         return
     (loss,) = losses
     wanted = next(iter(shapes.values())) if shapes else ()
-    for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take the main output alone
+    for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take only the main output
         with refusals.gathered():
             if wanted and loss == CROSS_ENTROPY:
                 _check_numbers(output.shape[1:], spec, wanted)
@@ -105,7 +105,7 @@ def _check_trainable(model: keras.Model, spec: str) -> None:
 
 
 def check_scaling(model: keras.Model, spec: str) -> None:
-    """UsageError where the model's first layers scale down what hpcdl has scaled from 0..255 to 0..1 already."""
+    """Raise UsageError if the model's first layers scale down inputs that hpcdl has already scaled to 0..1."""
     factor = 1.0
     for layer in _flat(model):
         if isinstance(layer, keras.layers.Rescaling):
@@ -121,7 +121,7 @@ def check_scaling(model: keras.Model, spec: str) -> None:
 
 
 def _check_numbers(shape: Shape, spec: str, wanted: Shape) -> None:
-    """UsageError where outputs are as many as the numbers of a target: these are one-hot, or several labels."""
+    """Raise UsageError if the output shape is the target shape: targets are then one-hot, or hold several labels."""
     if shape == wanted:
         raise UsageError(
             f"model {spec!r} gives outputs of shape {shape}, as the targets are: --loss {CROSS_ENTROPY} compares with "
@@ -131,7 +131,7 @@ def _check_numbers(shape: Shape, spec: str, wanted: Shape) -> None:
 
 
 def _check_target(shape: Shape, spec: str, loss: str, wanted: Shape) -> None:
-    """UsageError unless outputs have the shape of the targets, or one of one element more or less."""
+    """Raise UsageError unless outputs have the shape of the targets, apart from axes of length 1."""
     if [side for side in shape if side != 1] != [side for side in wanted if side != 1]:
         raise UsageError(
             f"model {spec!r} gives outputs of shape {shape}, but --loss {loss} compares them with targets of {wanted}; "
@@ -202,7 +202,7 @@ def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
 def _probed(
     model: keras.Model, spec: str, input_shape: Shape | Shapes | None, output_shapes: Shapes | None
 ) -> list[np.ndarray[Any, Any]]:
-    """What the model gives for a few random samples, the main output first; empty where no shape is known."""
+    """Return the model's outputs for a few random samples, the main output first; empty if no shape is known."""
     shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
     random = np.random.default_rng(0)
     if isinstance(shape, Mapping):
@@ -264,7 +264,7 @@ def _check_head(model: keras.Model, output: np.ndarray[Any, Any], spec: str, los
             f"model {spec!r} ends with a {name}, but --loss {CROSS_ENTROPY} takes what comes before it (logits); "
             f"leave the {name} out, or give --loss sparse_categorical_crossentropy"
         )
-    # A few outputs of a layer that is bound to nothing may lie between 0 and 1 by chance.
+    # The outputs of an unbounded layer for a few samples may be between 0 and 1 by chance.
     unbound = last == "linear" and not _sums_to_one(output)
     if loss in FROM_PROBABILITIES and (unbound or output.min() < 0 or output.max() > 1 + _PROBABILITY_TOLERANCE):
         remedy = f"end it with a softmax, or give --loss {CROSS_ENTROPY}" if loss in ONE_OUTPUT_PER_CLASS else ""
@@ -281,7 +281,7 @@ def _sums_to_one(output: np.ndarray[Any, Any]) -> bool:
 
 
 def _last_activation(model: keras.Model) -> str:
-    """The name of the last layer's activation; empty where it has none, or the model does not say which is last."""
+    """Return the name of the last layer's activation; empty if there is none, or if the last layer is unknown."""
     own = _flat(model) if getattr(model, "outputs", None) else ()
     layers = [layer for layer in own if not isinstance(layer, keras.layers.InputLayer)]
     if not layers:
@@ -292,7 +292,7 @@ def _last_activation(model: keras.Model) -> str:
 
 
 def _flat(model: keras.Model) -> Iterator[Any]:
-    """The layers of a model, those of models within it included."""
+    """Yield the layers of a model, including those of nested models."""
     for layer in getattr(model, "layers", ()):
         if isinstance(layer, keras.Model):
             yield from _flat(layer)

@@ -1,7 +1,7 @@
 """GoogLeNet (Inception v1), without batch normalisation, with or without its two auxiliary heads.
 
-Source: Szegedy et al. 2015, "Going deeper with convolutions", table 1 and section 5. Normalisation across channels as
-Caffe's model of it. The heads' losses count 0.3 each beside the main one's 1.
+Source: Szegedy et al. 2015, "Going deeper with convolutions", table 1 and section 5. Normalisation across channels is
+as in Caffe's model. The losses of the heads have weight 0.3 each, the main loss 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_with_auxiliary_heads(
 
 
 def _trunk(images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Features (N, 1024) before the last layer, and each inception block's output by name."""
+    """Return features (N, 1024) before the last layer, and each inception block's output by name."""
     x = convolution(images, 64, 7, stride=2, name="conv1")
     x = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(x)
     x = across_channels(x, size=5, alpha=1e-4)

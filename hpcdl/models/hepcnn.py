@@ -1,4 +1,4 @@
-"""HEP-CNN: signal or background in images of a particle detector; small, and heavy in operations per parameter.
+"""HEP-CNN: signal or background in images of a particle detector; few parameters, many operations for each.
 
 Source: Kurth et al. 2017, "Deep learning at 15PF"; Mathuriya et al. 2017 train it on Cori. Five convolutions of 128
 filters, four of them followed by pooling and dropout, then the mean over the image.

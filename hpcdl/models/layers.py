@@ -1,6 +1,6 @@
-"""Pieces that several networks share, made of Keras' own layers and operations only.
+"""Building blocks shared by several networks, made only of Keras' own layers and operations.
 
-So a saved model.keras loads in any Keras 3, where hpcdl is not installed.
+A saved model.keras therefore loads in any Keras 3, even if hpcdl is not installed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import keras
 from keras import layers, ops
 
 Tensor = Any
-"""A symbolic tensor, as it goes from layer to layer."""
+"""A symbolic tensor that connects layers."""
 HIDDEN = "he_normal"
-"""Start of the weights before a rectifier (He et al. 2015); deep networks without normalisation need it to learn."""
+"""Initializer before a rectifier (He et al. 2015); deep networks without normalisation need it to learn."""
 
 NEAR_ZERO = {"class_name": "RandomNormal", "config": {"stddev": 0.01}}
 """Start of a last layer: a new network finds all classes about equally likely (Krizhevsky et al. 2012, section 5)."""
 
 
 def convolution(x: Tensor, filters: int, size: int, *, stride: int = 1, padding: str = "same", name: str) -> Tensor:
-    """A convolution with bias and rectifier."""
+    """Apply a convolution with bias and rectifier."""
     layer = layers.Conv2D(
         filters, size, strides=stride, padding=padding, activation="relu", kernel_initializer=HIDDEN, name=name
     )
@@ -28,9 +28,9 @@ def convolution(x: Tensor, filters: int, size: int, *, stride: int = 1, padding:
 
 
 def two_group_convolution(x: Tensor, filters: int, size: int, *, name: str) -> Tensor:
-    """A convolution in two groups, each seeing half of the channels, with bias and rectifier.
+    """Apply a convolution in two groups, each seeing half of the channels, with bias and rectifier.
 
-    Two convolutions side by side, because TensorFlow computes `Conv2D(groups=2)` on a CPU far more slowly.
+    It consists of two convolutions side by side, because TensorFlow is far slower at `Conv2D(groups=2)` on a CPU.
     """
     halves = ops.split(x, 2, axis=-1)
     parts = [
@@ -40,24 +40,24 @@ def two_group_convolution(x: Tensor, filters: int, size: int, *, name: str) -> T
 
 
 def hidden_dense(x: Tensor, units: int, *, dropout: float = 0.0, name: str) -> Tensor:
-    """A dense layer with rectifier, then dropout with probability `dropout`."""
+    """Apply a dense layer with rectifier, then dropout with probability `dropout`."""
     x = layers.Dense(units, activation="relu", kernel_initializer=HIDDEN, name=name)(x)
     return layers.Dropout(dropout, name=f"{name}_dropout")(x) if dropout else x
 
 
 def logits_layer(num_classes: int, *, name: str = "logits", start: Any = NEAR_ZERO) -> keras.layers.Layer:
-    """The last layer: no softmax, float32 under every dtype policy; `start` initialises its weights."""
+    """Return the last layer: no softmax, float32 under every dtype policy; `start` initialises its weights."""
     return layers.Dense(num_classes, kernel_initializer=start, dtype="float32", name=name)
 
 
 def across_channels(x: Tensor, *, size: int, alpha: float, k: float = 1.0) -> Tensor:
     """Local response normalisation: x / (k + alpha/size * sum of squares of the `size` nearest channels)^(3/4).
 
-    The sum is a product with a matrix of ones near its diagonal, forward and in the gradient: a CPU does that faster
+    The sum is a product with a matrix of ones near its diagonal, forward and in the gradient: on a CPU this is faster
     than adding shifted slices or pooling. Source: Krizhevsky et al. 2012, section 3.3; alpha as Caffe divides it.
     """
     squares = ops.square(x)
-    # Ones made from the tensor itself: so the matrix is part of the graph and no weight, right for an empty batch too.
+    # Derive the ones from the tensor: the matrix is then part of the graph and no weight, and fits an empty batch too.
     ones = ops.ones_like(ops.sum(squares[:1, 0, 0, :], axis=0))
     radius = min(size // 2, x.shape[-1] - 1)
     near = ops.triu(ops.tril(ops.outer(ones, ones), radius), -radius)

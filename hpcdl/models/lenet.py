@@ -1,7 +1,7 @@
 """LeNet for handwritten digits, as Caffe's MNIST example defines it.
 
 Source: LeCun, Bottou, Bengio, Haffner 1998, "Gradient-based learning applied to document recognition"; Caffe's variant
-has more filters, max pooling without weights, and one rectifier, behind the first dense layer.
+has more filters, max pooling without weights, and one rectifier, after the first dense layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpcdl.models.layers import logits_layer
 from hpcdl.models.table import check_input
 
 _START = "lecun_normal"
-"""LeCun's own start: keeps variances from layer to layer where convolutions have no rectifier."""
+"""LeCun's initializer: keeps variances equal from layer to layer if convolutions have no rectifier."""
 
 
 def build(num_classes: int = 10, input_shape: tuple[int, int, int] = (28, 28, 1)) -> keras.Model:

@@ -1,7 +1,7 @@
-"""From `--model` to a Keras model: a network of the table, or the user's own function, and what it says of itself.
+"""Turn `--model` into a Keras model: a network of the table or the user's own; also find a model's sizes.
 
-It is built and traced, and computes nothing. A saved model is looked at before Keras reads it (saved.py); a function of
-the user's own is run, as `hpcdl train` runs it.
+The model is built and traced, but computes nothing. A saved model is checked before Keras reads it (saved.py). A user's
+function is run, as `hpcdl train` runs it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ASKED = {
     "model": "a model function takes num_classes and input_shape, or neither, and returns a keras.Model",
     "preprocess": "a preprocess function takes inputs and targets, by name also training and seed, and returns both",
 }
-"""What a function has to look like, by what it is for."""
+"""The required form of a user's function, by its use."""
 DEPENDS_ON_DATA = ("num_classes", "input_shape")
-"""What a model function may take, and is not given where the data does not say."""
+"""Optional arguments of a model function that are omitted if the data does not determine them."""
 
 
 def user_function(builder: UserFunction) -> Callable[..., Any]:
-    """The function itself, its file or module run; UsageError where that fails or has no such function."""
+    """Run the user's file or module and return the function; UsageError if that fails or the function is missing."""
     module = _file_module(builder, existing_file(builder)) if builder.path else _named_module(builder)
     function = getattr(module, builder.function, None)
     if function is None:
@@ -56,17 +56,17 @@ def user_function(builder: UserFunction) -> Callable[..., Any]:
         raise UsageError(
             f"{builder.what} {str(builder)!r} is not a function but {type(function).__name__}; {ASKED[builder.what]}"
         )
-    return function  # type: ignore[no-any-return]  # getattr of a module: its signature is looked at before the call
+    return function  # type: ignore[no-any-return]  # getattr of a module: its signature is checked before the call
 
 
 def _file_module(builder: UserFunction, path: Path) -> ModuleType:
-    # A name of its own: a file called json.py must not become the module json.
+    # A separate name: a file called json.py must not become the module json.
     name = f"hpcdl_user_{builder.what}_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise UsageError(f"{builder.what} {str(builder)!r}: {path} is no Python file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # as an import does: classes in the file look themselves up there
+    sys.modules[name] = module  # as an import does: classes in the file look up their module here
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -86,7 +86,7 @@ def _named_module(builder: UserFunction) -> ModuleType:
 
 
 def call(builder: UserFunction, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """What `function` returns for those of `given` that its signature names, by keyword."""
+    """Call `function` with those of `given` that its signature names, by keyword, and return its result."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -113,28 +113,28 @@ def call(builder: UserFunction, function: Callable[..., Any], given: Mapping[str
 
 
 def failed(builder: UserFunction, error: BaseException, file: str = "") -> UsageError:
-    """One line for an exception in the user's code: its innermost line in `file`, or else the innermost of all."""
+    """Return a one-line error for an exception in the user's code: its innermost line in `file`, or else overall."""
     return UsageError(f"{builder.what} {str(builder)!r} {failure(error, file)}")
 
 
 def kind_of(value: Any) -> str:
-    """What was returned, for a line about it."""
+    """Describe a returned value in a message."""
     return "None (is there a `return`?)" if value is None else f"an object of type {type(value).__name__}"
 
 
 SAVED = (".keras", ".h5")
-"""How the names of saved models end."""
+"""File endings of saved models."""
 _OPAQUE = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall",
            "StatefulPartitionedCall", "XlaCallModule", "PyFunc", "EagerPyFunc", "CudnnRNN", "CudnnRNNV3")  # fmt: skip
-"""Operations whose own ones a graph does not show, or whose number its input decides."""
+"""Operations that hide their inner operations, or the number of these, from the graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModel:
-    """`lengths`: elements of each trainable variable, in the order in which they were made.
+    """`lengths`: elements of each trainable variable, in order of creation.
 
-    `macs`: multiply-accumulates of convolutions and products of matrices, forward, of one sample; None where the graph
-    does not tell: its shapes are open, or it has a loop.
+    `macs`: multiply-accumulates of convolutions and matrix products, forward, for one sample; None if the graph does
+    not determine them: shapes are open, or it has a loop.
     """
 
     lengths: tuple[int, ...]
@@ -142,7 +142,7 @@ class OwnModel:
 
 
 def is_own(spec: str) -> bool:
-    """Whether `spec` names a saved model or a function, and no network of the table or an emulation of one."""
+    """Return whether `spec` names a saved model or a user's function, rather than a table's network or emulation."""
     return spec.endswith(SAVED) or spec.rpartition(":")[0].endswith(".py") or _names_module(spec)
 
 
@@ -152,7 +152,7 @@ def _names_module(spec: str) -> bool:
 
 
 def facts_of(spec: str) -> OwnModel:
-    """What the model that `spec` names says of itself; UsageError where there is none, or nothing to train in it."""
+    """Return the sizes of the model that `spec` names; UsageError if there is none, or it has nothing to train."""
     model = _saved(Path(spec).expanduser()) if spec.endswith(SAVED) else _built_anew(parse_function(spec))
     if not model.built:
         raise UsageError(f"--model {spec} has no weights yet; give it a keras.Input")
@@ -194,7 +194,7 @@ def _built_anew(builder: UserFunction) -> keras.Model:
 
 
 def macs_of(model: keras.Model) -> int | None:
-    """Forward, of one sample, counted in the model's graph; None where that does not tell."""
+    """Count the forward multiply-accumulates of one sample in the model's graph; None if the graph is insufficient."""
     import keras
     import tensorflow as tf
 
@@ -210,7 +210,7 @@ def macs_of(model: keras.Model) -> int | None:
 
 
 def _macs_of_operation(operation: Any) -> int:
-    """ValueError where its shapes do not tell."""
+    """Count an operation's multiply-accumulates; ValueError if its shapes do not determine them."""
     if operation.type in _OPAQUE:
         raise ValueError(f"{operation.type} hides its operations")
     shapes = [_known(one.shape) if operation.type in _COUNTED else () for one in operation.inputs]
@@ -231,18 +231,18 @@ _COUNTED = ("MatMul", "BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "Depth
 
 
 def _known(shape: Any) -> tuple[int, ...]:
-    return tuple(map(int, shape.as_list()))  # TypeError where a length is None
+    return tuple(map(int, shape.as_list()))  # TypeError if a length is None
 
 
 def _positions(operation: Any, tensor: Any) -> int:
-    """How many places of `tensor` a kernel is applied to."""
+    """Return the number of positions of `tensor` at which a kernel is applied."""
     shape = _known(tensor.shape)
     first = operation.get_attr("data_format") in (b"NCHW", b"NCDHW")
     return math.prod(shape[2:] if first else shape[1:-1])
 
 
 def _macs_of_sum(equation: str, shapes: list[tuple[int, ...]]) -> int:
-    """Each combination of an einsum's indices is one; `...` is left to a look at the shapes."""
+    """Return the product of all index lengths of an einsum; ValueError for `...`, whose rank is open."""
     if "." in equation:
         raise ValueError("an einsum of open rank")
     lengths: dict[str, int] = {}
@@ -265,10 +265,10 @@ def load_model(
 ) -> keras.Model:
     """Build the model that `spec` names for `classes` and samples of `input_shape` (H, W, C).
 
-    None means the network's own default. Samples of named fields have any shape, several inputs one by name; their
-    targets have `output_shapes`. `loss` says what outputs have to be; `scaled`, that inputs come from 0 to 1. Raises
-    UsageError for everything that is wrong with the spec, the arguments or the user's function, naming the function's
-    file and line.
+    None means the network's own default. Samples of named fields have any shape, with one shape per name for several
+    inputs; their targets have `output_shapes`. `loss` determines the required outputs; `scaled` says that inputs are
+    from 0 to 1. Raises UsageError for every error in the spec, the arguments or the user's function, with its file and
+    line.
     """
     builder = parse_spec(spec)
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
@@ -312,7 +312,7 @@ def _check(
 
 
 def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Shapes | None) -> keras.Model:
-    """What the user's function returned, with its weights; UsageError where it is not a model, or has none."""
+    """Return the user's model with its weights created; UsageError if it is no model, or has no weights."""
     import keras
 
     if not isinstance(model, keras.Model):
@@ -321,7 +321,7 @@ def _built(builder: UserFunction, model: Any, input_shape: tuple[int, ...] | Sha
         )
     if not model.built and input_shape is not None:
         try:
-            # A call builds layers that a class makes in its __init__ too; build() would only mark it as built.
+            # A call also builds layers that a class creates in __init__; build() would only mark the model as built.
             if isinstance(input_shape, Mapping):
                 model({name: keras.Input(shape, name=name) for name, shape in input_shape.items()})
             else:

@@ -12,7 +12,7 @@ from hpcdl.models.layers import HIDDEN, Tensor, logits_layer
 from hpcdl.models.table import check_input
 
 _STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
-"""Blocks and inner filters of each stage; a block gives four times as many channels."""
+"""Number of blocks and inner filters of each stage; a block has four times as many output channels."""
 
 
 def build(num_classes: int = 1000, input_shape: tuple[int, int, int] = (224, 224, 3)) -> keras.Model:

@@ -1,4 +1,4 @@
-"""Saved Keras models that others may have made: looked at before Keras reads them, by their sizes and their layers."""
+"""Saved Keras models from untrusted sources: sizes and layers are checked before Keras reads them."""
 
 from __future__ import annotations
 
@@ -40,46 +40,46 @@ CODE = {
     "JaxLayer": "it runs a function that the file names",
     "FlaxLayer": "it runs a module that the file names",
 }
-"""Keras's own classes that run code which a saved model brings or names, by the last part of their name."""
+"""Keras classes that run code contained in or named by a saved model, by the last part of their name."""
 _TRUSTED = ("keras", "keras_hub", "keras_cv", "keras_nlp", "builtins")
-"""Packages that a saved model may name: others, which loading would import, are the user's own classes."""
+"""Packages that a saved model may name; loading would import others, whose classes the user must register."""
 _MODELING = re.compile(r"keras(?!\.(src\.)?(utils|saving|config|datasets|export|models\.(clone|load)))")
-"""Of Keras's modules those that make models: functions of the others fetch, write or unpack files."""
+"""Keras modules that build models: functions of its other modules download, write or unpack files."""
 _CONFIG, _WEIGHTS = "config.json", ".weights.h5"
 _MOST_VARIABLES = 4
-"""Bytes of a model's variables by those of the file's arrays: types differ."""
+"""Largest ratio of bytes of a model's variables to those of the file's arrays: types differ."""
 _MOST_CONFIG_BYTES = 64 << 20
 _DEFLATE = h5py.h5z.FILTER_DEFLATE
 _FILTERS = {
     h5py.h5z.FILTER_SHUFFLE: "shuffle", _DEFLATE: "gzip", h5py.h5z.FILTER_FLETCHER32: "fletcher32", 32000: "lzf",
 }  # fmt: skip
-"""HDF5's filters that cannot give more than they take times what `_check_chunks` allows."""
+"""HDF5 filters whose output is limited by the checks in `_check_chunks`."""
 _CHUNK_ROOM = 1.1, 4096
-"""By how much a chunk that did not pack may be larger than its values."""
+"""Factor and bytes by which an incompressible chunk may exceed its values."""
 _DAMAGED = (
     OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, NotImplementedError,
     OverflowError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What readers raise for files that are not as they should be; RecursionError is a RuntimeError."""
+"""What readers raise for damaged files; RecursionError is a RuntimeError."""
 
 
 def load_saved(path: Path, custom_objects: Mapping[str, Any]) -> keras.Model:
-    """A saved model without its optimizer; ValueError with the reason, in one line, where it is not to be had."""
+    """Load a saved model without its optimizer; ValueError gives the reason in one line if that fails."""
     import keras
 
     num_bytes = check_saved(path, {**keras.saving.get_custom_objects(), **custom_objects})
     try:
         with _counted(FLOOR_BYTES + _MOST_VARIABLES * num_bytes):
             return keras.saving.load_model(path, custom_objects=custom_objects, compile=False)
-    except Exception as error:  # layers of any kind are made of what the file says
+    except Exception as error:  # layers of any kind are built from the file's content
         raise ValueError(next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
 
 
 def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: bool = True) -> int:
-    """ValueError where a .keras or .h5 file would unpack to more than it may, or brings code; Keras is not called.
+    """Raise ValueError if a .keras or .h5 file would unpack to too much, or contains code; Keras is not called.
 
-    `known` are classes by their registered name, which the file may use though they are not Keras's; None where that
-    cannot be told yet. Without `code` sizes alone are looked at. Returns how many bytes of arrays there are.
+    `known` are further classes that the file may use, by registered name; None if they are not yet known. Without
+    `code` only sizes are checked. Returns the number of bytes of arrays.
     """
     try:
         with open_regular(path) as file:
@@ -88,7 +88,7 @@ def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: boo
         if code and config is not None:
             document = json.loads(config)
             if isinstance(document, dict):
-                document["compile_config"] = None  # as Keras has it where no optimizer is wanted
+                document["compile_config"] = None  # as Keras does if no optimizer is wanted
             _check_classes(document, known)
     except _DAMAGED as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
@@ -97,7 +97,7 @@ def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: boo
 
 @contextlib.contextmanager
 def _counted(most_bytes: int) -> Iterator[None]:
-    """Inside, models of more than `most_bytes` are not made: a config of one line can ask for any number of weights."""
+    """Refuse to build models of more than `most_bytes` inside: a short config can ask for any number of weights."""
     import keras
 
     plain, total = keras.Variable.__init__, 0
@@ -135,7 +135,7 @@ def _size_of(file: IO[bytes]) -> int:
 
 
 def _look_at_zip(file: IO[bytes]) -> tuple[bytes, int]:
-    """The config of a .keras file, all of whose sizes are true and within bounds; and the bytes of its arrays."""
+    """Return the config of a .keras file, after checking all its sizes, and the bytes of its arrays."""
     num_bytes, config, total = _size_of(file), b"", 0
     with zipfile.ZipFile(file) as archive:
         members = checked_members(archive, num_bytes)
@@ -160,7 +160,7 @@ def _packs(members: list[zipfile.ZipInfo]) -> bool:
 
 
 def _content(file: IO[bytes], member: zipfile.ZipInfo) -> IO[bytes]:
-    """A member to read from: where it lies, or unpacked and counted."""
+    """Return a file object for a member: a window of the archive, or its unpacked content with the size checked."""
     if member.compress_type == zipfile.ZIP_STORED:
         window: IO[bytes] = _Window(file, place_of(file, member), member.file_size)  # type: ignore[assignment]
         return window
@@ -173,30 +173,30 @@ def _content(file: IO[bytes], member: zipfile.ZipInfo) -> IO[bytes]:
 
 
 class _Window(io.RawIOBase):
-    """Some bytes of a file as a file of their own."""
+    """A range of bytes of a file, as a file object."""
 
     def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
         self._file, self._begin, self._size, self._at = file, begin, size, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True: the range is readable."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True: the range is seekable."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As files do."""
+        """Set the position, as for any file."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
-        """As files do."""
+        """Return the position."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """As files do."""
+        """Read into `buffer`; return the number of bytes."""
         wanted = max(0, min(len(buffer), self._size - self._at))
         self._file.seek(self._begin + self._at)
         content = self._file.read(wanted)
@@ -206,7 +206,7 @@ class _Window(io.RawIOBase):
 
 
 def _look_at_hdf5(file: IO[bytes], num_bytes: int) -> tuple[str | bytes | None, int]:
-    """The config that a .h5 model has as an attribute, and bytes of its arrays, each of which is within bounds."""
+    """Return the config attribute of a .h5 model, and the bytes of its arrays, after checking each array's size."""
     with h5py.File(file, "r") as opened:
         arrays: list[tuple[str, Any]] = []
 
@@ -220,7 +220,7 @@ def _look_at_hdf5(file: IO[bytes], num_bytes: int) -> tuple[str | bytes | None, 
         opened.visititems(keep)
         total = sum(int(array.nbytes) for _, array in arrays)
         check_unpacked(total, num_bytes)
-        # The optimizer's share is not read, where a model is wanted for its weights.
+        # Arrays of the optimizer are not read if only the weights are needed.
         check_fits_memory(sum(int(array.nbytes) for name, array in arrays if not name.startswith("optimizer")))
         for name, array in arrays:
             with _named(name):
@@ -244,7 +244,7 @@ def _check_links(name: str, group: Any) -> None:
 
 
 def _check_array(array: Any, num_bytes: int) -> None:
-    """ValueError where what is stored of an array cannot be all of it, or is more than its shape has."""
+    """Raise ValueError if the stored data of an array cannot be complete, or exceeds its shape."""
     plan = array.id.get_create_plist()
     if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
         raise ValueError("lies in another file")
@@ -261,7 +261,7 @@ def _check_array(array: Any, num_bytes: int) -> None:
 
 
 def _check_chunks(array: Any, filters: list[int]) -> None:
-    """Every chunk gives what its shape has and no more: HDF5 itself unpacks a chunk to whatever comes."""
+    """Raise ValueError if a chunk holds more than its shape: HDF5 itself unpacks chunks without a limit."""
     size = math.prod(array.chunks) * array.dtype.itemsize
     packs = _DEFLATE in filters
     if packs and any(number != h5py.h5z.FILTER_FLETCHER32 for number in filters[filters.index(_DEFLATE) + 1 :]):
@@ -281,7 +281,7 @@ def _check_chunks(array: Any, filters: list[int]) -> None:
 
 
 def _chunks(array: Any) -> list[Any]:
-    if not hasattr(array.id, "chunk_iter"):  # an old HDF5: it searches for each of them
+    if not hasattr(array.id, "chunk_iter"):  # an old HDF5, which searches for each chunk
         return [array.id.get_chunk_info(number) for number in range(array.id.get_num_chunks())]
     found: list[Any] = []
     array.id.chunk_iter(found.append)
@@ -289,7 +289,7 @@ def _chunks(array: Any) -> list[Any]:
 
 
 def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
-    """ValueError for a config in which a class or function is named whose use would run code from the file."""
+    """Raise ValueError if a config names a class or function whose use would run code from the file."""
     waiting = [config]
     while waiting:
         one = waiting.pop()

@@ -1,12 +1,12 @@
-"""The networks by name, with their sizes, and what `--model` may say: static, so that neither loads Keras.
+"""The networks by name, with their sizes, and the syntax of `--model`: static, so that neither loads Keras.
 
 A builder, `build(num_classes, input_shape)`, returns a Keras model that takes float images (N,H,W,C) scaled to [0, 1]
-and gives float32 logits (N, num_classes), without a softmax; a network with auxiliary heads gives a list of them, the
-main one first. The tests compare every number here with what is built.
+and returns float32 logits (N, num_classes), without a softmax. A network with auxiliary heads returns a list of logits,
+the main head's first. The tests compare every number here with the built networks.
 
 A spec is a name of the table, `path/to/file.py:function`, `package.module:function`, or `emulated:NAME:SECONDS`.
-Modules are looked for as Python does, along sys.path, which never gains the current folder here; files are read where
-the spec says.
+Modules are found along sys.path, as by Python; the current folder is never added to it. Files are read at the path in
+the spec.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.units import parse_seconds
 
 FLOP_PER_CORE_AND_SECOND = 50e9
-"""Single precision, in training: between a many-core and a server core; a guess, and told as one."""
+"""Single precision, in training: between a many-core and a server core; a guess, and reported as such."""
 FLOP_PER_MAC = 6
-"""A multiply and an add, forward and twice backward."""
+"""A multiply and an add; once forward and twice backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """A network at its default input and number of classes.
 
-    `parameters` are the trainable ones; `moving_statistics` those that batch normalisation keeps beside them; `macs`
-    the multiply-accumulates of convolutions and dense layers, forward, per image. `smallest_size` is the least height
-    and width that the network takes. A network with several outputs has a weight for the loss of each.
+    `parameters` counts trainable parameters; `moving_statistics` those of batch normalisation in addition; `macs` the
+    multiply-accumulates of convolutions and dense layers, forward, per image. `smallest_size` is the smallest height
+    and width that the network accepts. `loss_weights` has a weight for the loss of each output.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ModelInfo:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients in float32, which is what synchronous strategies average at each step."""
+        """Bytes of all gradients in float32, which synchronous strategies average at each step."""
         return 4 * self.parameters
 
 
@@ -163,13 +163,13 @@ REGISTRY = Registry("model", {info.name: Entry(target=info.target, summary=info.
 
 
 def model_info(name: str) -> ModelInfo:
-    """What the table says of `name`; UnknownNameError lists the known names."""
+    """Return the table's entry for `name`; UnknownNameError lists the known names."""
     REGISTRY.entry(name)
     return MODELS[name]
 
 
 def network_for(input_shape: Sequence[int]) -> str:
-    """The first network of the table that takes images of `input_shape` (H, W, C)."""
+    """Return the first network of the table that takes images of `input_shape` (H, W, C)."""
     return next(name for name, info in MODELS.items() if info.smallest_size <= min(input_shape[:2]))
 
 
@@ -202,7 +202,7 @@ MOST_WAIT_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunction:
-    """A function of the user's own: in the file `path`, or in the importable `module`; `what` it is for."""
+    """A user's own function: in the file `path`, or in the importable `module`; `what` says what it is for."""
 
     path: Path | None = None
     module: str = ""
@@ -211,7 +211,7 @@ class UserFunction:
 
     @property
     def forms(self) -> str:
-        """What may be given in its place."""
+        """The accepted forms of its spec."""
         return FORMS if self.what == "model" else "path/to/file.py:function or package.module:function"
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ class UserFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The variables of the table's `network`, whose computing is a wait of `seconds` a step.
+    """The variables of the table's `network`, with a wait of `seconds` per step in place of its computing.
 
     `noise` is the standard deviation of the wait's logarithm.
     """
@@ -231,7 +231,7 @@ class Emulation:
 
 
 def parse_emulation(spec: str) -> Emulation | None:
-    """What `emulated:resnet50:0.7s` or `emulated:resnet50:0.7s:5%` says; None for another spec."""
+    """Parse `emulated:resnet50:0.7s` or `emulated:resnet50:0.7s:5%`; None for another spec."""
     if not spec.startswith(EMULATED):
         return None
     name, _, rest = spec.removeprefix(EMULATED).partition(":")
@@ -251,7 +251,7 @@ def parse_emulation(spec: str) -> Emulation | None:
 
 
 def parse_spec(spec: str) -> str | UserFunction:
-    """A table name (that of the network where it is emulated), or the user's function; UsageError for all else."""
+    """Return a name of the table (for an emulation its network's), or the user's function; else raise UsageError."""
     if spec in MODELS:
         return spec
     if emulation := parse_emulation(spec):
@@ -262,7 +262,7 @@ def parse_spec(spec: str) -> str | UserFunction:
 
 
 def parse_function(spec: str, what: str = "model") -> UserFunction:
-    """The user's function that `spec` names, for `what`; UsageError where it names none."""
+    """Return the user's function that `spec` names, to be used as `what`; UsageError if it names none."""
     source, colon, function = spec.rpartition(":")
     asked = UserFunction(function="", what=what)
     if not colon and _names_file(spec):
@@ -282,7 +282,7 @@ def _names_file(source: str) -> bool:
 
 
 def model_name(spec: str) -> str:
-    """A short name for records and folders: the table's, or that of the user's file (and function, unless `build`)."""
+    """Return a short name for records and folders: the table's, or the user's file (and function, unless `build`)."""
     builder = parse_spec(spec)
     if isinstance(builder, str):
         return builder if spec in MODELS else re.sub(r"[^\w.-]", "-", spec.removesuffix("%"))
@@ -292,16 +292,16 @@ def model_name(spec: str) -> str:
 
 
 def loss_weights(spec: str) -> tuple[float, ...] | None:
-    """The weight of each output's loss, main output first; None for a user's model: every output counts the same."""
+    """Return the loss weight of each output, main output first; None (equal weights) for a user's model."""
     builder = parse_spec(spec)
     return model_info(builder).loss_weights if isinstance(builder, str) else None
 
 
 def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequence[int] | None = None) -> None:
-    """Raise UsageError for what can be seen to be wrong with `spec` without running it or importing Keras.
+    """Raise UsageError for errors in `spec` that are visible without running it or importing Keras.
 
-    That is an unknown name, a network that does not take `classes` or `input_shape` (H, W, C), a missing file or
-    module, a syntax error, a function that is not there.
+    Such errors are an unknown name, a missing file, module or function, and a syntax error; also a network that does
+    not take `classes` or `input_shape` (H, W, C).
     """
     builder = parse_spec(spec)
     if isinstance(builder, str):
@@ -313,14 +313,14 @@ def check_model_spec(spec: str, *, classes: int | None = None, input_shape: Sequ
 
 
 def check_function(builder: UserFunction) -> None:
-    """Raise UsageError for what can be seen to be wrong with a user's function without running its file."""
+    """Raise UsageError for errors in a user's function that are visible without running its file."""
     source = existing_file(builder) if builder.path else _module_source(builder)
     if source is not None:
         _check_function(builder, source)
 
 
 def existing_file(builder: UserFunction) -> Path:
-    """The file of `builder`; UsageError where there is none."""
+    """Return the file of `builder`; UsageError if it does not exist."""
     path = builder.path
     if path is None or not path.is_file():
         raise UsageError(f"{builder.what} {str(builder)!r}: there is no file {str(path)!r}; give {builder.forms}")
@@ -328,12 +328,12 @@ def existing_file(builder: UserFunction) -> Path:
 
 
 def _module_source(builder: UserFunction) -> Path | None:
-    """The source file of a module, found without importing its packages; None where it has none (compiled)."""
+    """Return the source file of a module, found without importing its packages; None if it has none (compiled)."""
     top, *rest = builder.module.split(".")
     found: ModuleSpec | None = importlib.util.find_spec(top)
     for part in rest:
         locations = found.submodule_search_locations if found else None
-        # Only the last part of the name is asked for: the finder would import the packages of a full name.
+        # Look up only the last part of the name: for a full name the finder would import the packages.
         found = PathFinder.find_spec(part, list(locations)) if locations is not None else None
     if found is None:
         raise module_missing(builder)
@@ -341,7 +341,7 @@ def _module_source(builder: UserFunction) -> Path | None:
 
 
 def module_missing(builder: UserFunction) -> UsageError:
-    """The error for a module that sys.path does not lead to."""
+    """Return the error for a module that is not on sys.path."""
     return UsageError(
         f"{builder.what} {str(builder)!r}: Python finds no module {builder.module!r}; install its package, add its "
         f"folder to PYTHONPATH, or give path/to/file.py:{builder.function}"
@@ -349,7 +349,7 @@ def module_missing(builder: UserFunction) -> UsageError:
 
 
 def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
-    """The error for a function that the file or module does not have."""
+    """Return the error for a function that the file or module does not have."""
     source = builder.path or builder.module
     return UnknownNameError(f"{builder.what} function in {source}:", builder.function, known)
 
@@ -362,7 +362,7 @@ def _check_function(builder: UserFunction, source: Path) -> None:
         raise UsageError(
             f"{builder.what} {str(builder)!r}: syntax error in {source}:{error.lineno}: {error.msg}"
         ) from error
-    except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep for its parser
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply for the parser
         reason = str(error) or type(error).__name__
         raise UsageError(f"{builder.what} {str(builder)!r}: {source} is no Python source: {reason}") from error
     if builder.function not in names and "*" not in names and "__getattr__" not in names:
@@ -374,7 +374,7 @@ def _functions(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> set[str]:
-    """Names that the statements bind at module level; `*` where a star import may bind any."""
+    """Return the names that the statements bind at module level; `*` if a star import may bind any name."""
     names: set[str] = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

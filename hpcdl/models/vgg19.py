@@ -13,7 +13,7 @@ from hpcdl.models.layers import convolution, hidden_dense, logits_layer
 from hpcdl.models.table import check_input
 
 _STAGES = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
-"""Convolutions and filters of each stage; a pooling by two follows each."""
+"""Number of convolutions and filters of each stage; pooling by two follows each stage."""
 
 
 def build(num_classes: int = 1000, input_shape: tuple[int, int, int] = (224, 224, 3)) -> keras.Model:

@@ -1,1 +1,1 @@
-"""What a shard is: its bytes, checksums and manifest (docs/reference/shard-format.md)."""
+"""The shard format: bytes, checksums and manifest (docs/reference/shard-format.md)."""

@@ -1,7 +1,7 @@
-"""What a model is trained on: a folder that `hpcdl shard` made, or samples made from a seed.
+"""The data set a model is trained on: a folder written by `hpcdl shard`, or synthetic samples made from a seed.
 
-Sample i is a slice of a fixed pool of noise plus its class's own slice, each at half strength, so that making one costs
-no more than copying it, sample i is the same on every rank, and a network can learn the classes.
+Synthetic sample i is a slice of a fixed noise pool plus the slice of its class, each at half strength. Making a sample
+costs no more than copying it, sample i is the same on every rank, and a network can learn the classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POOL = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSpec:
-    """What is made: `sample_shape` is (height, width, channels), `dtype` uint8, float16 or float32 (in [0, 1])."""
+    """Samples to make: `sample_shape` is (height, width, channels), `dtype` uint8, float16 or float32 (in [0, 1])."""
 
     name: str
     num_samples: int
@@ -59,7 +59,7 @@ _OWN = re.compile(r"(\d+)x(\d+)x(\d+):(\d+)(?::(uint8|float16|float32))?")
 
 
 def parse_spec(text: str) -> SyntheticSpec:
-    """The spec of `synthetic:NAME` or `synthetic:HxWxC:CLASSES[:DTYPE]`, each with `@SAMPLES` behind it if wanted."""
+    """Parse `synthetic:NAME` or `synthetic:HxWxC:CLASSES[:DTYPE]`, each optionally followed by `@SAMPLES`."""
     body, at, count = text.removeprefix(PREFIX).partition("@")
     own = _OWN.fullmatch(body)
     if body in KNOWN:
@@ -81,7 +81,7 @@ def parse_spec(text: str) -> SyntheticSpec:
 
 
 class SyntheticImages:
-    """Makes the samples of a spec; the same ids and seed give the same bytes everywhere."""
+    """Makes the samples of a spec; the same ids and seed give the same bytes on every machine."""
 
     def __init__(self, spec: SyntheticSpec, *, seed: int = 0) -> None:
         self.spec = spec
@@ -98,11 +98,11 @@ class SyntheticImages:
             self._pool = (noise.astype(np.float32) / np.float32(510)).astype(spec.dtype)
 
     def labels(self, ids: Ids) -> Ids:
-        """The class of each sample."""
+        """Return the class of each sample."""
         return np.array([mixed(self._seed, 4, int(i)) % self.spec.num_classes for i in ids], np.int64)
 
     def read_samples(self, ids: Ids, out: npt.NDArray[Any]) -> None:
-        """Make the samples `ids` into `out`, shaped (len(ids), H, W, C)."""
+        """Make the samples `ids` and store them in `out`, shaped (len(ids), H, W, C)."""
         rows = out.reshape(len(ids), self._size)
         for row, sample, label in zip(rows, ids, self.labels(ids), strict=True):
             noise = mixed(self._seed, 5, int(sample)) % _POOL
@@ -111,13 +111,13 @@ class SyntheticImages:
 
 
 UNSPLIT = "all"
-"""Name of the only split of data that nobody divided."""
+"""Name of the only split of data that has no division into splits."""
 PARTIAL_PREFIX = "manifest.partial"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileOperations:
-    """System calls that name a file: what the metadata server of a parallel file system is asked."""
+    """Counts of system calls that name a file; on a parallel file system the metadata server answers them."""
 
     opens: int = 0
     stats: int = 0
@@ -130,12 +130,12 @@ class FileOperations:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all calls."""
         return self.opens + self.stats
 
 
 class FileOperationsCounter:
-    """Counts what a data set's files cost this process, over all of its readers and their threads."""
+    """Counts the file operations of this process on one data set, over all its readers and their threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,18 +143,18 @@ class FileOperationsCounter:
 
     @property
     def seen(self) -> FileOperations:
-        """All so far."""
+        """All operations counted so far."""
         return self._seen
 
     def add(self, *, opens: int = 0, stats: int = 0) -> None:
-        """Count some more."""
+        """Add to the counts."""
         with self._lock:
             self._seen += FileOperations(opens=opens, stats=stats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a data set; `entry` is None for samples made from a seed."""
+    """One split of a data set; `entry` is None for synthetic samples."""
 
     name: str
     num_samples: int
@@ -163,12 +163,12 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set: `checksum` identifies the content; `fields` are what a sample consists of, inputs first."""
+    """A data set: `checksum` identifies the content; `fields` are the parts of a sample, inputs first."""
 
     name: str
     fields: tuple[Field, ...]
     pictures: bool
-    """Whether samples are pictures with a class, which can be augmented, and not fields that a user named."""
+    """Whether samples are images with a class, which can be augmented, rather than fields named by the user."""
     num_classes: int | None
     class_names: tuple[str, ...]
     checksum: str
@@ -178,31 +178,31 @@ class Dataset:
     synthetic: SyntheticSpec | None = None
     seed: int = 0
     verified: bool = True
-    """Whether what is read of shards is held against its checksums."""
+    """Whether data read from shards is checked against its checksums."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Where this process has copies of shards to read their bytes from: see read/staging.py."""
+    """Maps shards to the copies that this process reads instead: see read/staging.py."""
     nodes: tuple[int, ...] = ()
-    """The number of each worker's node where every node shuffles and reads a share of its own; else empty."""
+    """The node number of each worker if every node shuffles and reads its own share; otherwise empty."""
     preprocess: Callable[..., Any] | None = None
-    """What each batch goes through at last: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
+    """The function applied last to each batch: (inputs, targets, training=, seed=) to (inputs, targets), tensors."""
     scale: str = "0..1"
-    """What training makes of an input's bytes: 0..1 leaves the scaling to the step, auto does so for pictures alone."""
+    """How training scales uint8 inputs: `0..1` leaves the scaling to the step, `auto` scales images only."""
     operations: FileOperationsCounter = field(default_factory=FileOperationsCounter, repr=False, compare=False)
-    """What the folder's files have been asked for: by opening it, and by who reads from it since."""
+    """File operations on the folder's files: those of opening it, and those of its readers since."""
 
     def scales(self, shape: Sequence[int]) -> bool:
-        """Whether bytes of samples of `shape`, an input's, are scaled to 0..1."""
+        """Return whether uint8 samples of an input of this `shape` are scaled to 0..1."""
         return self.scale == "0..1" or (self.scale == "auto" and (self.pictures or is_picture(shape)))
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether bytes of an input are fed as they are."""
+        """Whether uint8 values of an input are passed to the model without scaling."""
         of_bytes = (item for item in self.inputs if item.dtype == "uint8" and item.kind != "text")
         return any(item.normalise == "none" and not self.scales(item.shape) for item in of_bytes)
 
     @property
     def train_split(self) -> Split:
-        """`train`, or the only split; UsageError where several are there and none is called train."""
+        """Return `train`, or the only split; UsageError if there are several and none is called train."""
         if "train" in self.splits:
             return self.splits["train"]
         if len(self.splits) == 1:
@@ -211,47 +211,47 @@ class Dataset:
 
     @property
     def evaluation_split(self) -> Split | None:
-        """`val`, else `test`, else None."""
+        """Return `val`, else `test`, else None."""
         return self.splits.get("val") or self.splits.get("test")
 
     @property
     def inputs(self) -> tuple[Field, ...]:
-        """The fields that a model is given."""
+        """The fields that the model takes as input."""
         return tuple(item for item in self.fields if item.role == "input")
 
     @property
     def targets(self) -> tuple[Field, ...]:
-        """The fields that a model's outputs are held against."""
+        """The fields that the model's outputs are compared with."""
         return tuple(item for item in self.fields if item.role == "target")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The first input's; of pictures (height, width, channels)."""
+        """The shape of the first input; (height, width, channels) for images."""
         return tuple(self.inputs[0].shape)
 
     @property
     def dtype(self) -> str:
-        """The first input's."""
+        """The type of the first input."""
         return self.inputs[0].dtype
 
     @property
     def counted(self) -> str:
-        """What a run on it counts: images or samples."""
+        """The unit that a run on this data set counts: images or samples."""
         return IMAGES if self.pictures else SAMPLES
 
     @property
     def encoded(self) -> bool:
-        """Whether samples lie as JPEG or PNG files and are decoded while training."""
+        """Whether samples are stored as JPEG or PNG files and decoded during training."""
         return any(item.encoded for item in self.fields)
 
 
 def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
-    """The data set of a folder or of `synthetic:NAME`; `seed` is that of samples made.
+    """Open the data set of a folder or of `synthetic:NAME`; `seed` is the seed of synthetic samples.
 
-    `verified`: what is read of it later is held against its checksums.
+    With `verified`, data read later is checked against its checksums.
 
-    UsageError: no such folder, no data folder, not finished. CorruptError: a damaged manifest, a shard that is missing
-    or whose size is not the manifest's.
+    Raises UsageError if the folder does not exist, is no data folder or is not finished. Raises CorruptError if the
+    manifest is damaged, or a shard is missing or has another size than the manifest says.
     """
     if data.startswith(PREFIX):
         return _synthetic(data, seed)
@@ -271,7 +271,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         )
     operations = FileOperationsCounter()
     manifest, checksum = read_manifest(folder)
-    operations.add(opens=1, stats=2)  # the manifest; and the two looks above
+    operations.add(opens=1, stats=2)  # the manifest; and the two checks above
     _check_sizes(folder, manifest, operations)
     return Dataset(
         name=manifest.name,
@@ -311,14 +311,14 @@ def _remedy(folder: Path) -> str:
 
 
 def way_to_repair(folder: Path) -> str:
-    """What to type for a folder with damaged shards."""
+    """Return the command to type for a folder with damaged shards."""
     if _is_of_inference(folder):
         return "the same `hpcdl infer` command and --resume"
     return f"`{typed('inspect', folder, '--repair', '--from', 'SOURCE')}`"
 
 
 def _is_of_inference(folder: Path) -> bool:
-    """Whether a model has computed it: `hpcdl shard` leaves no record of a run."""
+    """Return whether `hpcdl infer` made the folder: `hpcdl shard` writes no run record."""
     return (folder / RECORD_NAME).is_file()
 
 

@@ -23,29 +23,29 @@ from hpcdl.data.format.manifest import IMAGES, LABELS, ROLES, Field
 
 Array = npt.NDArray[Any]
 ATTRIBUTE_LIMIT = 60_000
-"""Bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
+"""In bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
 _METADATA_BYTES = 65_536
 _MOST_CHUNK_BYTES = 256 * 1024**2
 _MOST_RATIO = 2000
-"""Of what is packed better it is asked whether all of it is there."""
+"""Arrays with a higher compression ratio are checked for missing chunks."""
 _DAMAGED = (
     OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError,
     ArithmeticError,
 )  # fmt: skip
-"""What h5py raises for files that are not as they should be."""
+"""What h5py raises for damaged files."""
 _COPY_BYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFrame:
-    """What a shard is made with: everything but the samples.
+    """The parameters of a new shard: everything except the samples.
 
-    `rows` says of each ragged field how long its samples are in all, along the first axis or in bytes. `about` and
-    `place` are attributes: what all shards of a data set share, and which of them it is.
+    `rows` gives the total length of each ragged field's samples, along the first axis or in bytes. `about` and `place`
+    are attributes: those that all shards of a data set share, and those that identify this shard.
     """
 
     pictures: bool
-    """Whether it is of format 1, for pictures with a class."""
+    """Whether the shard has format 1, for images with a class."""
     num_samples: int
     fields: Sequence[Field]
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class ShardFrame:
     alignment: int = 4096
     filters: Mapping[str, Any] | None = None
     sample_checksums: bool = True
-    """Whether each sample has a checksum of its own; compressed samples have none."""
+    """Whether each sample has its own checksum; compressed samples have none."""
 
     @property
     def attributes(self) -> Mapping[str, str | int]:
-        """Those of the file, in the order in which they lie there."""
+        """The attributes of the file, in the order in which they are stored."""
         shared = {**self.about, "block_samples": self.block_samples}
         if self.pictures:
             image, label = self.fields
@@ -70,15 +70,15 @@ class ShardFrame:
         return {"schema": FIELDS_SCHEMA, **shared, **roles, **self.place, "num_samples": self.num_samples}
 
     def shape(self, item: Field) -> tuple[int, ...]:
-        """Of a field's data set."""
+        """Return the shape of a field's data set."""
         return (self.rows[item.name] if item.ragged else self.num_samples, *item.row_shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMap:
-    """Where a data set that is read by blocks lies, in bytes from the start of the file.
+    """The position of a data set that is read by blocks, in bytes from the start of the file.
 
-    `offsets`: of each sample within the data set, in bytes, where samples differ in length.
+    `offsets`: the start of each sample within the data set, in bytes, if samples differ in length.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ColumnMap:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentMap:
-    """Where a data set lies that is read whole."""
+    """The position of a data set that is read whole."""
 
     offset: int
     shape: tuple[int, ...]
@@ -103,7 +103,7 @@ class ResidentMap:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardMap:
-    """Where things lie in a shard."""
+    """The positions of all parts of a shard."""
 
     path: Path
     num_samples: int
@@ -113,12 +113,12 @@ class ShardMap:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of each column."""
+        """The number of blocks of each column."""
         return -(-self.num_samples // self.block_samples)
 
     @property
     def block_offsets(self) -> npt.NDArray[np.int64]:
-        """Where the blocks of all columns start."""
+        """The start offsets of the blocks of all columns."""
         return np.concatenate([column.block_offsets for column in self.columns.values()])
 
     @property
@@ -127,13 +127,13 @@ class ShardMap:
         return np.concatenate([column.block_bytes for column in self.columns.values()])
 
     def block_range(self, block: int) -> tuple[int, int]:
-        """First sample of a block, and the one behind its last."""
+        """Return the first sample of a block, and the sample after its last."""
         return block * self.block_samples, min((block + 1) * self.block_samples, self.num_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPlaces:
-    """Where the parts of a column of a shard just made are to be written; `data` is None where HDF5 itself writes."""
+    """Where to write the parts of a column of a new shard; `data` is None if HDF5 itself writes the data."""
 
     checksums: int
     sample_checksums: int | None
@@ -143,26 +143,26 @@ class ColumnPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShardPlaces:
-    """Where the parts of a shard just made are to be written, in bytes."""
+    """Where to write the parts of a new shard, in bytes."""
 
     residents: Mapping[str, int]
     columns: Mapping[str, ColumnPlaces]
 
 
 BYTES = "bytes"
-"""What format 1 calls the data set of `images` that are files."""
+"""The name in format 1 of the data set of `images` that are encoded files."""
 SCHEMA = "hpcdl.shard/1"
 FIELDS_SCHEMA = "hpcdl.shard/2"
-"""Of shards with named fields; those with images and classes alone have another (docs/reference/shard-format.md)."""
+"""Schema of shards with named fields; images with classes have `SCHEMA` (docs/reference/shard-format.md)."""
 
 
 def _beside(column: str, part: str, schema: Any) -> str:
-    """The path of what belongs to a column: `block_checksums`, `sample_checksums` or `offsets`."""
+    """Return the path of a column's `block_checksums`, `sample_checksums` or `offsets`."""
     return f"{part}/{column}" if schema == FIELDS_SCHEMA else part
 
 
 def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
-    """Make a shard whose places are laid out and whose samples are still to be written; the data lies last."""
+    """Create a shard with all space allocated but no samples written; the data comes last in the file."""
     count = frame.num_samples
     blocks = -(-count // frame.block_samples)
     columns = [item for item in frame.fields if not item.resident]
@@ -212,7 +212,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
 
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
-    """Add a data set whose bytes have a place at once; that place, 0 where there are no bytes."""
+    """Add a data set with space allocated at once; return its offset, 0 if it has no bytes."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -238,7 +238,7 @@ def _add_class_names(file: h5py.File, names: Sequence[str]) -> None:
 
 
 def shard_map(path: Path) -> ShardMap:
-    """Where things lie in the shard `path`; CorruptError where it is no readable shard."""
+    """Return the positions of all parts of the shard `path`; CorruptError if it is no readable shard."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             return _map(path, file)
@@ -317,7 +317,7 @@ def _column(
 
 
 class ChunkReader:
-    """Reads compressed blocks through HDF5's filters; the file stays open as long as anybody holds this."""
+    """Reads compressed blocks through HDF5's filters; the file stays open as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
         load_filters()
@@ -326,7 +326,7 @@ class ChunkReader:
         weakref.finalize(self, file.close)
 
     def read(self, first: int, out: Array) -> None:
-        """Read the samples from `first` on into `out`."""
+        """Read samples into `out`, starting with sample `first`."""
         self._data.read_direct(out, np.s_[first : first + len(out)])
 
 
@@ -339,17 +339,17 @@ class ChunkWriter:
         self._data = self._file[IMAGES]
 
     def write(self, first: int, block: Array) -> None:
-        """Write one whole block whose first sample is `first`; OSError where the disk does not take it."""
+        """Write one whole block whose first sample is `first`; OSError if the disk write fails."""
         self._data[first : first + len(block)] = block
         self._check()
 
     def close(self) -> None:
-        """Flush and close the file; OSError as `write`."""
+        """Flush and close the file; OSError as for `write`."""
         self._file.close()
         self._check()
 
     def abandon(self) -> None:
-        """Close a file that is of no use."""
+        """Close the file and ignore write errors."""
         self._file.close()
 
     def _check(self) -> None:
@@ -358,9 +358,9 @@ class ChunkWriter:
 
 
 class _Sink:
-    """A file for h5py that seems to take everything; `problem` is what the disk has not taken.
+    """A file object for h5py that accepts every write; `problem` holds the first disk error.
 
-    Where a write fails HDF5 keeps the file open, tries again when the process ends, and crashes it.
+    If a write fails, HDF5 keeps the file open, tries again at process exit, and crashes the process.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -368,24 +368,24 @@ class _Sink:
         self.problem: OSError | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a byte, counted from the start or the end."""
+        """Move to a byte, counted from the start or the end."""
         self._place = offset + (os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0)
         return self._place
 
     def tell(self) -> int:
-        """The byte where it is."""
+        """Return the current position in bytes."""
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`; how many bytes there were."""
+        """Fill `buffer`; return the number of bytes read."""
         return os.preadv(self._descriptor, [buffer], self._place)
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes."""
+        """Read up to `size` bytes."""
         return os.pread(self._descriptor, size, self._place)
 
     def write(self, content: Any) -> int:
-        """Write, unless the disk has failed before."""
+        """Write, unless an earlier write has failed."""
         left, place = memoryview(content).cast("B"), self._place
         try:
             while left and self.problem is None:
@@ -396,7 +396,7 @@ class _Sink:
         return len(content)
 
     def truncate(self, size: int) -> None:
-        """Give the file this length."""
+        """Set the length of the file."""
         try:
             if self.problem is None:
                 cut(self._descriptor, size)
@@ -404,11 +404,11 @@ class _Sink:
             self.problem = error
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
 
 def load_filters() -> None:
-    """Make hdf5plugin's filters known to HDF5 where the package is there; gzip needs none."""
+    """Register hdf5plugin's filters with HDF5 if the package is installed; gzip needs none."""
     try:
         import hdf5plugin  # noqa: F401
     except ImportError:
@@ -416,10 +416,10 @@ def load_filters() -> None:
 
 
 class ArrayFile:
-    """A user's HDF5 file, open for reading; SourceError for whatever is wrong with it.
+    """A user's HDF5 file, open for reading; every problem with it raises SourceError.
 
-    With `follow` its links to other files are followed, and its virtual data sets read; without, both are refused. With
-    `last` the samples lie along the last axis of arrays of several axes, and are given along the first.
+    With `follow`, links to other files are followed and virtual data sets read; otherwise both are refused. With
+    `last`, samples are along the last axis of arrays with several axes, and are returned along the first.
     """
 
     def __init__(self, path: Path, *, follow: bool = False, last: bool = False) -> None:
@@ -445,13 +445,13 @@ class ArrayFile:
             raise SourceError(f"{self._path} is no HDF5 file that can be read: {reason}") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape by path of every array of numbers in the file."""
+        """Return the shape of every array of numbers in the file, by path."""
         found: dict[str, tuple[int, ...]] = {}
 
         def keep(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub" and not _is_axis(item):
                 if _MATLAB in item.attrs:
-                    return  # MATLAB keeps pictures in another order of axes
+                    return  # MATLAB stores images with another order of axes
                 found[name] = self._shape(item)
 
         with self._reading():
@@ -459,7 +459,7 @@ class ArrayFile:
         return found
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and type of all arrays of numbers, text or records, by path; references are left out."""
+        """Return shape and type of all arrays of numbers, text or records, by path; references are omitted."""
         found: dict[str, tuple[tuple[int, ...], str]] = {}
 
         def keep(name: str, item: Any) -> None:
@@ -473,7 +473,7 @@ class ArrayFile:
             elif h5py.check_string_dtype(item.dtype):
                 found[name] = (item.shape, "text")
             elif _text(item.attrs.get(_MATLAB)) == "char":
-                return  # numbers of letters, as many rows as there are letters
+                return  # character codes, as many rows as there are characters
             elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
                 found[name] = (self._shape(item), _dtype(item).name)
 
@@ -482,7 +482,7 @@ class ArrayFile:
         return found
 
     def strings(self, name: str) -> list[bytes] | None:
-        """The strings of an array of one axis; None where it holds something else."""
+        """Return the strings of an array with one axis; None if it does not hold strings."""
         with self._reading():
             data, part = self._found(name)
             if h5py.check_string_dtype(data.dtype[part] if part else data.dtype) is None:
@@ -494,7 +494,7 @@ class ArrayFile:
             return [bytes(value) for value in (data[part] if part else data[()])]
 
     def lengths_vary(self, name: str) -> tuple[Array, Array] | None:
-        """The values of an array of samples of any length, and where each sample starts; None for others."""
+        """Return the values of an array of variable-length samples, and each sample's start; None for other arrays."""
         with self._reading():
             data, part = self._found(name)
             kind = None if part else h5py.check_vlen_dtype(data.dtype)
@@ -505,15 +505,15 @@ class ArrayFile:
                     f"{self._path}: {name} holds lists of any length in the shape {data.shape}; one list a sample is "
                     "needed: save each column as an array of its own"
                 )
-            # h5py leaves the bytes in the file's order, and says that they are in the machine's
+            # h5py keeps the file's byte order, but claims that it is the machine's
             samples = [np.asarray(value).view(kind) for value in data[()].reshape(-1)]
             return np.concatenate(samples), np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
 
     def decoded(self, name: str, copy: Path) -> tuple[np.dtype[Any], str] | None:
-        """Write what an array stands for into `copy`; its type, and what was done. None where it stands for itself.
+        """Write the decoded values of an array into `copy`; return their type and a remark, None if not encoded.
 
-        By netCDF's conventions (CF 1.11, sections 2.5.1 and 8.1): value = stored x scale_factor + add_offset, and
-        _FillValue or missing_value where there is none, or one that is not valid (valid_range), which becomes NaN.
+        By netCDF's conventions (CF 1.11, sections 2.5.1 and 8.1): value = stored x scale_factor + add_offset. Missing
+        values (_FillValue, missing_value) and values that are not valid (valid_range) become NaN.
         """
         with self._reading():
             data = self._array(name)
@@ -539,9 +539,9 @@ class ArrayFile:
             return packing.dtype, packing.remark(missing)
 
     def packed(self, name: str) -> str:
-        """Why the values of an array are not what is stored, by netCDF's conventions; empty where they are.
+        """Return why an array's values differ from the stored numbers, by netCDF's conventions; empty if they do not.
 
-        They are not, too, where stored numbers stand for no value.
+        They also differ if some stored numbers mark missing values.
         """
         with self._reading():
             data = self._array(name)
@@ -554,7 +554,7 @@ class ArrayFile:
         return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
 
     def doubts(self, name: str) -> list[str]:
-        """What makes the values of an array doubtful, for the user to read: chunks not there, odd attributes."""
+        """List doubts about an array's values for the user: chunks never written, attributes that cannot be applied."""
         with self._reading():
             data = self._found(name)[0]
             there, wanted = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
@@ -568,14 +568,14 @@ class ArrayFile:
         return found
 
     def called(self, name: str) -> dict[int, str]:
-        """The names that an enumeration gives to the numbers of an array; empty for plain numbers."""
+        """Return the enumeration names of an array's numbers; empty for plain numbers."""
         with self._reading():
             data, part = self._found(name)
             names = h5py.check_enum_dtype(data.dtype[part] if part else data.dtype)
         return {int(number): word for word, number in (names or {}).items()}
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
-        """A file in which the values of an array lie one behind the other, and where: this one, or a `copy` made."""
+        """Return a file that stores an array contiguously, and its offset there: this file, or the new `copy`."""
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
             whole = not part and _MATLAB not in data.attrs and not self._turns(data)
@@ -587,13 +587,13 @@ class ArrayFile:
         return copy, 0
 
     def turns(self, name: str) -> bool:
-        """Whether the samples of an array lie along the last of its axes."""
+        """Return whether the samples of an array are along its last axis."""
         with self._reading():
             data, part = self._found(name)
             return not part and self._turns(data)
 
     def kind(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of an array."""
+        """Return shape and type of an array."""
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
             if part:
@@ -602,19 +602,19 @@ class ArrayFile:
             return self._shape(data), _dtype(data)
 
     def whole(self, name: str) -> Array:
-        """All of an array."""
+        """Return all values of an array."""
         with self._reading():
             data = self._array(name)
             values = np.asarray(data[()])
             return np.moveaxis(values, -1, 0) if self._turns(data) else values
 
     def sample(self, name: str, number: int) -> Array:
-        """Element `number` along the first axis."""
+        """Return element `number` along the first axis."""
         with self._reading():
             return np.asarray(self._array(name)[number])
 
     def unpacked(self, name: str, copy: Path) -> Path:
-        """A file in which any sample of the array can be read alone: this one, or a contiguous `copy` of the array.
+        """Return a file that gives quick access to single samples: this one, or a contiguous `copy` of the array.
 
         A chunk with several samples would be read and decompressed whole for each of them.
         """
@@ -631,29 +631,29 @@ class ArrayFile:
         return copy
 
     def _turns(self, data: Any) -> bool:
-        """Whether the samples of an array lie along the last of its axes: not of N x 1, which is a list."""
+        """Return whether an array's samples are along its last axis; an N x 1 array is a list and is not turned."""
         sides = _shape(data) if self._last and not data.dtype.names else ()
         return len(sides) > 1 and sides[-1] != 1
 
     def _shape(self, data: Any) -> tuple[int, ...]:
-        """The shape of an array, samples first."""
+        """Return the shape of an array, samples first."""
         sides = _shape(data)
         return (sides[-1], *sides[:-1]) if self._turns(data) else sides
 
     def _chunks(self, data: Any, part: str = "", *, item_bytes: int = 1) -> Iterator[Array]:
-        """The values of an array, or of a part of its records, samples first, some of them at a time.
+        """Yield the values of an array, or of a part of its records, in pieces, samples first.
 
-        `item_bytes` are those of a value when the caller is done with it, if more than it has in the file.
+        `item_bytes` is the size of a value after the caller's processing, if larger than its size in the file.
         """
         if not data.shape:
             yield np.asarray(data[part] if part else data[()])
             return
         matlab, turns = _MATLAB in data.attrs and not part, self._turns(data)
-        axis = -1 if matlab != turns else 0  # MATLAB's arrays are stored with their axes in the opposite order
+        axis = -1 if matlab != turns else 0  # MATLAB stores its axes in the opposite order
         count, chunk = data.shape[axis], data.chunks[axis] if data.chunks else 1
         row_bytes = data.size // max(1, count) * max(data.dtype.itemsize, item_bytes)
         rows = max(1, _COPY_BYTES // max(1, row_bytes))
-        rows = rows // chunk * chunk or rows  # whole chunks: HDF5 unpacks all of one for a piece of it
+        rows = rows // chunk * chunk or rows  # whole chunks: HDF5 unpacks a whole chunk even for a part of it
         for first in range(0, count, rows):
             values = data[first : first + rows] if axis == 0 else data[..., first : first + rows]
             if part:
@@ -670,19 +670,19 @@ class ArrayFile:
             keep(name, item)
 
     def files_behind(self, name: str) -> list[Path]:
-        """The other files in which values of an array lie."""
+        """Return the other files that hold values of an array."""
         with self._reading():
             return files_behind(self._found(name)[0], self._path)
 
     def _found(self, name: str) -> tuple[Any, str]:
-        """The data set at a path; where that goes on into the records of one, the part of a record that it names."""
+        """Return the data set at a path, and the name of the record part if the path continues into its records."""
         folder, _, part = name.rpartition("/")
         if folder and isinstance(self._file.get(folder), h5py.Dataset):
             return self._file[folder], part
         return self._file[name], ""
 
     def _array(self, name: str) -> Any:
-        """A data set whose announced size fits what is stored: checked once, before room is made for it."""
+        """Return a data set; check once, before memory is allocated, that its announced size fits the stored data."""
         if name not in self._arrays:
             data = self._found(name)[0]
             self._check_stored(name, data)
@@ -690,7 +690,7 @@ class ArrayFile:
         return self._arrays[name]
 
     def _check_stored(self, name: str, data: Any) -> None:
-        """SourceError for chunks too large to unpack, and for an array most of which nobody has written."""
+        """Raise SourceError for chunks too large to unpack, and for an array of which most was never written."""
         chunk_bytes = math.prod(data.chunks or ()) * data.dtype.itemsize
         if chunk_bytes > _MOST_CHUNK_BYTES:
             raise SourceError(
@@ -699,7 +699,7 @@ class ArrayFile:
                 f"{name}:CHUNK=..."
             )
         most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
-        if data.nbytes <= most or data.is_virtual:  # a virtual array's sources were looked at
+        if data.nbytes <= most or data.is_virtual:  # the sources of a virtual array are already checked
             return
         there, wanted = _written_chunks(data)
         if there < wanted:
@@ -710,7 +710,7 @@ class ArrayFile:
 
 
 def _written_chunks(data: Any) -> tuple[int, int]:
-    """The chunks of an array that are stored, and those that it consists of; one in all where it has none."""
+    """Return how many chunks of an array are stored and how many it has; an array without chunks counts as one."""
     if not data.chunks:
         return int(data.id.get_storage_size() > 0), 1
     wanted = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
@@ -718,11 +718,11 @@ def _written_chunks(data: Any) -> tuple[int, int]:
 
 
 _MATLAB = "MATLAB_class"
-"""The attribute by which MATLAB says what an array is; its axes are stored in the opposite order."""
+"""The attribute that holds the MATLAB class of an array; such arrays have their axes in the opposite order."""
 
 
 def _shape(data: Any) -> tuple[int, ...]:
-    """The shape of an array as its user knows it: of MATLAB's the axes in its own order, and vectors with one axis."""
+    """Return an array's shape as the user knows it: MATLAB's axes in MATLAB's order, and its vectors with one axis."""
     if _MATLAB not in data.attrs:
         return tuple(data.shape)
     sides = tuple(data.shape[::-1])
@@ -735,7 +735,7 @@ def _dtype(data: Any) -> np.dtype[Any]:
 
 
 def _is_axis(data: Any) -> bool:
-    """Whether this is what netCDF-4 writes for a dimension that has no values."""
+    """Return whether this is the placeholder that netCDF-4 writes for a dimension without values."""
     return bytes(np.bytes_(data.attrs.get("NAME", b""))).startswith(_AXIS_ALONE)
 
 
@@ -744,7 +744,7 @@ _AXIS_ALONE = b"This is a netCDF dimension but not a netCDF variable"
 
 @dataclass(frozen=True, kw_only=True)
 class _Packing:
-    """How stored numbers become values of `dtype`; `absent` are those that stand for no value."""
+    """How stored numbers become values of `dtype`; the numbers in `absent` mark missing values."""
 
     scale: float | None
     offset: float | None
@@ -756,7 +756,7 @@ class _Packing:
 
     @staticmethod
     def of(data: Any) -> _Packing | None:
-        """What an array's attributes say; None where they say nothing."""
+        """Return the packing that an array's attributes describe; None if there is none."""
         scale, offset = (_number(data.attrs.get(name)) for name in ("scale_factor", "add_offset"))
         unsigned = data.dtype.kind == "i" and str(_text(data.attrs.get("_Unsigned"))).lower() == "true"
         stored = np.dtype(data.dtype.str.replace("i", "u")) if unsigned else data.dtype
@@ -768,7 +768,7 @@ class _Packing:
         if _is_default_fill(data):
             absent.append(np.asarray([data.fillvalue], data.dtype).view(stored))
         numbers = np.concatenate(absent) if absent else np.empty(0, stored)
-        numbers = numbers[numbers == numbers]  # NaN stands for itself
+        numbers = numbers[numbers == numbers]  # NaN needs no mark
         least, most = _valid(data)
         if (scale, offset, least, most) == (None,) * 4 and not len(numbers) and not unsigned:
             return None
@@ -785,15 +785,15 @@ class _Packing:
 
     @property
     def scales(self) -> bool:
-        """Whether values differ from what is stored even where none is absent."""
+        """Whether values differ from the stored numbers even if none is missing."""
         return self.scale is not None or self.offset is not None or self.unsigned
 
     def absent_in(self, stored: Array) -> int:
-        """How many of stored numbers stand for no value."""
+        """Return how many of the stored numbers mark missing values."""
         return int(self._nothing(self._raw(stored)).sum())
 
     def rounds(self, stored: Array, values: Array) -> bool:
-        """Whether whole numbers, decoded to `values`, are others than before."""
+        """Return whether decoding rounds integers, which float64 does above 2^53."""
         if self.scales or stored.dtype.kind not in "iu":
             return False
         there = values[np.isfinite(values)]
@@ -801,7 +801,7 @@ class _Packing:
 
     def _raw(self, stored: Array) -> Array:
         raw = np.ascontiguousarray(stored)
-        return raw.view(raw.dtype.str.replace("i", "u")) if self.unsigned else raw  # with the file's order of bytes
+        return raw.view(raw.dtype.str.replace("i", "u")) if self.unsigned else raw  # in the file's byte order
 
     def _nothing(self, raw: Array) -> Array:
         nothing: Array = np.isin(raw, self.absent)
@@ -812,7 +812,7 @@ class _Packing:
         return nothing
 
     def decoded(self, stored: Array) -> tuple[Array, int]:
-        """The values, and how many are absent."""
+        """Return the values, and how many are missing."""
         raw = self._raw(stored)
         nothing = self._nothing(raw)
         values = raw.astype(np.float64) * (1.0 if self.scale is None else self.scale) + (self.offset or 0.0)
@@ -820,7 +820,7 @@ class _Packing:
         return values.astype(self.dtype), int(nothing.sum())
 
     def remark(self, missing: int) -> str:
-        """What was done, for the user to read."""
+        """Describe the decoding for the user."""
         rules = {"scale_factor": self.scale, "add_offset": self.offset}
         done = [f"{name} {value:g}" for name, value in rules.items() if value is not None]
         done += ["_Unsigned"] if self.unsigned else []
@@ -831,7 +831,7 @@ class _Packing:
 
 
 def _valid(data: Any) -> tuple[float | None, float | None]:
-    """The least and most stored value that is valid: valid_range, or valid_min and valid_max."""
+    """Return the smallest and largest valid stored value: valid_range, or valid_min and valid_max."""
     both = np.ravel(np.asarray(data.attrs.get("valid_range", ())))
     if len(both) == 2 and both.dtype.kind in "fiu":
         return float(both[0]), float(both[1])
@@ -848,12 +848,12 @@ _DEFAULT_FILLS = {
     "f4": 9.969209968386869e36,
     "f8": 9.969209968386869e36,
 }
-"""What netCDF's library leaves where nothing was written, without an attribute that says so (netcdf.h, NC_FILL_*).
-Bytes have none: all of their values are values."""
+"""Fill values of the netCDF library for elements never written, without an attribute (netcdf.h, NC_FILL_*).
+Bytes have none: all their values are valid."""
 
 
 def _is_default_fill(data: Any) -> bool:
-    """Whether what HDF5 fills an array with is netCDF's own; HDF5's would be 0."""
+    """Return whether the array's HDF5 fill value is netCDF's default; HDF5's own is 0."""
     fill = _DEFAULT_FILLS.get(data.dtype.str[1:])
     return fill is not None and data.fillvalue is not None and data.fillvalue == data.dtype.type(fill)
 
@@ -862,7 +862,7 @@ _PACKING = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range
 
 
 def _are_numbers(value: Any, key: str) -> bool:
-    """Whether an attribute holds what netCDF wants of it: one number, two of valid_range, any of missing values."""
+    """Return whether an attribute fits netCDF: one number, two for valid_range, any count for missing values."""
     found = np.ravel(np.asarray(value))
     fitting = {"valid_range": len(found) == 2, "_FillValue": True, "missing_value": True}.get(key, len(found) == 1)
     return found.dtype.kind in "fiu" and fitting
@@ -893,5 +893,5 @@ _FILTERS: dict[str, Callable[[], Mapping[str, Any]]] = {
 
 
 def filters(name: str | None) -> Mapping[str, Any] | None:
-    """The arguments that tell h5py of a compression; None for none. UsageError where its package is missing."""
+    """Return h5py's arguments for a compression; None for no compression. UsageError if its package is missing."""
     return None if name is None else _FILTERS[name]()

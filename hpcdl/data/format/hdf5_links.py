@@ -1,4 +1,4 @@
-"""Parts of an HDF5 file that lie in other files: refused, or followed where the user says so."""
+"""Parts of an HDF5 file that are stored in other files: refused, or followed if the user allows it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import h5py
 import numpy as np
 
 _MOST_LINKS = 8
-"""So many links may lead from file to file, one behind the other."""
+"""The most links that may be followed in a chain from file to file."""
 
 
 class LiesOutside(ValueError):
-    """A part of a file lies in another one, and nobody has said that this may be opened; `remedy` is what to type."""
+    """A part of a file is stored in another file that may not be opened; `remedy` tells the user what to do."""
 
     def __init__(self, found: str, remedy: str = "give --follow-links to read it there") -> None:
         super().__init__(found)
@@ -22,13 +22,13 @@ class LiesOutside(ValueError):
 
 
 def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """The data sets of a file by path; LiesOutside where a part of it lies in another one.
+    """Return the data sets of a file by path; LiesOutside if a part of it is stored in another file.
 
-    HDF5 would open whatever path stands there. That is external links, external storage and virtual data sets; soft
-    links alone cannot leave the file.
+    HDF5 would open any path named there: external links, external storage and virtual data sets. Soft links cannot
+    leave the file.
     """
     links: dict[str, Any] = {}
-    file.visititems_links(links.__setitem__)  # h5py takes no error from what it calls: look afterwards
+    file.visititems_links(links.__setitem__)  # h5py ignores errors raised in the callback: check afterwards
     arrays = {}
     for name, link in links.items():
         if isinstance(link, h5py.ExternalLink):
@@ -44,9 +44,9 @@ def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def arrays_linked(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """The data sets that external links of a file lead to, by the path of the link and what lies below it.
+    """Return the data sets behind the external links of a file, by the path of the link and the path below it.
 
-    ValueError for a link that leads nowhere or in a circle, and for virtual data sets of which a part is not there.
+    Raises ValueError for a broken or circular link, and for a virtual data set with missing parts.
     """
     return dict(_followed(file, "", (_identity(file),)))
 
@@ -79,7 +79,7 @@ def _followed(group: Any, above: str, seen: tuple[Any, ...]) -> Iterator[tuple[s
 
 
 def files_behind(data: h5py.Dataset, path: Path) -> list[Path]:
-    """The files other than `path` in which the values of a data set lie."""
+    """Return the files other than `path` that hold values of a data set."""
     own = Path(data.file.filename)
     found = [] if own == path else [own]
     if data.is_virtual:
@@ -92,7 +92,7 @@ def files_behind(data: h5py.Dataset, path: Path) -> list[Path]:
 
 
 def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
-    """ValueError unless every value of a virtual data set is there: HDF5 fills in a number for what is missing."""
+    """Raise ValueError unless every value of a virtual data set exists: HDF5 replaces missing ones by a fill value."""
     if not data.is_virtual:
         return
     count = 0
@@ -115,7 +115,7 @@ def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
 
 
 def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
-    """How many values a file gives to a virtual data set; ValueError unless it has them."""
+    """Return how many values a file supplies to a virtual data set; ValueError if it lacks any of them."""
     found = file.get(source.dset_name)
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"{where}, which is not there")
@@ -132,7 +132,7 @@ def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
 
 
 def _check_storage(name: str, data: h5py.Dataset) -> None:
-    """LiesOutside for values in a file that is no HDF5: h5repack brings them in, and no flag does."""
+    """Raise LiesOutside for values in a file that is not HDF5: only h5repack brings them in, no flag does."""
     made = data.id.get_create_plist()
     if made.get_external_count():
         file = np.bytes_(made.get_external(0)[0]).decode(errors="replace")
@@ -142,7 +142,7 @@ def _check_storage(name: str, data: h5py.Dataset) -> None:
 
 
 def _source_file(data: h5py.Dataset, name: str) -> Path:
-    """The file that HDF5 takes for a name in a virtual data set: beside that data set's file, else as it stands."""
+    """Return the file that HDF5 opens for a name in a virtual data set: beside that data set's file, else as named."""
     folder = Path(data.file.filename).parent
     beside = folder / name if not Path(name).is_absolute() else folder / Path(name).name
     first, second = (Path(name), beside) if Path(name).is_absolute() else (beside, Path(name))

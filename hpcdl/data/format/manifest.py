@@ -1,9 +1,9 @@
-"""What a sample consists of, and the manifest of a data folder: what is there, checksums.
+"""The fields of a sample, and the manifest of a data folder: its content and checksums.
 
-A picture with its class is two of them, `images` and `labels`.
+An image with its class consists of two fields, `images` and `labels`.
 
-Pictures with a class have the schema `hpcdl.data/1`, which does not spell out their two fields; samples of named
-fields have `hpcdl.data/2`.
+Images with a class have the schema `hpcdl.data/1`, which does not list their two fields. Samples of named fields have
+`hpcdl.data/2`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CODINGS = ("one-hot", "codes")
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
-"""Types that a field may have; text is uint8, its UTF-8 bytes."""
+"""Types that a field may have; text is stored as uint8, its UTF-8 bytes."""
 RESERVED = ("block_checksums", "sample_checksums", "offsets", "class_names")
-"""Names that parts of a shard have."""
+"""Names that other parts of a shard use."""
 IMAGES, LABELS = "images", "labels"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESIDENT_BYTES = 16
@@ -41,7 +41,7 @@ _LEAST_SIDE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Of a field's values over the training samples: one number, or one for each element of the last axis."""
+    """Statistics of a field over the training samples: one number each, or one per element of the last axis."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -51,10 +51,10 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Categories:
-    """A column of words as numbers: the number of a word is its place in `words`.
+    """A column of words encoded as numbers: the number of a word is its index in `words`.
 
-    `coding` is `one-hot` (for each word a 0 or 1, from element `place` of the field on) or `codes` (the number itself,
-    at `place`).
+    `coding` is `one-hot` (a 0 or 1 for each word, starting at element `place` of the field) or `codes` (the number
+    itself, at `place`).
     """
 
     column: str
@@ -69,11 +69,11 @@ class Categories:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One input or target: `shape` is that of a sample, of the longest one where the first axis is `variable`.
+    """One input or target: `shape` is the shape of a sample, or of the longest one if the first axis is `variable`.
 
-    `kind` is `numbers`, `class` (int64, a number below the count of `class_names`), `text` (uint8, variable) or
-    `encoded`: a JPEG or PNG file, decoded to `shape` while training, which format 1 alone has.
-    `resident` fields have a few bytes a sample and are read whole when a shard is opened; the others lie in blocks.
+    `kind` is `numbers`, `class` (int64, an index into `class_names`), `text` (uint8, variable) or `encoded`: a JPEG or
+    PNG file, decoded to `shape` during training (format 1 only). `resident` fields have a few bytes per sample and are
+    read whole when a shard is opened; others are stored in blocks.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Field:
     normalise: str = "none"
     statistics: Statistics | None = field(default=None)
     categories: Sequence[Categories] = ()
-    """The columns of words among what a table's columns were put together to."""
+    """The columns of words among the table columns that were combined into this field."""
 
     def __post_init__(self) -> None:
         if not is_name(self.name) or self.role not in ROLES or self.kind not in KINDS or self.dtype not in DTYPES:
@@ -97,36 +97,36 @@ class Field:
 
     @property
     def encoded(self) -> bool:
-        """Whether samples lie as JPEG or PNG files."""
+        """Whether samples are stored as JPEG or PNG files."""
         return self.kind == "encoded"
 
     @property
     def ragged(self) -> bool:
-        """Whether samples differ in length as they lie in a shard."""
+        """Whether stored samples differ in length."""
         return self.variable or self.encoded
 
     @property
     def stored_type(self) -> str:
-        """The type of its values as they lie in a shard."""
+        """The numpy type string of the stored values, little-endian."""
         return np.dtype(self.dtype).newbyteorder("<").str
 
     @property
     def row_shape(self) -> Sequence[int]:
-        """Of what a shard counts: a sample, one element along the first axis where that is variable, a file's byte."""
+        """Shape of a stored row: a sample, one element along a variable first axis, or one byte of an encoded file."""
         return () if self.encoded else self.shape[1:] if self.variable else self.shape
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of that."""
+        """The size of a stored row in bytes."""
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
     def longest_bytes(self) -> int:
-        """Bytes of a sample, of the longest where lengths vary."""
+        """The size of a sample in bytes, or of the longest one if lengths vary."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def describe(self) -> str:
-        """As a plan and an inspection show it."""
+        """Describe the field as a plan and an inspection show it."""
         sides = [("up to " if self.variable else "") + str(side) for side in self.shape[:1]]
         shape = "x".join([*sides, *map(str, self.shape[1:])]) or "one"
         of_kind = {
@@ -139,7 +139,7 @@ class Field:
 def picture_with_class(
     shape: Sequence[int], dtype: str, class_names: Sequence[str], *, encoded: bool = False
 ) -> tuple[Field, Field]:
-    """The fields of a picture (height, width, channels), which may be `encoded`, and of its class."""
+    """Return the fields of an image (height, width, channels), which may be `encoded`, and of its class."""
     kind = "encoded" if encoded else "numbers"
     return (
         Field(name=IMAGES, role="input", dtype=dtype, shape=tuple(shape), kind=kind),
@@ -148,22 +148,22 @@ def picture_with_class(
 
 
 def is_name(name: str) -> bool:
-    """Whether a field may be called so."""
+    """Return whether `name` is a valid field name."""
     return bool(_NAME.fullmatch(name)) and name not in RESERVED
 
 
 def is_picture(shape: Sequence[int]) -> bool:
-    """Whether bytes of this shape are pixels: height, width, and 1, 3 or 4 channels."""
+    """Return whether uint8 samples of this shape are images: height, width, and 1, 3 or 4 channels."""
     return len(shape) == 3 and shape[2] in (1, 3, 4)
 
 
 def may_be_picture(shape: Sequence[int]) -> bool:
-    """Whether bytes of this shape are a grey picture or a table of numbers: nobody can tell."""
+    """Return whether uint8 samples of this shape may be either grey images or tables of numbers."""
     return len(shape) == 2 and min(shape) >= _LEAST_SIDE
 
 
 def may_be_resident(shape: Sequence[int], dtype: str) -> bool:
-    """Whether samples are so small that reading them one by one or by block would cost more than keeping them."""
+    """Return whether samples are so small that reading them singly or by block would cost more than keeping all."""
     return math.prod(shape) * np.dtype(dtype).itemsize <= _RESIDENT_BYTES
 
 
@@ -174,10 +174,10 @@ FILE_NAME = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry:
-    """One shard: its file below the data folder, sizes in samples and bytes, and where things lie in the file.
+    """One shard: its file below the data folder, its size in samples and bytes, and the checksum of its frame.
 
-    `frame_checksum` covers every byte but the blocks; the blocks' own checksums lie in the shard, so that it stands
-    for the whole file.
+    `frame_checksum` covers every byte outside the blocks. The blocks' own checksums are in the frame, so it covers the
+    whole file.
     """
 
     file: str
@@ -196,7 +196,7 @@ class SplitEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What it takes to make any shard again from the same source: options, planned sizes, checksum of the list.
+    """What is needed to make any shard again from the same source: options, planned sizes, checksum of the list.
 
     Shards of earlier versions have no checksums of single samples.
     """
@@ -208,14 +208,14 @@ class Recipe:
     fingerprint: str
     sample_checksums: bool = False
     memory_bytes: int = 0
-    """Most that the plan had a writing process take; 0 in earlier versions."""
+    """The most memory that the plan expects a writing process to take; 0 in earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A whole data set; `sample_shape` and `dtype` (a numpy name) are the first input's.
+    """A whole data set; `sample_shape` and `dtype` (a numpy name) belong to the first input.
 
-    Classes are those of the only class target, if it has one.
+    The classes are those of the only class target, if there is one.
     """
 
     schema: str = SCHEMA
@@ -235,31 +235,31 @@ class Manifest:
     recipe: Recipe
     fields: Sequence[Field] = field(default=())
     understood: Sequence[str] = field(default=())
-    """How the source was read, and what of it was left out, as the plan said it."""
+    """How the source was read and what was omitted from it, in the words of the plan."""
 
     @property
     def pictures(self) -> bool:
-        """Whether samples are pictures with a class, in format 1."""
+        """Whether samples are images with a class, in format 1."""
         return self.schema == SCHEMA
 
     @property
     def window_sample_bytes(self) -> int:
-        """Bytes of a sample that the length of windows, and so the order, follows from; format 1 counts no class."""
+        """Bytes of a sample that determine the window length, and so the order; format 1 does not count the class."""
         return sum(item.longest_bytes for item in (self.fields[:1] if self.pictures else self.fields))
 
     def shards(self) -> list[ShardEntry]:
-        """Every shard, split by split."""
+        """Return every shard, split by split."""
         return [shard for split in self.splits.values() for shard in split.shards]
 
 
 def checksum_of(document: Mapping[str, Any]) -> str:
-    """XXH3-64 of a manifest's content: its canonical JSON without the key `checksum`."""
+    """Return the XXH3-64 of a manifest's content: its canonical JSON without the key `checksum`."""
     content = {key: value for key, value in document.items() if key != "checksum"}
     return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into `folder`, atomically; what follows from the content follows byte by byte."""
+    """Write the manifest into `folder` atomically; the same content gives the same bytes."""
     document = dataclasses.asdict(dataclasses.replace(manifest, fields=()) if manifest.pictures else manifest)
     for name in ("fields", "understood"):
         if not document[name]:
@@ -272,7 +272,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """The manifest in `folder` and its checksum; CorruptError where it is damaged, of another schema or unsafe."""
+    """Read the manifest in `folder` and its checksum; CorruptError if it is damaged, unsafe or of another schema."""
     path = folder / FILE_NAME
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, FIELDS_SCHEMA):

@@ -1,13 +1,13 @@
-"""Which samples a step trains on: pure functions of the layout, the seed, the epoch and the global batch.
+"""The order of samples: pure functions of the layout, the seed, the epoch and the global batch.
 
-An epoch is one sequence of sample ids. Blocks (what is read at once) are permuted over all shards, `window_blocks` of
-them in a row form a window, and the samples of a window are permuted. Step t of the epoch takes the ids
-t * global_batch ... of that sequence, worker r the r-th slice of them: the same samples at a step for every number of
-workers, and any step can be computed without replaying the ones before. What is left behind the last whole global
-batch is dropped, other samples in every epoch.
+An epoch is one sequence of sample ids. Blocks (the units of reading) are permuted over all shards, `window_blocks`
+consecutive ones form a window, and the samples of a window are permuted. Step t of the epoch takes the ids
+t * global_batch ... of that sequence, and worker r the r-th slice of them. A step therefore uses the same samples for
+every number of workers, and any step can be computed without replaying earlier ones. Samples after the last whole
+global batch are dropped; they differ in every epoch.
 
-Where each node shuffles a share of its own (`--shuffle local`), the blocks are dealt to the nodes in a row, by their
-numbers of workers. Each share is such a sequence, sliced among the workers of its node; its epochs end by themselves.
+With `--shuffle local` each node shuffles its own share: consecutive blocks are assigned to the nodes in proportion to
+their workers. Each share is such a sequence, sliced among the workers of its node, with its own epochs.
 
 Permutations are Feistel networks with cycle walking (Black and Rogaway 2002, section 4), so they need no memory and
 do not depend on numpy's generators.
@@ -34,7 +34,7 @@ _MASK = (1 << 64) - 1
 
 
 def mixed(*values: int) -> int:
-    """A 64-bit key from whole numbers; other numbers, other key (splitmix64, Steele et al. 2014)."""
+    """Return a 64-bit key from integers; other integers give another key (splitmix64, Steele et al. 2014)."""
     state = 0
     for value in values:
         state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
@@ -45,7 +45,7 @@ def mixed(*values: int) -> int:
 
 
 def permuted(positions: Ids, num: int, key: int) -> Ids:
-    """Where the permutation of 0 .. num-1 that `key` names sends each of `positions` (int64, in range)."""
+    """Apply the permutation of 0 .. num-1 selected by `key` to each of `positions` (int64, in range)."""
     if num <= 1:
         return positions.copy()
     half = max(1, ((num - 1).bit_length() + 1) // 2)
@@ -72,7 +72,7 @@ def _hashed(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
 
 
 def steps_per_epoch(num_samples: int, global_batch: int) -> int:
-    """Whole global batches in an epoch; UsageError where there is not even one."""
+    """Return the number of whole global batches in an epoch; UsageError if there is none."""
     if global_batch > num_samples:
         raise UsageError(
             f"a global batch of {global_batch} needs more than the {num_samples} samples there are; "
@@ -83,13 +83,13 @@ def steps_per_epoch(num_samples: int, global_batch: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """By how many samples the steps of one epoch begin later: one that goes on with another global batch."""
+    """The number of samples by which the steps of one epoch start later, after a change of the global batch."""
 
     epoch: int
     samples: int
 
     def of(self, epoch: int) -> int:
-        """The samples in `epoch`, 0 in all others."""
+        """Return the shift of `epoch` in samples; 0 for every other epoch."""
         return self.samples if epoch == self.epoch else 0
 
 
@@ -97,9 +97,9 @@ NO_SHIFT = Shift(epoch=0, samples=0)
 
 
 def continues_at(epoch: int, samples: int, *, num_samples: int, global_batch: int) -> tuple[int, Shift]:
-    """The step, and its epoch's shift, at which a run goes on after `samples` of `epoch` in steps of `global_batch`.
+    """Return the step and shift with which a run continues after `samples` of `epoch` in steps of `global_batch`.
 
-    No sample comes twice; as ever, those that are left out at the epoch's end are fewer than one global batch.
+    No sample is repeated; the samples omitted at the end of the epoch are fewer than one global batch, as usual.
     """
     per_epoch, left = num_samples // global_batch, (num_samples - samples) // global_batch
     return (epoch + 1) * per_epoch - left, Shift(epoch=epoch, samples=samples - (per_epoch - left) * global_batch)
@@ -107,7 +107,7 @@ def continues_at(epoch: int, samples: int, *, num_samples: int, global_batch: in
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """Which part of the blocks a node reads, and the place of one of its workers among the `num_workers` on it."""
+    """The part of the blocks that a node reads, and the index of one of its workers among its `num_workers`."""
 
     worker: int
     num_workers: int
@@ -116,7 +116,7 @@ class NodeShare:
 
     @staticmethod
     def of(nodes: Sequence[int], worker: int) -> NodeShare:
-        """The share of `worker`; `nodes` holds the number of each worker's node."""
+        """Return the share of `worker`; `nodes` holds the node number of each worker."""
         node = nodes[worker]
         return NodeShare(
             worker=nodes[:worker].count(node),
@@ -127,26 +127,29 @@ class NodeShare:
 
 
 def pass_slice(num_samples: int, worker: int, num_workers: int) -> range:
-    """A worker's part of one pass in order, or of one step's samples; over all workers every sample once."""
+    """Return a worker's slice of an ordered pass or of a step; the slices of all workers cover every sample once."""
     first, stop = (num_samples * part // num_workers for part in (worker, worker + 1))
     return range(first, stop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How samples lie in blocks: block i holds the ids `starts[i]` to `starts[i+1]` - 1; `window_blocks` are mixed."""
+    """The division of samples into blocks: block i holds the ids `starts[i]` to `starts[i+1]` - 1.
+
+    `window_blocks` blocks are shuffled together.
+    """
 
     starts: Ids
     window_blocks: int
 
     @staticmethod
     def uniform(num_samples: int, block_samples: int, window_blocks: int) -> Layout:
-        """Blocks of equal size, the last one shorter."""
+        """Return blocks of equal size, the last one shorter."""
         return Layout.of_shards([num_samples], block_samples, window_blocks)
 
     @staticmethod
     def of_shards(samples_by_shard: list[int], block_samples: int, window_blocks: int) -> Layout:
-        """Blocks of equal size within each shard, the last one of a shard shorter; ids run on over the shards."""
+        """Return blocks of equal size within each shard, its last one shorter; ids continue from shard to shard."""
         pieces, first = [], 0
         for num_samples in samples_by_shard:
             pieces.append(np.arange(first, first + num_samples, block_samples, dtype=np.int64))
@@ -154,31 +157,31 @@ class Layout:
         return Layout(starts=np.concatenate([*pieces, np.array([first], np.int64)]), window_blocks=window_blocks)
 
     def part(self, share: NodeShare) -> Layout:
-        """The blocks of a node's share; samples keep their ids."""
+        """Return the blocks of a node's share; samples keep their ids."""
         ends = (share.workers_before, share.workers_before + share.num_workers)
         first, stop = (self.num_blocks * end // share.workers_in_all for end in ends)
         return Layout(starts=self.starts[first : stop + 1], window_blocks=self.window_blocks)
 
     @property
     def num_samples(self) -> int:
-        """Samples in all blocks."""
+        """The number of samples in all blocks."""
         return int(self.starts[-1] - self.starts[0])
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all shards."""
+        """The number of blocks in all shards."""
         return len(self.starts) - 1
 
 
 class LastTwo(Generic[Item]):
-    """The two items last made, by number; for several threads."""
+    """A thread-safe cache of the two items made last, by number."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Item] = {}
         self._lock = threading.Lock()
 
     def get(self, number: int, make: Callable[[], Item]) -> Item:
-        """The item of `number`, made if it is not there."""
+        """Return the item `number`, and make it if it is not cached."""
         with self._lock:
             if number not in self._kept:
                 while len(self._kept) > 1:
@@ -205,7 +208,7 @@ class Epoch:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Position in the sequence behind each window."""
+        """The position in the sequence after the end of each window."""
         lengths = np.diff(self.layout.starts)[self.blocks]
         ends = np.cumsum(lengths)
         last = np.arange(self.layout.window_blocks - 1, len(ends), self.layout.window_blocks)
@@ -214,18 +217,18 @@ class Epoch:
 
     @property
     def num_windows(self) -> int:
-        """Windows in the epoch."""
+        """The number of windows in the epoch."""
         return len(self._ends)
 
     def window_blocks(self, window: int) -> Ids:
-        """The block numbers of a window, in the order in which their samples are numbered within it."""
+        """Return the block numbers of a window, in the order in which its samples are numbered."""
         size = self.layout.window_blocks
         return self.blocks[window * size : (window + 1) * size]
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, Ids]]:
-        """Window by window, where the sequence's elements `start` to `stop` - 1 stand.
+        """Yield (window, indices) for the elements `start` to `stop` - 1 of the sequence, window by window.
 
-        Yields (window, indices): an index counts the samples of the window's blocks, laid one behind the other.
+        An index counts the samples of the window's blocks, concatenated in the order of `window_blocks`.
         """
         while start < stop:
             window = self.window_of(start)
@@ -235,15 +238,15 @@ class Epoch:
             start = end
 
     def window_of(self, position: int) -> int:
-        """The window that the sequence's element `position` stands in."""
+        """Return the window that contains element `position` of the sequence."""
         return bisect.bisect_right(self._ends, position)
 
     def window_bounds(self, window: int) -> tuple[int, int]:
-        """Position in the sequence of a window's first element, and the one behind its last."""
+        """Return the position of a window's first element in the sequence, and the position after its last."""
         return (self._ends[window - 1] if window else 0), self._ends[window]
 
     def window_order(self, window: int) -> Ids:
-        """The permutation of a window: what stands at its i-th place, counted as in `places`. The last two are kept."""
+        """Return the permutation of a window, with indices as in `places`. The last two are cached."""
 
         def order() -> Ids:
             first, last = self.window_bounds(window)
@@ -253,7 +256,7 @@ class Epoch:
         return self._orders.get(window, order)
 
     def window_ids(self, window: int) -> Ids:
-        """The sample ids of the window's blocks, laid one behind the other. The last two are kept."""
+        """Return the sample ids of the window's blocks, concatenated. The last two results are cached."""
 
         def ids() -> Ids:
             starts = self.layout.starts
@@ -262,13 +265,13 @@ class Epoch:
         return self._ids.get(window, ids)
 
     def ids(self, start: int, stop: int) -> Ids:
-        """The sample ids at the places `start` to `stop` - 1 of the sequence."""
+        """Return the sample ids at positions `start` to `stop` - 1 of the sequence."""
         pieces = [self.window_ids(window)[indices] for window, indices in self.places(start, stop)]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
 def global_batch_indices(step_in_epoch: int, *, layout: Layout, seed: int, epoch: int, global_batch: int) -> Ids:
-    """The sample ids that all workers together train on in a step; UsageError beyond the epoch's last step."""
+    """Return the sample ids of a step over all workers; UsageError if the epoch has no such step."""
     if not 0 <= step_in_epoch < steps_per_epoch(layout.num_samples, global_batch):
         raise UsageError(f"an epoch has no step {step_in_epoch} with a global batch of {global_batch}")
     return Epoch(layout, seed, epoch).ids(step_in_epoch * global_batch, (step_in_epoch + 1) * global_batch)

@@ -1,4 +1,4 @@
-"""Batches ahead of their use: a thread that keeps a few ready, and buffers that are used again.
+"""Prefetch batches: a thread that keeps a few ready, and buffers that are reused.
 
 On many systems touching fresh memory costs more than filling it.
 """
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from hpcdl.core.errors import original
 
 ALIGNMENT = 64
-"""Bytes; TensorFlow takes an array of this alignment over without a copy."""
+"""Bytes; TensorFlow uses an array of this alignment without copying it."""
 Item = TypeVar("Item")
 _POLL_S = 0.1
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised C-contiguous array whose first byte stands at a multiple of ALIGNMENT."""
+    """Return an uninitialised C-contiguous array whose first byte is at a multiple of ALIGNMENT."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
@@ -32,9 +32,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
 
 
 class BufferPool:
-    """Arrays of one shape; one that nobody outside the pool refers to any more is handed out again.
+    """A pool of arrays of one shape; an array is reused once nothing outside the pool refers to it.
 
-    A tensor made from an array without a copy holds a reference to it, so a buffer comes back when its tensor dies.
+    A tensor made from an array without a copy holds a reference to it, so a buffer is free again when its tensor is
+    deleted.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -46,10 +47,10 @@ class BufferPool:
         return len(self._arrays)
 
     def take(self) -> npt.NDArray[Any]:
-        """An array with arbitrary content that the caller alone refers to."""
+        """Return an array with arbitrary content that only the caller refers to."""
         for position in range(len(self._arrays)):
-            # Two references each: its owner (the pool's list; the array) and the argument of getrefcount itself.
-            # Views made of the array refer to the memory behind it, not to the array.
+            # Two references each: the owner (the pool's list; the array) and the argument of getrefcount itself.
+            # Views of the array refer to the memory behind it, not to the array.
             if sys.getrefcount(self._arrays[position]) == 2 and sys.getrefcount(self._arrays[position].base) == 2:
                 return self._arrays[position]
         fresh = aligned_empty(self._shape, self._dtype)
@@ -58,16 +59,17 @@ class BufferPool:
 
 
 class _End:
-    """Marks the end of the items; carries the error that ended them, if one did."""
+    """Marks the end of the items; carries the error that ended them, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class Prefetched(Generic[Item]):
-    """Iterates over what `produce()` yields, `depth` items ahead; errors reach the consumer in their place.
+    """Iterates over what `produce()` yields, `depth` items ahead; an error is raised in place of the item that failed.
 
-    `close()` ends the thread and calls `release`; so do the end of the items, an error, and the interpreter's end.
+    `close()` ends the thread and calls `release`. The end of the items, an error, and the interpreter's exit do the
+    same.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Prefetched(Generic[Item]):
         return item  # type: ignore[no-any-return]  # the queue holds items and ends
 
     def close(self) -> None:
-        """End the thread; further items are dropped."""
+        """End the thread and drop all further items."""
         self._over = True
         self._finish()
 
@@ -107,7 +109,7 @@ def _run(produce: Callable[[], Iterator[Any]], ready: queue.Queue[Any], stop: th
         for item in produce():
             if not _put(ready, item, stop):
                 return
-    except BaseException as error:  # noqa: BLE001  it is raised again where the item would have been taken
+    except BaseException as error:  # noqa: BLE001  raised again by `__next__` in place of the item
         end = _End(original(error))
     _put(ready, end, stop)
 

@@ -1,4 +1,4 @@
-"""The bytes of a shard: written block by block under checksums, and checked."""
+"""Write the bytes of a shard block by block with checksums, and verify them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from hpcdl.data.format.prefetch import aligned_empty
 
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 2 << 20
-"""Read at once to be summed: most blocks whole, while they are still in the core's own cache."""
+"""Size of one read for checksums: holds most blocks whole, while they are still in the core's own cache."""
 _WRITEBACK_BYTES = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 class _Column:
-    """What is known of a column of a shard under construction."""
+    """The checksums and write positions of one column of a shard under construction."""
 
     def __init__(self, frame: ShardFrame, places: ColumnPlaces) -> None:
         self.places = places
@@ -45,7 +45,7 @@ class _Column:
 
 
 class NewShard:
-    """A shard under construction; the blocks of each column come in order."""
+    """A shard under construction; the blocks of each column must be written in order."""
 
     def __init__(self, path: Path, frame: ShardFrame) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class NewShard:
         os.close(self._descriptor)
 
     def write_block(self, name: str, first: int, block: Array, sizes: Sequence[int]) -> None:
-        """Write a column's block whose first sample is `first`, behind the one before; `sizes` of samples in bytes."""
+        """Append a block of a column; `first` is its first sample, `sizes` are the bytes of each sample."""
         if self._chunks:
             self._chunks.write(first, block)
             return
@@ -82,7 +82,7 @@ class NewShard:
             column.started = column.end
 
     def finish(self, residents: Mapping[str, Array], offsets: Mapping[str, Array]) -> str:
-        """Write what belongs to all blocks; the checksum of the frame. `offsets`: of the columns of varying length."""
+        """Write the resident fields, checksums and `offsets` of ragged columns; return the frame checksum."""
         if self._chunks:
             self._chunks.close()
             self._chunks = None
@@ -106,9 +106,9 @@ class NewShard:
 
 
 def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Have the kernel begin to write a range to the device, so that the fsync at the end has little left to wait for.
+    """Ask the kernel to start writing a range to the device, so that the final fsync has little left to do.
 
-    Linux's sync_file_range; a hint: where it is missing or fails, the fsync does all of it.
+    This is Linux's sync_file_range, a hint: if it is missing or fails, the fsync does all the work.
     """
     with contextlib.suppress(AttributeError, OSError):
         call = ctypes.CDLL(None, use_errno=True).sync_file_range
@@ -117,7 +117,7 @@ def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
 
 
 def sample_checksums(content: memoryview, sizes: Sequence[int]) -> Iterator[int]:
-    """XXH3-64 of samples that lie one behind the other in `content`."""
+    """Yield the XXH3-64 of samples stored one after another in `content`."""
     start = 0
     for size in sizes:
         yield xxhash.xxh3_64_intdigest(content[start : start + size])
@@ -125,30 +125,30 @@ def sample_checksums(content: memoryview, sizes: Sequence[int]) -> Iterator[int]
 
 
 def block_checksum(descriptor: int, place: ColumnMap, block: int) -> int:
-    """XXH3-64 of a block's bytes as they lie in the file."""
+    """Return the XXH3-64 of a block's bytes as stored in the file."""
     return _block_checksum(descriptor, int(place.block_offsets[block]), int(place.block_bytes[block]), _piece())
 
 
 def block_checksums(descriptor: int, place: ColumnMap) -> Iterator[int]:
-    """`block_checksum` of each block."""
+    """Yield `block_checksum` of each block."""
     piece = _piece()
     extents = zip(place.block_offsets.tolist(), place.block_bytes.tolist(), strict=True)
     return (_block_checksum(descriptor, offset, size, piece) for offset, size in extents)
 
 
 def _piece() -> memoryview:
-    """Memory to be read into again and again: touching fresh memory costs as much as filling it."""
+    """Return a buffer to reuse for all reads: touching fresh memory costs as much as filling it."""
     return aligned_empty((_PIECE_BYTES,), np.uint8).data
 
 
 def _block_checksum(descriptor: int, offset: int, size: int, piece: memoryview) -> int:
     if 0 < size <= len(piece) and os.preadv(descriptor, [piece[:size]], offset) == size:
-        return xxhash.xxh3_64_intdigest(piece[:size])  # one call is faster by half than a sum that can go on
+        return xxhash.xxh3_64_intdigest(piece[:size])  # one call takes half the time of an incremental digest
     return int(_checksum(descriptor, [(offset, offset + size)], piece).intdigest())
 
 
 def frame_checksum(descriptor: int, place: ShardMap) -> str:
-    """XXH3-64 of every byte of the file that is in no block, in order."""
+    """Return the XXH3-64 of every byte of the file outside the blocks, in order."""
     size = os.fstat(descriptor).st_size
     starts, lengths = place.block_offsets, place.block_bytes
     order = np.argsort(starts, kind="stable")
@@ -161,7 +161,7 @@ def frame_checksum(descriptor: int, place: ShardMap) -> str:
 
 
 def _checksum(descriptor: int, ranges: list[tuple[int, int]], piece: memoryview) -> Any:
-    """Of `ranges` one behind the other, each read into `piece` again and again."""
+    """Return the digest of the concatenated `ranges`, read through the buffer `piece`."""
     digest = xxhash.xxh3_64()
     for start, stop in ranges:
         while start < stop:
@@ -174,7 +174,7 @@ def _checksum(descriptor: int, ranges: list[tuple[int, int]], piece: memoryview)
 
 
 def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = lambda _: None) -> list[str]:
-    """What is wrong with a shard, block by block; empty where every byte is as written. `on_bytes` hears of bytes."""
+    """List the faults of a shard, block by block; empty if it is intact. `on_bytes` gets the size of each block."""
     path = folder / entry.file
     try:
         size = path.stat().st_size

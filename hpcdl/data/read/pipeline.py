@@ -1,4 +1,4 @@
-"""From numpy batches to TensorFlow, augmented on the way: the one file of this room that imports it."""
+"""Turn numpy batches into TensorFlow batches, with augmentation; only this file of the package imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hpcdl.data.read.windows import TrainingStream, open_stream
 Batches = Prefetched[tuple[Any, Any]]
 _AHEAD = 2
 _as_written = tf.autograph.experimental.do_not_convert
-"""For what reads and changes batches, where no tensor decides: AutoGraph would parse all of it at each start."""
+"""For functions on batches without tensor-dependent control flow: AutoGraph would parse all of it at each start."""
 _TOGETHER_BYTES, _MOST_TOGETHER = 256 * 1024, 32
-"""Small batches are read together, up to so many bytes and batches: a call of Python costs as much as reading one."""
+"""Small batches are read together, up to these limits: a Python call costs as much as reading one of them."""
 
 
 class GraphBatches:
-    """Batches of TensorFlow's `iterator`, for a graph that takes them itself; `next` takes one outside of it."""
+    """Batches of TensorFlow's `iterator` for a graph that reads it directly; `next` takes one outside of the graph."""
 
     def __init__(self, iterator: Iterator[Any], release: Callable[[], None]) -> None:
         self._held = [iterator]
@@ -36,7 +36,7 @@ class GraphBatches:
 
     @property
     def iterator(self) -> Any:
-        """A graph must take it as an argument: what it holds itself lives as long as the process."""
+        """The iterator; pass it to a graph as an argument, because a captured one lives as long as the process."""
         return self._held[0]
 
     def __iter__(self) -> Self:
@@ -48,12 +48,12 @@ class GraphBatches:
             return batch
 
     def close(self) -> None:
-        """End the iterator, then what it reads from."""
+        """Delete the iterator, then close its source."""
         self._finish()
 
 
 def _let_go(held: list[Iterator[Any]], release: Callable[[], None]) -> None:
-    held.clear()  # which waits for TensorFlow's threads
+    held.clear()  # waits for TensorFlow's threads
     release()
 
 
@@ -61,10 +61,10 @@ def _let_go(held: list[Iterator[Any]], release: Callable[[], None]) -> None:
 class Augmentation:
     """Random changes, seeded by run, step and place in the global batch; the default changes nothing.
 
-    `crop_padding` pixels are added on every side and a window of the old size is cut out at random (He et al. 2016,
-    section 4.2). `min_area` above 0 cuts out a part of `min_area` to 1 of the image's area, 3:4 to 4:3 wide, and
-    resizes it (Szegedy et al. 2015, section 6). `flip` mirrors half of the images left to right. `mean` and `std` (one
-    number per channel, of pixels in [0, 1]) turn images to float32, (pixel - mean) / std.
+    `crop_padding` pixels are added on every side, and a window of the original size is cut out at random (He et al.
+    2016, section 4.2). `min_area` above 0 cuts out a part of `min_area` to 1 of the image's area, with an aspect ratio
+    of 3:4 to 4:3, and resizes it (Szegedy et al. 2015, section 6). `flip` mirrors half of the images left to right.
+    `mean` and `std` (one number per channel, of pixels in [0, 1]) turn images to float32, (pixel - mean) / std.
     """
 
     crop_padding: int = 0
@@ -89,7 +89,7 @@ class Augmentation:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether images go through as they are."""
+        """Whether images stay unchanged."""
         return not (self.crop_padding or self.min_area or self.flip or self.mean)
 
 
@@ -110,12 +110,12 @@ def training_batches(
     shift: Shift = NO_SHIFT,
     in_graph: bool = False,
 ) -> Batches | GraphBatches:
-    """Endless batches of one worker from `start_step` on: inputs and targets (see `hpcdl.data.open`).
+    """Return endless batches of one worker from `start_step` on: inputs and targets (see `hpcdl.data.open`).
 
-    Samples and augmentation follow from seed and step alone, whatever the number of workers; `deterministic` sets
-    tf.data's option of that name and changes neither. `global_batch`, where given, is shared out as evenly as can be in
-    place of `batch_size` each. `in_graph`: they are GraphBatches. UsageError where the split has fewer samples than a
-    global batch.
+    Samples and augmentation depend only on seed and step, not on the number of workers; `deterministic` sets tf.data's
+    option of that name and changes neither. `global_batch`, if given, is divided as evenly as possible, in place of
+    `batch_size` each. `in_graph` returns GraphBatches. Raises UsageError if the split has fewer samples than a global
+    batch.
     """
     stream = open_stream(
         dataset, batch_size=batch_size, worker=worker, num_workers=num_workers, seed=seed, global_batch=global_batch,
@@ -140,10 +140,10 @@ def evaluation_batches(
     augment: Augmentation | None = None,
     firsts: Sequence[int] | None = None,
 ) -> Batches:
-    """A worker's part of one pass over `split`: over all workers every sample exactly once, the last batch shorter.
+    """Return a worker's part of one pass over `split`: all workers together read every sample exactly once.
 
-    Of `augment` only mean and std are applied. `firsts`, where given, are the first samples of the batches to read,
-    in rising order, in place of a worker's part; only a batch at the split's end is shorter.
+    The last batch is shorter. Only mean and std of `augment` are applied. `firsts`, if given, are the first samples of
+    the batches to read, in rising order, in place of a worker's part; only a batch at the split's end is shorter.
     """
     reader = open_reader(dataset, split)
     own = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
@@ -187,12 +187,12 @@ def as_tf_dataset(
 ) -> Any:
     """A `tf.data.Dataset` of shuffled batches (inputs, targets): the public API, `hpcdl.data.open`.
 
-    Each is the only one, such as images (B, H, W, C) and their labels (B,), or several by name in a dict. Numbers come
-    as stored, or scaled as the manifest says; classes as int64; text as int32, each byte plus 1, and 0 behind the end;
-    samples of varying length with zeros behind the end.
+    Inputs and targets are each a single value, such as images (B, H, W, C) and their labels (B,), or a dict of several
+    by name. Numbers are as stored, or scaled as the manifest says; classes are int64; text is int32, each byte plus 1,
+    and 0 after the end; samples of varying length are padded with zeros.
 
-    `split` defaults to the training split; `epochs=None` repeats for ever. `start_step` resumes. `verify_data` holds
-    what is read against its checksums (of a `data` that is open already, its own setting holds).
+    `split` defaults to the training split; `epochs=None` repeats for ever. `start_step` resumes. `verify_data` checks
+    data against its checksums (if `data` is a Dataset, its own setting applies).
     """
     dataset = open_dataset(data, verified=verify_data) if isinstance(data, str) else data
     if split is not None and split not in dataset.splits:
@@ -234,14 +234,14 @@ def _dataset(
 
 
 def _num_bytes(dataset: Dataset, num_samples: int) -> int:
-    """Bytes of so many samples; more than are ever read together where that is not known before."""
+    """Return the bytes of `num_samples` samples; `_TOGETHER_BYTES`, which disables joint reads, if lengths vary."""
     if any(item.ragged for item in dataset.fields):
         return _TOGETHER_BYTES
     return num_samples * sum(item.longest_bytes for item in dataset.fields)
 
 
 def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: int) -> Any:
-    """The batches of `steps`, `num_batches` of them read by one call of Python's, the next ones meanwhile."""
+    """Return the batches of `steps`, read `num_batches` at a time by one Python call, with prefetching."""
     lead = (num_batches, batch_size)
     pools = [BufferPool((*lead, *item.shape), item.dtype) for item in samples.dataset.fields]
 
@@ -257,7 +257,7 @@ def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: 
 
 
 def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, training: bool) -> Any:
-    """`batches` after the function of the user's own, which gets a seed of two numbers: `key` and the batch's."""
+    """Apply the user's own function to `batches`, with a seed of two numbers: `key` and the batch's."""
     apply = dataset.preprocess
 
     def one(number: Any, batch: Any) -> Any:
@@ -272,7 +272,7 @@ def _preprocessed(batches: Any, dataset: Dataset, numbers: Any, key: int, *, tra
 
 
 def _unscaled(inputs: Any, dataset: Dataset) -> Any:
-    """Inputs, as float32 those bytes that the step is not to scale."""
+    """Return the inputs, with uint8 values that the step must not scale as float32."""
 
     def one(value: Any) -> Any:
         kept = value.dtype == tf.uint8 and not dataset.scales(value.shape[1:].as_list())
@@ -282,13 +282,13 @@ def _unscaled(inputs: Any, dataset: Dataset) -> Any:
 
 
 def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
-    """What a model gets of `dataset`: inputs and targets, a TensorSpec each or several by name; the batch is None."""
+    """Return the model's inputs and targets, each a TensorSpec or a dict of several; the batch dimension is None."""
 
     def nothing(_: int) -> Any:
         raise AssertionError("only the kinds of the batches are asked for")
 
     numbers = tf.data.Dataset.range(0)
-    batches = _batches(dataset, nothing, numbers, (None,))  # decoded pictures are what arrays of pixels are
+    batches = _batches(dataset, nothing, numbers, (None,))  # decoded images have the same type as arrays of pixels
     inputs, targets = _preprocessed(batches, dataset, numbers, 0, training=True).element_spec
     return inputs, targets
 
@@ -296,14 +296,14 @@ def batch_spec(dataset: Dataset) -> tuple[Any, Any]:
 def _options(deterministic: bool) -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = deterministic
-    # Its thread sleeps for up to a minute and may miss that an iterator is deleted, which waits for it.
+    # The autotune thread sleeps for up to a minute, may miss the deletion of an iterator, and so delay it.
     options.autotune.enabled = False
     return options
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """What is read for each element of a dataset of steps: the fields by `read`; the samples' numbers are `ids`."""
+    """How to read the elements of a dataset of steps: `read` returns the fields, `ids` the numbers of the samples."""
 
     dataset: Dataset
     reader: SplitReader | SyntheticReader
@@ -312,7 +312,7 @@ class _Samples:
 
 
 def _stored(samples: _Samples, steps: Any, batch_size: int, length: int | None) -> Any:
-    """Batches (inputs, targets) of the samples of `steps`, pictures decoded; `length` is None where it may vary."""
+    """Return batches (inputs, targets) of `steps`, with images decoded; `length` is None if it may vary."""
     dataset = samples.dataset
     if dataset.encoded:
         return _decoded(dataset, _Files(samples), steps, batch_size, length)
@@ -324,20 +324,20 @@ def _stored(samples: _Samples, steps: Any, batch_size: int, length: int | None) 
 
 
 class _Files:
-    """The encoded pictures of each element of a dataset of steps."""
+    """The encoded images of each element of a dataset of steps."""
 
     def __init__(self, samples: _Samples) -> None:
         self._samples = samples
         self._failed: list[Exception] = []
 
     def read(self, step: int, batch_size: int) -> tuple[Any, Any, Any]:
-        """Files, labels and rows of a step, and behind them an empty file, whose row is -1 less their number.
+        """Return files, labels and rows of a step, followed by an empty file whose row is -1 minus their number.
 
-        Where they cannot be read there are as many empty ones as make a batch, and `refuse` raises why.
+        If they cannot be read, return enough empty files to fill a batch; `refuse` then raises the reason.
         """
         try:
             files, labels = self._samples.read(step)
-        except Exception as error:  # noqa: BLE001  what is raised here would be dropped as a damaged picture is
+        except Exception as error:  # noqa: BLE001  an error raised here would be dropped, like a damaged image
             self._failed.append(error)
             count = batch_size + 1
             return np.array([b""] * count, object), np.zeros(count, np.int64), np.full(count, -1)
@@ -345,7 +345,7 @@ class _Files:
         return np.array([*files, b""], object), np.append(labels, 0), rows
 
     def refuse(self, steps: Any, decode: Callable[[Any], Any]) -> Any:
-        """Raise why the pictures of `steps` are not all there: CorruptError with shard and sample of the first."""
+        """Raise the reason why images of `steps` are missing: CorruptError with shard and sample of the first."""
         if self._failed:
             raise self._failed[0]
         reader, images = self._samples.reader, self._samples.dataset.inputs[0]
@@ -363,12 +363,12 @@ class _Files:
 
 
 def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, length: int | None) -> Any:
-    """Batches (images, labels) of encoded pictures, decoded one by one, in parallel, by TensorFlow.
+    """Return batches (images, labels) of encoded images, decoded one by one, in parallel, by TensorFlow.
 
-    A graph cannot catch what an operation raises, and TensorFlow's words name no sample. So a picture that does not
-    decode is dropped, and then missed: the rows of a batch count from 0 up, and end with the empty file that each
-    step ends with, whose row says how many were before it. That one always comes through, so a batch is over after
-    `batch_size` + 1 steps at most, however many pictures are damaged.
+    A graph cannot catch what an operation raises, and TensorFlow's messages name no sample. So an image that does not
+    decode is dropped, and its absence detected: the rows of a batch count up from 0, and end with the empty file that
+    ends each step. The row of that file says how many came before it. It is never dropped, so a batch ends after
+    `batch_size` + 1 steps at most, however many images are damaged.
     """
     decode = _decoder(dataset)
     nothing = tf.zeros(dataset.sample_shape, tf.as_dtype(dataset.dtype))
@@ -408,7 +408,7 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
 
 
 def _dense(value: Any, item: Field) -> Any:
-    """A field's batch as one array: samples of varying length with zeros behind their end, text as numbers from 1."""
+    """Return a field's batch as one array: samples of varying length padded with zeros, text as numbers from 1."""
     if not item.variable:
         return value
     shift = 1 if item.kind == "text" else 0
@@ -421,9 +421,9 @@ def _dense(value: Any, item: Field) -> Any:
 
 
 def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tuple[int | None, ...]) -> Any:
-    """Batches (inputs, targets) of the fields that `read` gives for each element of `steps`, without a copy.
+    """Return batches (inputs, targets) of the fields that `read` returns for each element of `steps`, without a copy.
 
-    `lead` are the sides before a sample's own; None is one that may vary.
+    `lead` are the dimensions before a sample's own; None if a dimension may vary.
     """
     fields = dataset.fields
     kinds = [tf.int32 if item.kind == "text" else tf.as_dtype(item.dtype) for item in fields]
@@ -439,12 +439,12 @@ def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tup
 
 
 def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:
-    """The only one of `fields`, or several by name."""
+    """Return the single value of `fields`, or a dict of several by name."""
     return values[fields[0].name] if len(fields) == 1 else {item.name: values[item.name] for item in fields}
 
 
 def _scaled(value: Any, item: Field) -> Any:
-    """A field's batch, scaled as the manifest says; in float64 where float32 would round the numbers before."""
+    """Scale a field's batch as the manifest says; in float64 if float32 would round the stored numbers."""
     found = item.statistics
     if found is None or item.normalise == "none":
         return value
@@ -458,7 +458,7 @@ def _scaled(value: Any, item: Field) -> Any:
 
 
 def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
-    """A graph function from a JPEG or PNG file to an image of the data set's shape."""
+    """Return a graph function from a JPEG or PNG file to an image of the data set's shape."""
     height, width, channels = dataset.sample_shape
 
     def decode(content: Any) -> Any:
@@ -477,7 +477,7 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
 
 
 def _covering(image: Any, found: Any, size: tuple[int, int]) -> Any:
-    """`image`, which has the size `found`, scaled to cover `size` and cut at the centre, as raw shards have it."""
+    """Scale `image` of size `found` to cover `size` and cut it at the centre, as for raw shards."""
     scale = tf.reduce_max(tf.constant(size, tf.float32) / tf.cast(found, tf.float32))
     left_over = scale * tf.cast(found, tf.float32) - tf.constant(size, tf.float32)
     return tf.raw_ops.ScaleAndTranslate(
@@ -491,7 +491,7 @@ def _covering(image: Any, found: Any, size: tuple[int, int]) -> Any:
 
 
 class _Rows(NamedTuple):
-    """Which numbers of a step's random ones are this worker's: row i of its batch is number `first` + i of `total`."""
+    """This worker's rows of a step's random numbers: row i of its batch is number `first` + i of `total`."""
 
     key: int
     first: int
@@ -499,7 +499,7 @@ class _Rows(NamedTuple):
 
 
 def _augmented(images: Any, augment: Augmentation, step: Any, rows: _Rows) -> Any:
-    """`images` after the changes that `augment` names; they follow from key, step and place in the global batch."""
+    """Apply the changes of `augment` to `images`; they depend only on key, step and place in the global batch."""
     shape = tf.shape(images)
     count, height, width = shape[0], shape[1], shape[2]
 
@@ -528,9 +528,9 @@ _WIDEST = 4 / 3
 
 
 def _random_parts(images: Any, min_area: float, drawn: Any) -> Any:
-    """A part of each image, as large as the image again (bilinear); `drawn` (B, 4) says how large, wide and where.
+    """Cut a part out of each image and resize it to the image's size (bilinear).
 
-    A part that would be wider or higher than the image is as wide or high as that.
+    `drawn` (B, 4) determines area, aspect ratio and position. Parts are limited to the image's width and height.
     """
     height, width = images.shape[1], images.shape[2]
     area = height * width * (min_area + (1 - min_area) * drawn[:, 0])
@@ -539,7 +539,7 @@ def _random_parts(images: Any, min_area: float, drawn: Any) -> Any:
     part_height = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, height)
     left = tf.floor(drawn[:, 2] * (width - part_width + 1))
     top = tf.floor(drawn[:, 3] * (height - part_height + 1))
-    # Corners are pixels' centers, counted in parts of the distance between the first and the last.
+    # Corners are pixel centers, as fractions of the distance between the first and the last.
     rows, columns = max(height - 1, 1), max(width - 1, 1)
     boxes = tf.stack(
         [top / rows, left / columns, (top + part_height - 1) / rows, (left + part_width - 1) / columns], axis=1

@@ -1,4 +1,4 @@
-"""Reads samples of one split: whole blocks in one go, or single samples, straight from the shards' bytes."""
+"""Read samples of one split directly from the shards' bytes: whole blocks in one request, or single samples."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Values = Array | list[Array] | list[bytes]
 WINDOW_BYTES = 64 * 1024**2
 _MOST_VIEWS = 1024
 _OF_HDF5 = {"opens": 1, "stats": 1}
-"""What HDF5 asks to open a file: it looks at the name once more, for whether it is a link; of one it asks more."""
+"""HDF5's calls to open a file: one more stat, to see whether the name is a link; a link costs further calls."""
 _REMEDY = "; look with `hpcdl inspect DIR --verify`, write it again with --repair"
 
 
 class OpenFile:
-    """A file open for reading, which stays open as long as anybody holds this."""
+    """A file open for reading; it stays open as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,7 +43,7 @@ class OpenFile:
 
 
 def read_exactly(file: OpenFile, out: memoryview, offset: int, path: Path) -> None:
-    """Fill `out` from `offset` on; CorruptError where the file ends first, HpcdlError where the system cannot read."""
+    """Fill `out` starting at `offset`; CorruptError if the file ends too early, HpcdlError if the read fails."""
     done, size = 0, len(out)
     while done < size:
         count = _read(file, [out[done:] if done else out], offset + done, path)
@@ -60,11 +60,11 @@ def _read(file: OpenFile, views: list[memoryview], offset: int, path: Path) -> i
 
 
 class OpenShard:
-    """A shard being read; its labels and places are kept, its file may be closed and opened again, by any thread.
+    """A shard open for reading, thread-safe. Labels and positions stay in memory; the file may be closed and reopened.
 
-    With `verified` all that is read is held against a checksum before anybody gets it: the frame (labels, offsets,
-    checksums) when the shard is opened, a whole block by the block's own, a part of a block by its samples' own. Where
-    samples have none (compressed blocks, shards of earlier versions) the block is checked, once, before its first part
+    With `verified`, everything is checked against a checksum before it is used: the frame (labels, offsets, checksums)
+    when the shard is opened, a whole block by the block's checksum, a part of a block by its samples' checksums. If
+    samples have none (compressed blocks, shards of earlier versions), the block is checked once, before its first part
     is read.
     """
 
@@ -105,14 +105,14 @@ class OpenShard:
         values = np.empty(place.shape, place.dtype)
         if values.size:
             read_exactly(self.file, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
-        # Of uint64 beside another shard's int64 numpy would make floats, and it is no smaller.
+        # Mixed with another shard's int64, uint64 would become float in numpy, and it is no smaller.
         if place.dtype != np.int64 or not values.size or values.min() < 0 or values.max() >= 1 << 32:
             return values
-        return values.astype(np.min_scalar_type(values.max()))  # the numbers of classes: there are many samples
+        return values.astype(np.min_scalar_type(values.max()))  # class numbers in a small type: there are many samples
 
     @property
     def file(self) -> OpenFile:
-        """The file, opened if need be."""
+        """The file, opened if necessary."""
         with self._opening:
             if self._file is None:
                 self._file = self._opened()
@@ -128,7 +128,7 @@ class OpenShard:
         return file
 
     def column(self, name: str) -> ColumnMap:
-        """Where a column lies; CorruptError where the shard has none of that name."""
+        """Return the position of a column; CorruptError if the shard has no column of that name."""
         if name not in self.map.columns:
             raise CorruptError(f"shard {self.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
         return self.map.columns[name]
@@ -143,14 +143,14 @@ class OpenShard:
         self.read_scattered(name, block, [out.reshape(-1).view(np.uint8).data])
 
     def read_scattered(self, name: str, block: int, views: list[memoryview]) -> None:
-        """Read a whole block, not compressed, into `views`, one behind the other; together they are as long as it."""
+        """Read a whole uncompressed block into `views`, one after another; their total length is the block's."""
         column = self.column(name)
         offset = int(column.block_offsets[block])
         digest = xxhash.xxh3_64()
         for first in range(0, len(views), _MOST_VIEWS):
             part = views[first : first + _MOST_VIEWS]
             wanted = sum(map(len, part))
-            if _read(self.file, part, offset, self.map.path) != wanted:  # rare: once more, view by view
+            if _read(self.file, part, offset, self.map.path) != wanted:  # rare: read again, view by view
                 position = offset
                 for view in part:
                     read_exactly(self.file, view, position, self.map.path)
@@ -176,7 +176,7 @@ class OpenShard:
         self._decompress(place, out)
 
     def read_variable(self, name: str, place: int) -> bytearray:
-        """The bytes of the sample at `place` of a column whose samples differ in length."""
+        """Return the bytes of the sample at `place` of a column whose samples differ in length."""
         column = self.column(name)
         if column.offsets is None:
             raise CorruptError(f"shard {self.map.path} holds no offsets of {name}{_REMEDY}")
@@ -191,7 +191,7 @@ class OpenShard:
         return content
 
     def close(self) -> None:
-        """Close the file, as soon as nobody reads from it any more."""
+        """Close the file once no thread reads from it."""
         with self._opening:
             self._file = self._chunks = None
 
@@ -213,7 +213,7 @@ class OpenShard:
             raise self._damaged(block)
 
     def sample_checksums(self, name: str) -> Array | None:
-        """The checksum of each sample of a column (uint64); None where samples have none of their own."""
+        """Return the checksum of each sample of a column (uint64); None if samples have no checksums."""
         if name in self._sample_checksums:
             return self._sample_checksums[name]
         offset = self.column(name).sample_checksums_offset
@@ -230,7 +230,7 @@ class OpenShard:
             self._checked[name][block] = True
 
     def _check_stored(self, name: str, block: int) -> None:
-        """Read a block's bytes as they lie in the file, for their checksum alone."""
+        """Check a block's stored bytes against its checksum."""
         if not self._verified:
             return
         column, file = self.column(name), self.file
@@ -256,8 +256,8 @@ class Reader(Protocol):
 class SplitReader:
     """The samples of one split of a folder; ids count them over the shards in the manifest's order.
 
-    `columns` are the fields that lie in blocks with samples of one length. `layout` is that of the node's `share` alone
-    where there is one.
+    `columns` are the fields stored in blocks with samples of fixed length. With a node's `share`, `layout` covers only
+    that share.
     """
 
     def __init__(self, folder: Path, dataset: Dataset, split: Split, share: NodeShare | None = None) -> None:
@@ -285,18 +285,18 @@ class SplitReader:
 
     @property
     def shard_numbers(self) -> range:
-        """The shards that hold what is read, counted in the manifest's order."""
+        """The numbers of the shards that are read, in the manifest's order."""
         return self.shards_of(range(self._blocks[0], self._blocks[-1]))
 
     def shards_of(self, samples: range) -> range:
-        """The shards that hold `samples`, ids in a row."""
+        """Return the numbers of the shards that hold `samples`, a range of ids."""
         if not samples:
             return range(0)
         return range(self.place(samples[0])[0], self.place(samples[-1])[0] + 1)
 
     def shard(self, number: int) -> OpenShard:
-        """The shard `number`; the files of those used longest ago are closed."""
-        with self._lock:  # each field's windows are read by a thread
+        """Return the shard `number`; the files of the least recently used shards are closed."""
+        with self._lock:  # a thread for each field reads its windows
             return self._shard(number)
 
     def _shard(self, number: int) -> OpenShard:
@@ -314,17 +314,17 @@ class SplitReader:
         return found
 
     def place(self, sample: int) -> tuple[int, int]:
-        """Shard number and place in it of a sample id."""
+        """Return the shard number of a sample id and its place in the shard."""
         number = bisect.bisect_right(self._firsts, sample) - 1
         return number, sample - self._firsts[number]
 
     def describe(self, sample: int) -> str:
-        """How a message names a sample: its shard, and its place there, from 0."""
+        """Name a sample for messages: its shard, and its place there, from 0."""
         number, place = self.place(sample)
         return f"shard {self._folder / self._entries[number].file}: sample {place}"
 
     def read(self, item: Field, ids: Ids) -> Values:
-        """A field of the samples `ids`, each read alone: an array, or a list of arrays or of files."""
+        """Read a field of the samples `ids`, each separately: an array, or a list of arrays or of encoded files."""
         if item.ragged:
             return self._read_ragged(item, ids)
         out = aligned_empty((len(ids), *item.shape), item.dtype)
@@ -338,7 +338,7 @@ class SplitReader:
         return out
 
     def resident_of_blocks(self, name: str, blocks: Sequence[int]) -> Array:
-        """The values of a resident field of the samples of blocks, laid one behind the other."""
+        """Return the values of a resident field for the samples of `blocks`, concatenated."""
         found = []
         for block in blocks:
             first, stop = self._blocks[block], self._blocks[block + 1]
@@ -347,14 +347,14 @@ class SplitReader:
         return np.concatenate(found)
 
     def _resident(self, number: int, name: str) -> Array:
-        """A resident field of a whole shard, which needs no open file."""
+        """Return a resident field of a whole shard, which needs no open file."""
         shard = self._shards.get(number) or self.shard(number)
         if name not in shard.residents:
             raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
         return shard.residents[name]
 
     def read_samples(self, ids: Ids, out: Array, name: str) -> None:
-        """Read single samples of a column, each with one request; of compressed data each from its block."""
+        """Read single samples of a column, each with one request; compressed samples each from their block."""
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
         places = zip(numbers.tolist(), (ids - self._starts[numbers]).tolist(), strict=True)
         if self.compressed:
@@ -368,14 +368,14 @@ class SplitReader:
             at += size
 
     def read_block(self, block: int, out: Array, name: str) -> int:
-        """Read a whole block into the head of `out`; the number of samples read."""
+        """Read a whole block into the first rows of `out`; return the number of samples read."""
         first, stop = self._blocks[block], self._blocks[block + 1]
         number, place = self.place(first)
         self.shard(number).read_block(name, place // self._block_samples, out[: stop - first])
         return stop - first
 
     def read_scattered(self, block: int, views: list[memoryview], name: str) -> None:
-        """Read a whole block into `views`, one behind the other; together they are as long as the block."""
+        """Read a whole block into `views`, one after another; their total length is the block's."""
         number, place = self.place(self._blocks[block])
         self.shard(number).read_scattered(name, place // self._block_samples, views)
 
@@ -393,7 +393,7 @@ class SplitReader:
 
 
 class ColumnReader:
-    """One field of samples of fixed shape that lies in blocks."""
+    """One field that is stored in blocks and has samples of fixed shape."""
 
     def __init__(self, split: SplitReader, item: Field) -> None:
         self._split, self._name = split, item.name
@@ -405,23 +405,23 @@ class ColumnReader:
         self._split.read_samples(ids, out, self._name)
 
     def read_block(self, block: int, out: Array) -> int:
-        """Read a whole block into the head of `out`; the number of samples read."""
+        """Read a whole block into the first rows of `out`; return the number of samples read."""
         return self._split.read_block(block, out, self._name)
 
     def read_scattered(self, block: int, views: list[memoryview]) -> None:
-        """Read a whole block into `views`, one behind the other."""
+        """Read a whole block into `views`, one after another."""
         self._split.read_scattered(block, views, self._name)
 
 
 class SyntheticColumn:
-    """One of the two fields of samples made from a seed."""
+    """One of the two fields of synthetic samples."""
 
     def __init__(self, images: SyntheticImages, item: Field, layout: Layout) -> None:
         self._images, self._name = images, item.name
         self.sample_shape, self.dtype, self.layout = tuple(item.shape), np.dtype(item.dtype), layout
 
     def read_samples(self, ids: Ids, out: Array) -> None:
-        """Make samples."""
+        """Make the samples `ids`."""
         if self._name == IMAGES:
             self._images.read_samples(ids, out)
         else:
@@ -429,7 +429,7 @@ class SyntheticColumn:
 
 
 class SyntheticReader:
-    """Samples made from a seed."""
+    """Reads synthetic samples, made from a seed."""
 
     def __init__(self, dataset: Dataset, share: NodeShare | None = None) -> None:
         if dataset.synthetic is None:
@@ -441,17 +441,17 @@ class SyntheticReader:
         self.columns = {item.name: SyntheticColumn(images, item, self.layout) for item in dataset.fields}
 
     def read(self, item: Field, ids: Ids) -> Array:
-        """A field of the samples `ids`."""
+        """Return a field of the samples `ids`."""
         out = aligned_empty((len(ids), *item.shape), item.dtype)
         self.columns[item.name].read_samples(ids, out)
         return out
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def open_reader(dataset: Dataset, split: Split, share: NodeShare | None = None) -> SplitReader | SyntheticReader:
-    """The reader of a split, or of a node's `share` of it."""
+    """Return the reader of a split, or of a node's `share` of it."""
     if dataset.folder is None:
         return SyntheticReader(dataset, share)
     return SplitReader(dataset.folder, dataset, split, share)

@@ -1,4 +1,4 @@
-"""Copies of shards near who reads them: on storage of the node, removed afterwards, or in the process's memory."""
+"""Copies of shards near their readers: on node-local storage, removed afterwards, or in the process's memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hpcdl.data.read.reader import SplitReader
 _LOCK = "lock"
 _COPY_BYTES = 1 << 24
 _RESERVE = 0.02
-"""Part of the storage that is left free."""
+"""Fraction of the storage that is left free."""
 
 
 @contextlib.contextmanager
@@ -50,14 +50,14 @@ def staged(
     passed_on: bool = True,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Dataset]:
-    """Copy the shards that training reads below `base`, one copy a node; yield the data set that reads the copies.
+    """Copy the shards that training reads below `base`, one copy per node; yield the data set that reads the copies.
 
-    A node gets the shards that its ranks read: of the training split all where samples are shuffled over the whole data
-    set, else its share; of the held-out split those with `held_out`, the ids that this rank evaluates (None: all). What
-    every node gets is read once in all and passed on from node to node, with `passed_on`; `log` hears what was
-    copied. Copies are checked against their checksums. With a communicator every rank must call, and is the
-    worker of its number. The folder is private (0700), named by user and job, and removed at the end, at exit and at
-    SIGTERM; what a killed job of the same user left behind is removed first.
+    A node gets the shards that its ranks read: all of the training split if samples are shuffled over the whole data
+    set, else its share; and those of the held-out split with `held_out`, the ids that this rank evaluates (None: all).
+    With `passed_on`, shards that every node gets are read once and passed on from node to node; `log` gets a summary.
+    Copies are checked against their checksums. With a communicator this is collective, and each rank is the worker with
+    its number. The folder is private (0700), named by user and job, and removed at the end, at exit and on SIGTERM.
+    Folders left by killed jobs of the same user are removed first.
     """
     if dataset.folder is None or dataset.manifest is None:
         yield dataset
@@ -88,9 +88,9 @@ def staged(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """Which shards the nodes get: `own` this rank's, `common` every node's; and whether this rank is its node's lowest.
+    """Which shards the nodes get: `own` this node, `common` every node; `leads`: this rank is its node's lowest.
 
-    `by_node`: how many bytes each node gets; `shared_out`: of the training split its share alone.
+    `by_node`: bytes that each node gets; `shared_out`: each node gets only its share of the training split.
     """
 
     own: tuple[ShardEntry, ...]
@@ -100,7 +100,7 @@ class _Wanted:
     leads: bool
 
     def summary(self, *, passed_on: bool) -> str:
-        """What was copied, in a line."""
+        """Describe in one line what was copied."""
         low, high, nodes = min(self.by_node), max(self.by_node), len(self.by_node)
         size = format_bytes(high) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
         where = f" on each of {nodes} nodes" if nodes > 1 else ""
@@ -111,7 +111,7 @@ class _Wanted:
 
 
 def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range | None) -> _Wanted:
-    """Collective. Ranks tell each other where shards begin and end in a row: of many there would be much to say."""
+    """Find the shards of every node; collective. Ranks exchange ranges, because lists of many shards would be long."""
     assert dataset.folder is not None
     rank, host = (communicator.rank, communicator.host) if communicator else (0, "")
     train, evaluation = dataset.train_split, dataset.evaluation_split
@@ -146,7 +146,7 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
 
 
 def _rows(found: Iterable[range]) -> list[range]:
-    """`found` without what is in it twice, in order."""
+    """Merge overlapping and adjacent ranges, in order."""
     rows: list[range] = []
     for row in sorted(found, key=lambda row: row.start):
         if rows and row.start <= rows[-1].stop:
@@ -157,7 +157,7 @@ def _rows(found: Iterable[range]) -> list[range]:
 
 
 def _common(found: Sequence[Iterable[range]]) -> range:
-    """What every node has in a row; nothing where one of them has several rows."""
+    """Return the range that all nodes have in common; empty if a node has several ranges."""
     rows = [_rows(of_node) for of_node in found]
     if any(len(of_node) != 1 for of_node in rows):
         return range(0)
@@ -166,17 +166,17 @@ def _common(found: Sequence[Iterable[range]]) -> range:
 
 @contextlib.contextmanager
 def _leaders(communicator: Communicator | None, wanted: _Wanted) -> Iterator[Communicator | None]:
-    """The lowest ranks of the nodes, where there are several; None for all others. Collective."""
+    """Yield the communicator of the nodes' lowest ranks if there are several nodes; else None. Collective."""
     if communicator is None or len(wanted.by_node) == 1:
         yield None
         return
     part = communicator.split(0 if wanted.leads else 1)
     yield part if wanted.leads else None
-    part.free()  # collective: not where an error ends the job
+    part.free()  # collective: not called if an error ends the job
 
 
 def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | None) -> Path:
-    """The node's folder; every rank raises where one rank had a problem."""
+    """Return the node's folder; if one rank had a problem, raise it on every rank."""
     if communicator is None:
         if problem is not None:
             raise problem
@@ -198,7 +198,7 @@ def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | N
 
 @contextlib.contextmanager
 def _private_folder(base: Path) -> Iterator[Path]:
-    """A new folder below `base` that nobody else can enter, locked while this process lives, removed afterwards."""
+    """Make a private folder below `base`, locked while this process lives, and remove it afterwards."""
     if base.is_symlink() or not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
         raise UsageError(f"cannot stage to {base}: it must be a folder of this node, no link, that you may write to")
     prefix = f"hpcdl-{getpass.getuser()}-"
@@ -219,10 +219,10 @@ def _private_folder(base: Path) -> Iterator[Path]:
 
 
 def _locked_folder(base: Path, prefix: str) -> tuple[Made, int]:
-    """A new folder, and the descriptor that locks it."""
+    """Return a new folder, and the descriptor that locks it."""
     while True:
         folder = make_private_folder(prefix, base)
-        with contextlib.suppress(FileNotFoundError):  # another job's clean-up came before the lock, and took it away
+        with contextlib.suppress(FileNotFoundError):  # another job's clean-up removed the folder before it was locked
             lock = open_new(folder.path / _LOCK, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink:
@@ -231,7 +231,7 @@ def _locked_folder(base: Path, prefix: str) -> tuple[Made, int]:
 
 
 def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Turn SIGTERM and SIGHUP into a clean exit, where nobody else handles them, so that the folder goes too."""
+    """Turn SIGTERM and SIGHUP, unless others handle them, into a clean exit, so that the folder is removed too."""
 
     def leave(number: int) -> None:
         raise SystemExit(128 + number)
@@ -240,14 +240,14 @@ def _exits_on_sigterm() -> contextlib.AbstractContextManager[None]:
 
 
 def _remove_abandoned(base: Path, prefix: str) -> None:
-    """Remove folders of this user whose process is gone: real folders, private, their lock free."""
+    """Remove this user's folders whose process is gone: real folders, private, with a free lock."""
     for path in base.glob(f"{prefix}*"):
         with contextlib.ExitStack() as held:
             remove_private(path, prefix, lambda folder: _is_abandoned(folder, held))
 
 
 def _is_abandoned(folder: Path, held: contextlib.ExitStack) -> bool:
-    """Whether no process holds the folder's lock, which `held` keeps. OSError where it is gone: others clean up too."""
+    """Lock the folder, held by `held`; return True on success. OSError if it is in use or another job removed it."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     held.callback(os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,11 +268,11 @@ def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:
 def _copy(
     dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None, on_bytes: Callable[[int], None]
 ) -> None:
-    """Copy this node's shards into `folder` and check them; `leaders` pass on what all of them want."""
+    """Copy this node's shards into `folder` and check them; `leaders` pass on the shards that all of them need."""
     assert dataset.folder is not None
     passed_on = wanted.common if leaders is not None else ()
     if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, on_bytes):
-        return  # another node's problem is what everybody hears of
+        return  # another node's problem is reported on every rank
     there = {shard.file for shard in passed_on}
     for shard in wanted.own:
         if shard.file not in there:
@@ -306,10 +306,10 @@ def _copy_errors(shard: ShardEntry, target: Path) -> Iterator[None]:
 def _pass_on(
     source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator, on_bytes: Callable[[int], None]
 ) -> bool:
-    """Each leader reads every so many-th of `shards`, piece by piece, and the others get its pieces; whether all did.
+    """Copy `shards` to all nodes: each leader reads its part and broadcasts it in pieces; return whether all succeeded.
 
-    All read at once, and each byte is read once. A leader with a problem goes through to the end with the others, so
-    that nobody waits for ever, and raises then.
+    All leaders read at once, and each byte is read once. A leader with a problem continues to the end with the others,
+    so that none waits for ever, and then raises it.
     """
     own = _pieces(source, target, range(leaders.rank, len(shards), leaders.size), shards)
     nothing = (-1, np.empty(0, np.uint8))
@@ -342,7 +342,7 @@ def _pass_on(
 def _pieces(
     source: Path, target: Path, numbers: range, shards: Sequence[ShardEntry]
 ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """The bytes of shards `numbers`, piece by piece; a piece is used again for the next."""
+    """Yield the bytes of shards `numbers` in pieces; the buffer is reused for the next piece."""
     buffer = np.empty(_COPY_BYTES, np.uint8)
     for number in numbers:
         with _copy_errors(shards[number], target), (source / shards[number].file).open("rb", 0) as original:
@@ -360,17 +360,16 @@ def _append(content: npt.NDArray[np.uint8], target: Path, shard: ShardEntry) -> 
 
 OPEN_FILES = Path("/proc/self/fd")
 SPARE_FILES = 512
-"""Open files that the rest of the process may want."""
+"""Open files that the rest of the process may need."""
 
 
 def resident(dataset: Dataset, worker: int = 0) -> Dataset:
-    """`dataset` with its training split read from memory near this process: chip partitioning's copy of the data.
+    """Return `dataset` with its training split read from memory near this process: the data copy of chip partitioning.
 
-    Each shard that `worker` reads is copied to an anonymous file (memfd), whose pages come from where the process's
-    memory policy says.
-    Data made from a seed and compressed shards stay as they are: HDF5 reads those by the file's real path, which such a
-    copy has not got. The copies live as long as the process, one open file each. HpcdlError where memory or open files
-    run out.
+    Each shard that `worker` reads is copied to an anonymous file (memfd), whose pages are allocated by the process's
+    memory policy. Synthetic data and compressed shards are not copied: HDF5 opens compressed shards by the file's real
+    path, which such a copy does not have. The copies live as long as the process, with one open file each. Raises
+    HpcdlError if memory or open files run out.
     """
     entry = dataset.train_split.entry
     if dataset.folder is None or entry is None or dataset.manifest is None or dataset.manifest.compression:
@@ -390,7 +389,7 @@ def _allow_open_files(wanted: int) -> None:
 
 
 def _copied(path: Path) -> Path:
-    """Where this process finds a copy of `path` in memory."""
+    """Copy `path` into memory; return the path by which this process opens the copy."""
     try:
         descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A worker's batches as numpy arrays, by the way that costs least: samples alone, picked from windows, or scattered.
+"""A worker's batches as numpy arrays, read in the cheapest of three ways: singly, gathered, or scattered.
 
-A window is some blocks in a row of the epoch's sequence (format/order.py). The window in use and the next are held;
-a thread of its own reads ahead.
+A window is a run of consecutive blocks of the epoch's sequence (format/order.py). The current and the next window are
+in memory; a separate thread reads ahead.
 """
 
 from __future__ import annotations
@@ -38,64 +38,64 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A worker's part of every step: of all that is trained on, or of what its node does."""
+    """A worker's part of every step: of the whole global batch, or of its node's part of it."""
 
     steps_per_epoch: int
     global_batch: int
     rows: range
-    """Which of a step's samples are this worker's."""
+    """The indices of this worker's samples in a step."""
     shift: Shift = NO_SHIFT
 
     @property
     def batch_size(self) -> int:
-        """Samples of this worker in a step."""
+        """The number of this worker's samples in a step."""
         return len(self.rows)
 
     def places(self, step: int) -> tuple[int, int, int]:
-        """Epoch of a step, and where its part of the epoch's sequence starts and stops."""
+        """Return the epoch of a step, and the start and stop of the worker's part in the epoch's sequence."""
         epoch, within = divmod(step, self.steps_per_epoch)
         begin = within * self.global_batch + self.shift.of(epoch)
         return epoch, begin + self.rows.start, begin + self.rows.stop
 
 
 class Epochs:
-    """The sequences of the epochs; the last two asked for are kept."""
+    """The sequences of the epochs; the last two used are cached."""
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self._layout, self._seed = layout, seed
         self._kept: LastTwo[Epoch] = LastTwo()
 
     def get(self, number: int) -> Epoch:
-        """The sequence of an epoch."""
+        """Return the sequence of an epoch."""
         return self._kept.get(number, lambda: Epoch(self._layout, self._seed, number))
 
 
 class BatchSource(Protocol):
-    """Gives a worker's batch of a field at a step; cheapest when steps are asked for in order."""
+    """Provides a worker's batch of one field at a step; cheapest if steps are requested in order."""
 
     def batch(self, step: int) -> Array:
-        """The field of a step's samples, (B, *sample_shape); the array is used again once it is let go."""
+        """Return the field of a step's samples, (B, *sample_shape); the array is reused once no reference is left."""
 
     def close(self) -> None:
-        """Drop what is under way."""
+        """Drop pending reads."""
 
 
 class OwnSamples:
-    """Reads each sample alone."""
+    """Reads each sample separately."""
 
     def __init__(self, reader: Reader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
         self._buffers = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
 
     def batch(self, step: int) -> Array:
-        """The field of a step's samples."""
+        """Return the field of a step's samples."""
         epoch, start, stop = self._share.places(step)
         out = self._buffers.take()
         self._reader.read_samples(self._epochs.get(epoch).ids(start, stop), out)
         return out
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: there are no pending reads."""
 
 
 class GatheredWindows:
@@ -110,7 +110,7 @@ class GatheredWindows:
         self._windows = BufferPool((min(longest, reader.layout.num_samples), *reader.sample_shape), reader.dtype)
 
     def batch(self, step: int) -> Array:
-        """The field of a step's samples."""
+        """Return the field of a step's samples."""
         number, start, stop = self._share.places(step)
         epoch = self._epochs.get(number)
         out, row = self._batches.take(), 0
@@ -122,7 +122,7 @@ class GatheredWindows:
         return out
 
     def close(self) -> None:
-        """Drop what is under way."""
+        """Drop pending reads."""
         self._under_way.clear()
         self._pool.shutdown(cancel_futures=True)
 
@@ -145,7 +145,7 @@ class GatheredWindows:
 
 
 class ScatteredWindows:
-    """Reads whole blocks, each sample straight to its place in its batch: one copy between page cache and batch."""
+    """Reads whole blocks, each sample directly into its place in its batch: one copy between page cache and batch."""
 
     def __init__(self, reader: ColumnReader, share: Share, epochs: Epochs) -> None:
         self._reader, self._share, self._epochs = reader, share, epochs
@@ -157,7 +157,7 @@ class ScatteredWindows:
         self._first = self._next = -1
 
     def batch(self, step: int) -> Array:
-        """The field of a step's samples."""
+        """Return the field of a step's samples."""
         if step != self._next:
             self._restart(step)
         self._next = step + 1
@@ -173,13 +173,13 @@ class ScatteredWindows:
         return self._batches.pop(step)
 
     def close(self) -> None:
-        """Drop what is under way."""
+        """Drop pending reads."""
         self._pool.shutdown(cancel_futures=True)
         self._under_way.clear()
         self._batches.clear()
 
     def _restart(self, step: int) -> None:
-        """Forget all batches begun; those of `step` and later will be filled anew."""
+        """Discard all batches begun; those of `step` and later are read again."""
         for future in self._under_way.values():
             if not future.cancel():
                 future.exception()
@@ -188,7 +188,7 @@ class ScatteredWindows:
         self._first = step
 
     def _following(self, step: int, epoch: Epoch, window: int) -> tuple[Epoch, int]:
-        """The next window that holds samples of this worker."""
+        """Return the next window that holds samples of this worker."""
         _, end = epoch.window_bounds(window)
         share = self._share
         within = (end - share.shift.of(epoch.epoch)) // share.global_batch
@@ -209,7 +209,7 @@ class ScatteredWindows:
         return self._under_way[key]
 
     def _read(self, epoch: Epoch, window: int) -> None:
-        """Fill this worker's rows from one window; a batch is whole when all its windows are read."""
+        """Fill this worker's rows from one window; a batch is complete when all its windows are read."""
         steps, rows = self._destinations(epoch, window)
         views: dict[int, memoryview] = {}
         for step in np.unique(steps[steps >= 0]).tolist():
@@ -224,15 +224,15 @@ class ScatteredWindows:
             begin = end
 
     def _views(self, targets: Iterator[tuple[int, int]], views: dict[int, memoryview]) -> Iterator[memoryview]:
-        """Where the samples of a block go, in order; those of other workers into the scratch."""
+        """Yield the destination of each sample of a block, in order; other workers' samples go to the scratch."""
         size = self._reader.sample_bytes
         for place, (step, row) in enumerate(targets):
-            # What others train on is read too, each sample to a place of its own: the checksum is the whole block's.
+            # Other workers' samples are read too, each to its own place: the checksum covers the whole block.
             into, at = (views[step], row) if step >= 0 else (self._scratch, place)
             yield into[at * size : (at + 1) * size]
 
     def _destinations(self, epoch: Epoch, window: int) -> tuple[Ids, Ids]:
-        """Step (-1: not this worker's) and row in its batch of each sample of the window's blocks, as they lie."""
+        """Return step (-1: not this worker's) and batch row of each sample of the window's blocks, in stored order."""
         share = self._share
         first, last = epoch.window_bounds(window)
         places = np.arange(first, last, dtype=np.int64) - share.shift.of(epoch.epoch)
@@ -248,17 +248,17 @@ class ScatteredWindows:
 
 
 _REQUEST_BYTES = 256 * 1024
-"""What one read request costs, as bytes that could have been read in its time: a round trip at 1 GB/s."""
+"""The cost of one read request, as the bytes readable in its time: a round trip at 1 GB/s."""
 _SCATTERED_FROM_BYTES = 4096
-"""Samples of this size and more are read straight to their place in a batch; smaller ones are picked from a window."""
+"""Samples of this size and more are read directly into a batch; smaller ones are copied from a window."""
 
 
 class TrainingStream:
-    """Batches by step number, endless over the epochs; any step may be the first.
+    """Batches by step number, without end over the epochs; any step may be the first.
 
-    A worker that needs a good part of each block reads whole blocks, a window ahead; one among many reads its own
-    samples only. `node` is the share that `reader` was opened with. `global_batch` takes the place of `batch_size` x
-    workers: shares of it differ by one sample at most.
+    A worker that needs a large part of each block reads whole blocks, a window ahead; one among many reads only its own
+    samples. `node` is the share with which `reader` was opened. `global_batch` replaces `batch_size` x workers; the
+    workers' parts of it differ by one sample at most.
     """
 
     def __init__(
@@ -288,16 +288,16 @@ class TrainingStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         return self.share.steps_per_epoch
 
     def ids(self, step: int) -> Ids:
-        """The sample ids of this worker at `step`."""
+        """Return the sample ids of this worker at `step`."""
         epoch, start, stop = self.share.places(step)
         return self.epochs.get(epoch).ids(start, stop)
 
     def batch(self, step: int) -> list[Values]:
-        """The fields of this worker's samples at `step`, as a reader gives them; arrays are used again once let go."""
+        """Return the fields of this worker's samples at `step`, as a reader gives them; arrays are reused once free."""
         return [self._field(step, item) for item in self.reader.fields]
 
     def _field(self, step: int, item: Field) -> Values:
@@ -308,7 +308,7 @@ class TrainingStream:
         return self.reader.read(item, self.ids(step))
 
     def _resident(self, reader: SplitReader, name: str, step: int, dtype: np.dtype[Any]) -> Array:
-        """A resident field of a step's samples, taken from the values of whole windows."""
+        """Return a resident field of a step's samples, taken from the values of whole windows."""
         number, start, stop = self.share.places(step)
         epoch = self.epochs.get(number)
 
@@ -338,7 +338,7 @@ def open_stream(
     global_batch: int | None = None,
     shift: Shift = NO_SHIFT,
 ) -> TrainingStream:
-    """A worker's batches of `split` (the training split); UsageError where it has fewer samples than a step takes."""
+    """Open a worker's batches of `split`, by default the training split; UsageError if it is smaller than a step."""
     node = NodeShare.of(dataset.nodes, worker) if dataset.nodes else None
     reader = open_reader(dataset, split or dataset.train_split, node)
     place: dict[str, int] = {"batch_size": batch_size, "worker": worker, "num_workers": num_workers}
@@ -350,9 +350,9 @@ def open_stream(
 
 
 def shared_out(dataset: Dataset, hosts: Sequence[str], batch_size: int) -> Dataset:
-    """`dataset` with a share of the training split for each node; `hosts` are the workers', in their order.
+    """Return `dataset` with a share of the training split for each node; `hosts` are the workers', in rank order.
 
-    UsageError where the share of a node is smaller than one step of its workers, `batch_size` samples each.
+    Raises UsageError if a node's share is smaller than one step of its workers, `batch_size` samples each.
     """
     numbers: dict[str, int] = {}
     nodes = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
@@ -373,7 +373,7 @@ def shared_out(dataset: Dataset, hosts: Sequence[str], batch_size: int) -> Datas
 
 
 def _source(reader: Reader, share: Share, epochs: Epochs) -> BatchSource:
-    """The way to read that costs least: whole blocks where dropping what others train on is cheaper than requests."""
+    """Choose the cheapest way to read: whole blocks if reading unneeded samples costs less than separate requests."""
     if not isinstance(reader, ColumnReader):
         return OwnSamples(reader, share, epochs)
     others = share.global_batch / share.batch_size - 1

@@ -1,1 +1,1 @@
-"""What a data folder holds, to look at: counted and drawn into one page."""
+"""The content of a data folder, counted and drawn on one page."""

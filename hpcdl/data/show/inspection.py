@@ -1,4 +1,4 @@
-"""What a data folder holds: samples, values, doubles, shapes, classes, layout; and whether every byte is right."""
+"""Inspect a data folder: samples, values, duplicates, shapes, classes, layout; and verify every byte."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from hpcdl.data.write.lustre import Stripes, file_system_of, stripes_of
 
 Array = npt.NDArray[Any]
 MOST_MEASURED = 256
-"""Samples of a split that value ranges are told from."""
+"""Samples of a split from which value ranges are computed."""
 MOST_DRAWN = 12
 _STREAM = 32
-"""Of the data's seed: which samples are looked at."""
+"""Part of the key, with the data's seed, that selects the samples to inspect."""
 _FOLD = np.uint64(0x100000001B3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """The numbers of a field in `num_samples` samples of a split; `missing` of `count` are NaN, the rest counts."""
+    """The numbers of a field in `num_samples` samples of a split; `missing` of `count` are NaN, and are ignored."""
 
     field: str
     split: str
@@ -55,7 +55,7 @@ class ValueRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """Samples of `split` whose inputs are, bit by bit, those of another sample, in the split itself or in `other`."""
+    """Samples of `split` with inputs identical, bit by bit, to another sample's, in the split itself or in `other`."""
 
     split: str
     other: str
@@ -74,7 +74,7 @@ class DrawnSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """All that the page shows; `repeats` is None where samples have no checksums of their own to tell them by."""
+    """All that the page shows; `repeats` is None if samples have no checksums to compare."""
 
     inspection: Inspection
     fields: Sequence[Field]
@@ -84,7 +84,7 @@ class Overview:
 
 
 def look(folder: Path) -> Overview:
-    """Look at a data folder. UsageError where it is none, CorruptError where what is read of it is damaged."""
+    """Inspect a data folder. Raises UsageError if it is none, CorruptError if the data read is damaged."""
     found = inspect(folder)
     dataset = open_dataset(str(folder))
     seed = dataset.manifest.seed if dataset.manifest else 0
@@ -114,7 +114,7 @@ def look(folder: Path) -> Overview:
 
 
 def _read(reader: SplitReader, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
-    """A field of samples: arrays, names of classes, text."""
+    """Return a field of samples: arrays, class names or text."""
     if item.encoded:
         return [decoded(reader, item, sample) for sample in ids.tolist()]
     values = list(reader.read(item, ids))
@@ -143,7 +143,7 @@ def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:
 
 
 def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Array | None:
-    """A number for each sample of a split that follows from its inputs; None where they have no checksums."""
+    """Return a number for each sample of a split computed from its inputs; None if they have no checksums."""
     found = []
     for number in range(num_shards):
         shard = reader.shard(number)
@@ -196,7 +196,7 @@ class SplitInspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """A whole data folder; `stripes` are those of its first shard, None where it is not on Lustre."""
+    """A whole data folder; `stripes` are those of its first shard, None if it is not on Lustre."""
 
     name: str
     folder: str
@@ -215,18 +215,18 @@ class Inspection:
     splits: Sequence[SplitInspection]
     fields: Sequence[Field] = ()
     reader: str = ""
-    """The user's own reader that made the data, and the SHA-256 of its file."""
+    """The user's own reader that made the data; `reader_sha256` is the SHA-256 of its file."""
     reader_sha256: str = ""
     unknown_shards: Sequence[str] = ()
-    """Files called as shards that the manifest does not name: nobody reads them."""
+    """Files named like shards that the manifest does not list; they are never read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What reading every byte found; `faults` name shard and block, `bad_shards` are files below the folder.
+    """The result of reading every byte; `faults` name shard and block, `bad_shards` are files below the folder.
 
-    `undecodable` names shard and sample of encoded pictures that do not decode although their checksums fit: they
-    were damaged when they were sharded. `num_decoded` counts those that do.
+    `undecodable` names shard and sample of encoded images that do not decode although their checksums are right: they
+    were damaged before sharding. `num_decoded` counts those that do.
     """
 
     num_shards: int
@@ -238,7 +238,7 @@ class Verification:
 
 
 def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
-    """What the data folder holds. UsageError where it is none, CorruptError where manifest or shard sizes are wrong."""
+    """Describe a data folder. Raises UsageError if it is none, CorruptError if manifest or shard sizes are wrong."""
     dataset = open_dataset(str(folder))
     manifest = dataset.manifest
     assert manifest is not None
@@ -278,9 +278,9 @@ def _unknown_shards(folder: Path, manifest: Manifest) -> list[str]:
 def verify(
     folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None, threads: int | None = None
 ) -> Verification:
-    """Read every byte of every shard in parallel and compare checksums; `on_bytes` hears of bytes as they are checked.
+    """Read every byte of every shard in parallel and compare checksums; `on_bytes` gets the size of each part checked.
 
-    Encoded pictures of shards whose checksums fit are decoded as well.
+    Encoded images of shards with the right checksums are decoded as well.
     """
     manifest = _manifest(folder)
     shards = manifest.shards()
@@ -309,7 +309,7 @@ def verify(
 def _undecodable(
     folder: Path, entry: ShardEntry, class_names: Sequence[str], on_bytes: Callable[[int], None]
 ) -> list[str]:
-    """The samples of a shard of encoded pictures that do not decode, and why; `on_bytes` hears of bytes."""
+    """List the images of an encoded shard that do not decode, and why; `on_bytes` gets the size of each image."""
     found = []
     shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
     try:
@@ -327,7 +327,7 @@ def _undecodable(
 
 
 def require_sound(folder: Path, verification: Verification) -> None:
-    """CorruptError with a line for each bad block and each picture that does not decode, unless all is well."""
+    """Raise CorruptError with a line for each bad block and undecodable image, unless all is well."""
     lines = [f"damaged: {fault}" for fault in verification.faults]
     lines += [f"does not decode: {one}" for one in verification.undecodable[:_MOST_NAMED]]
     if (more := len(verification.undecodable) - _MOST_NAMED) > 0:
@@ -348,7 +348,7 @@ def require_sound(folder: Path, verification: Verification) -> None:
 
 
 def bytes_to_verify(folder: Path) -> int:
-    """About as many bytes as `verify` tells of: encoded pictures are read a second time to be decoded."""
+    """Estimate the bytes that `verify` reports: encoded images are read a second time to be decoded."""
     manifest = _manifest(folder)
     return sum(entry.num_bytes for entry in manifest.shards()) * (2 if manifest.encoding == "encoded" else 1)
 
@@ -391,7 +391,7 @@ def _histogram(dataset: Dataset, manifest: Manifest, name: str, label: str) -> d
 
 
 def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> list[Path]:
-    """Write `count` samples of `split`, drawn by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
+    """Write `count` samples of `split`, chosen by the data's seed, into `folder`: SPLIT-NUMBER-CLASS.png."""
     assert dataset.folder is not None
     if not dataset.pictures:
         raise UsageError(f"--samples saves pictures, and {dataset.name} holds named fields; read them with h5py")
@@ -414,7 +414,7 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
 
 
 def _pixels(reader: SplitReader, item: Field, sample: int) -> Any:
-    """An image as PIL takes it: uint8, one or three channels."""
+    """Return an image as PIL expects it: uint8, one or three channels."""
     if item.encoded:
         return decoded(reader, item, sample)
     image = np.asarray(reader.read(item, np.array([sample], np.int64))[0])
@@ -425,7 +425,7 @@ def _pixels(reader: SplitReader, item: Field, sample: int) -> Any:
 
 
 def decoded(reader: SplitReader, item: Field, sample: int) -> Any:
-    """The pixels (H, W, 3) of an encoded picture; CorruptError with shard and sample where it does not decode."""
+    """Return the pixels (H, W, 3) of an encoded image; CorruptError with shard and sample if it does not decode."""
     try:
         return decode(bytes(reader.read(item, np.array([sample], np.int64))[0]), size=None, channels=3)
     except UnreadableSample as error:

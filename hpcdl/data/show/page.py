@@ -1,4 +1,4 @@
-"""The page of a data folder: one file, drawings inside, no script; light or dark as the reader has it."""
+"""The HTML page of a data folder: one file with embedded drawings and no script, in the reader's colour scheme."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STYLE = """.bar{display:inline-block;height:.7em;background:var(--curve-0);marg
 
 
 def page(overview: Overview) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     name = f"Data: {overview.inspection.name}"
     return shell(name, _body(overview), style=_STYLE, see="docs/reference/data.md")
 
@@ -140,7 +140,7 @@ def _samples(overview: Overview) -> Iterator[str]:
 
 
 def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterator[str]:
-    """A value as what it is: a picture, a mask over its picture, a curve, numbers or words."""
+    """Draw a value by its kind: an image, a mask over its image, a curve, numbers or text."""
     value, name = sample.values[item.name], escaped(item.name)
     if isinstance(value, str):
         text = value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 3]}..."
@@ -163,7 +163,7 @@ def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterato
 
 
 def _as_picture(array: Array) -> tuple[Array | None, str]:
-    """(H, W) or (H, W, 3) of what can be seen as a picture, and which part of it that is."""
+    """Return an array as an image (H, W) or (H, W, 3), if possible, and say which part of it that is."""
     if array.ndim == 2 and min(array.shape) > _MOST_CURVES:
         return array, ""
     if array.ndim == 3 and array.shape[2] in (1, 3, 4) and min(array.shape[:2]) > 1:
@@ -178,7 +178,7 @@ def _as_picture(array: Array) -> tuple[Array | None, str]:
 
 
 def _picture_below(array: Array, item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Array | None:
-    """The picture that a mask belongs to: the first input as high and wide."""
+    """Return the image that a mask belongs to: the first input of the same height and width."""
     flat = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     if item.role != "target" or flat.ndim != 2 or flat.dtype.kind not in "bui":
         return None
@@ -192,7 +192,7 @@ def _picture_below(array: Array, item: Field, sample: DrawnSample, fields: Seque
 
 
 def _scaled(picture: Array) -> Array:
-    """Pixels from 0 to 255, from the lowest to the highest finite value where they are not bytes."""
+    """Return pixels from 0 to 255; values that are not bytes are scaled between lowest and highest finite value."""
     if picture.dtype == np.uint8:
         return picture
     values = picture.astype(np.float64)
@@ -202,7 +202,7 @@ def _scaled(picture: Array) -> Array:
 
 
 def _masked(picture: Array, mask: Array) -> Array:
-    """The picture in grey, and in colour where the mask is not 0."""
+    """Return the image in grey, with colours where the mask is not 0."""
     grey = _scaled(picture)
     grey = grey.mean(2).astype(np.uint8) if grey.ndim == 3 else grey
     found = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
@@ -221,7 +221,7 @@ def _image(pixels: Array, label: str) -> str:
 
 
 def _curves(array: Array, label: str) -> str:
-    """A line for each feature of a series (time first), or one."""
+    """Draw a line for each feature of a series (time first), or a single line."""
     series = array.reshape(len(array), -1).astype(np.float64)
     if series.shape[1] > _MOST_CURVES and len(series) <= _MOST_CURVES:
         series = series.T

@@ -1,4 +1,4 @@
-"""The formats that data can come from: one file each, found by name or recognised by their files."""
+"""The source formats: one file each, found by name or recognised by their files."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ SOURCES = Registry(
     },
     group="hpcdl.sources",
 )
-"""In the order in which `auto` asks them; the most particular first, those of other packages last."""
+"""In the order in which `auto` tries them; the most specific first, those of other packages last."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them, binary or python version (Krizhevsky 2009)."""
+"""CIFAR-10 and CIFAR-100 as published by their authors, binary or python version (Krizhevsky 2009)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class _Version:
-    """The names of one published version; labels are the last of `label_bytes`, or under `label_key`."""
+    """The names of one published version; labels are the last of `label_bytes`, or stored under `label_key`."""
 
     folders: tuple[str, ...]
     files: dict[str, str]
@@ -73,7 +73,7 @@ _VERSIONS: dict[str, tuple[_Version, ...]] = {
 
 
 class Cifar10Source:
-    """CIFAR-10: the folder itself or the one above it; a missing batch file is left out."""
+    """CIFAR-10: the folder itself or the one above it; missing batch files are omitted."""
 
     name: ClassVar[str] = "cifar10"
     num_classes: ClassVar[int] = 10
@@ -84,7 +84,7 @@ class Cifar10Source:
 
     @classmethod
     def recognises(cls, location: Path) -> bool:
-        """A folder with the batch files."""
+        """Accept a folder with the batch files."""
         return cls._find(location) is not None
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -113,7 +113,7 @@ class Cifar10Source:
         )
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
-        """One image; records hold the planes of the colours one behind the other."""
+        """Return one image; a record stores one colour plane after another."""
         file = int(row["file"])
         before, _, path = facts.files[file].partition(":")
         record = int(before) + _PIXELS
@@ -121,7 +121,7 @@ class Cifar10Source:
         return np.frombuffer(content, np.uint8).reshape(3, 32, 32).transpose(1, 2, 0)
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """File and number of the record."""
+        """Return the number of the record and its file."""
         return f"record {int(row['place'])} of {Path(facts.files[int(row['file'])].partition(':')[2]).name}"
 
     @classmethod
@@ -180,14 +180,14 @@ class Cifar100Source(Cifar10Source):
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Admits numbers, text, bytes, lists, dicts and numpy arrays; anything else could run code.
+    """Allows numbers, text, bytes, lists, dicts and numpy arrays; anything else could run code.
 
-    The unpickler in Python, since that in C makes room for as many objects as a file says it has.
+    This is the pure Python unpickler, because the C version allocates as many objects as a file claims to have.
     """
 
     dispatch: ClassVar = {
         code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
-    }  # it makes room for as many bytes as the file says, too
+    }  # it also allocates as many bytes as the file claims
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
@@ -196,14 +196,14 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
-    """What Python 3 calls to write bytes for Python 2."""
+    """Replacement for the function that Python 3 pickles call to write bytes for Python 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError("it holds bytes of an unknown kind")
     return text.encode("latin1")
 
 
 def _new_array(kind: object, shape: object, code: object) -> npt.NDArray[Any]:
-    """An array that its state will fill, as numpy's pickles begin; never one of a size that the file chooses."""
+    """Return an empty array for a numpy pickle to fill with its state; the file cannot choose its size."""
     return np.empty(0, np.uint8)
 
 
@@ -213,11 +213,11 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy"):
 
 
 def load_plain(path: Path) -> dict[bytes, Any]:
-    """The dict in a pickled file; SourceError where there is more in it than plain values and numpy arrays."""
+    """Return the dict in a pickled file; SourceError if it contains more than plain values and numpy arrays."""
     content = io.BytesIO(read_bytes(path, _MOST_BYTES))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's, of old pickles
+            warnings.simplefilter("ignore")  # numpy's warnings about old pickles
             found = _PlainUnpickler(content, encoding="bytes").load()
     except Exception as error:
         reason = " ".join(str(error).split())[:200]

@@ -1,7 +1,7 @@
-"""A table of image files with a class or a quantity each; files lie beside it or where they say.
+"""A table of image files with a class or a quantity each; paths are absolute, or relative to the table.
 
-The column of files is found by its values; that of labels and that of splits by their names in the head, or by place:
-file,label or file,label,split.
+The column of files is found by its values. The columns of labels and splits are found by their names in the header, or
+by position: file,label or file,label,split.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
-"""It names a folder."""
+"""A split's name is also the name of a folder."""
 _Batch = dict[str, list[tuple[int, int, tuple[bytes, os.stat_result]]]]
 """Split to line number, label and file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """Which column is what, by number; `names` are those of the head, if there is one."""
+    """The number of each column by its use; `names` are those in the header, if there is one."""
 
     count: int
     file: int
@@ -69,7 +69,7 @@ class CsvSource:
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A file called *.csv or *.tsv that lists files."""
+        """Accept a file called *.csv or *.tsv that lists files."""
         return location.is_file() and location.suffix.lower() in (".csv", ".tsv") and is_list_of_files(location)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -109,23 +109,23 @@ class CsvSource:
         return SourceFacts(class_names=names, samples_are="files", remarks=[*remarks, *lines])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
-        """The bytes of an image file."""
+        """Return the bytes of an image file."""
         path = os.path.join(self._root, index.name(int(row["place"])))  # noqa: PTH118
         return self._files.read(path, row, lambda: self.describe(row, facts, index))
 
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The pixels and the quantity of a row."""
+        """Return the pixels and the quantity of a row."""
         index = self._index = self._index or Index(Path(self._spec.work))
         if self._quantities is None:
             self._quantities = np.fromfile(Path(self._spec.work) / "array0", np.float32)
         return [self._picture.read(self.read(row, facts, index), facts.fields[0]), self._quantities[int(row["file"])]]
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """The file as the table names it."""
+        """Return the file's name as in the table."""
         return index.name(int(row["place"])).decode("utf-8", "replace")
 
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
-        """Not asked for: no field of images varies in length."""
+        """Never called: no field of images varies in length."""
         raise AssertionError("images and quantities are of one shape each")
 
     def _open(self, name: str) -> tuple[str, bytes]:
@@ -155,7 +155,7 @@ class CsvSource:
         _add(index, batch)
 
     def _found_below(self, name: str) -> str:
-        """Where a file lies that is not beside the table, if a folder there holds it."""
+        """Say which folder beside the table contains the file, if one does."""
         below = (own for own in self._table.parent.iterdir() if own.is_dir() and "\0" not in name)
         there = next((own for own in below if (own / name).exists()), None)
         return (
@@ -163,7 +163,7 @@ class CsvSource:
         )
 
     def _are_quantities(self, labels: Sequence[str], columns: _Columns) -> bool:
-        """Whether labels are measured numbers; SourceError where they may be, and it was not said."""
+        """Return whether labels are measured numbers; SourceError if that is unclear and no --target-kind was given."""
         wish = self._spec.target_kind
         different = set(labels)
         odd = next((label for label in different if not _NUMBER.fullmatch(label)), None)
@@ -198,7 +198,7 @@ class CsvSource:
         return found + ([f"columns not used: {some(left)}"] if left else [])
 
     def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
-        """Lines about files that are listed more than once; SourceError where their labels differ."""
+        """Return remarks on files listed more than once; SourceError if their labels differ."""
         keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
         often, counts = np.unique(keys, return_counts=True)
         repeated = set(often[counts > 1].tolist())
@@ -317,7 +317,7 @@ class CsvSource:
 
 
 def _classes(labels: Sequence[str], target_kind: str, where: str) -> tuple[Sequence[str], dict[str, int], list[str]]:
-    """Names of classes, the number of each label, and what to tell: by their own numbers, or in the order of names."""
+    """Return class names, the number of each label, and remarks; classes keep their numbers or are sorted by name."""
     different = sorted(set(labels))
     whole = all(_WHOLE.fullmatch(label) for label in different)
     written = spellings(different, target_kind, where) if whole else None
@@ -336,7 +336,7 @@ def _add(index: IndexWriter, batch: _Batch) -> None:
 
 
 def is_list_of_files(path: Path) -> bool:
-    """Whether a table's lines, behind its head, name a file each."""
+    """Return whether each line of a table, after its header, names a file."""
     with open_regular(path) as file:
         try:
             lines = list(itertools.islice(csv.reader(text_lines(file), delimiter=delimiter(path)), 3))
@@ -357,7 +357,7 @@ def is_list_of_files(path: Path) -> bool:
 
 
 def _is_head(lines: Sequence[Sequence[str]]) -> bool:
-    """Whether a first line names columns: none of its fields is a file or a number, and there is more to come."""
+    """Return whether a first line is a header: no field is a file or a number, and further lines follow."""
     if {field.strip().lower() for field in lines[0][:2]} in (
         {"file", "label"},
         {"filename", "label"},
@@ -376,7 +376,7 @@ def _is_file(field: str) -> bool:
 
 
 def delimiter(path: Path) -> str:
-    """What stands between the values: by the file's ending, or in a .csv without commas what its first line has."""
+    """Return the delimiter: by the file's ending, or for a .csv without commas, the one in its first line."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with open_regular(path) as file:
         head = file.readline(LONGEST_LINE)
@@ -386,7 +386,7 @@ def delimiter(path: Path) -> str:
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of `file`, whose names need not be UTF-8; ValueError for one that is not a line of names."""
+    """Yield the lines of `file`, which may contain names that are not UTF-8; ValueError if a line is too long."""
     start = b"\xef\xbb\xbf"
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:

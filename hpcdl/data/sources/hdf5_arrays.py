@@ -1,4 +1,4 @@
-"""Arrays in HDF5 files (netCDF-4 ones too): images (N,C,H,W) or (N,H,W,C) with labels (N), or any named fields."""
+"""Arrays in HDF5 files (also netCDF-4): images (N,C,H,W) or (N,H,W,C) with labels (N), or any named fields."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from hpcdl.data.sources.base.splits import by_names, some
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
-"""Endings of files that may be HDF5, which their first bytes tell."""
+"""Endings of files that may be HDF5, as their first bytes tell."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
 _PLACES = (0, 512, 1024, 2048)
 
 
 class Hdf5Source(FieldSource):
-    """One HDF5 file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+    """One HDF5 file, or a folder of them; names such as train*, val*, test* make splits if all files have one."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -61,7 +61,7 @@ class Hdf5Source(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files with one of HDF5's usual endings, or with its signature."""
+        """Accept files with one of HDF5's usual endings, or with its signature."""
         return bool(_files(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -114,7 +114,7 @@ class Hdf5Source(FieldSource):
         return dataclasses.replace(facts, class_names=names, remarks=[*told, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
-        """One image."""
+        """Return one image."""
         number = int(row["file"])
         axes, name, path = facts.files[number].split(":", 2)
         if not Path(path).is_file() or stamp_of(path) != facts.stamps[number]:
@@ -128,12 +128,12 @@ class Hdf5Source(FieldSource):
         return image.transpose(1, 2, 0) if axes == "nchw" else image
 
     def describe_picture(self, place: int, file: str) -> str:
-        """File, data set and number of the image."""
+        """Return the number of the image, its file and data set."""
         _, name, path = file.split(":", 2)
         return f"image {place} of {Path(path).name}:{name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
-        """Whether these are images with a class each, and not samples of named fields."""
+        """Return whether these are images with a class each, rather than samples of named fields."""
         if self._spec.target_kind == "regression" and any(self._fields):
             images, labels = self._names(paths[0], self._file(str(paths[0])))
             self.inputs, self.targets = (images,), (labels,)
@@ -171,12 +171,12 @@ class Hdf5Source(FieldSource):
         return [(split, path) for split, own in found.items() for path in own]
 
     def _note_links(self, path: Path, name: str) -> None:
-        """Keep the other files that an array's values lie in: a change of theirs is one of the source."""
+        """Record the other files that hold an array's values: a change in them is a change of the source."""
         for other in self._file(str(path)).files_behind(name) if self._spec.follow_links else ():
             self._linked[str(other.absolute())] = None
 
     def _link_remarks(self) -> list[str]:
-        """What links were followed, for the user to read."""
+        """Describe the links that were followed, for the user."""
         base = (self._location if self._location.is_dir() else self._location.parent).absolute()
         paths = map(Path, self._linked)
         names = [str(path.relative_to(base) if path.is_relative_to(base) else path) for path in paths]
@@ -207,12 +207,12 @@ class Hdf5Source(FieldSource):
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:
-            last = self._spec.sample_axis == LAST and self._work not in Path(path).parents  # copies have them first
+            last = self._spec.sample_axis == LAST and self._work not in Path(path).parents  # copies: samples first
             self._open[path] = ArrayFile(Path(path), follow=self._spec.follow_links, last=last)
         return self._open[path]
 
     def _names(self, path: Path, file: ArrayFile) -> tuple[str, str]:
-        """The paths of images and labels in a file: as given, or the only ones that fit."""
+        """Return the paths of images and labels in a file: the given ones, or the only ones that fit."""
         shapes = file.shapes()
         images, labels = self._fields
         for name in (images, labels):
@@ -237,19 +237,19 @@ class Hdf5Source(FieldSource):
 
 
 def _files(location: Path) -> list[Path]:
-    """The HDF5 files at `location`: by their endings, or by HDF5's signature."""
+    """Return the HDF5 files at `location`: by their endings, or by HDF5's signature."""
     if location.is_file():
         usual = location.suffix.lower() in _ENDINGS
         return [location] if usual or _is_hdf5(location) else []
     paths = [path for path in files_of(location) if path.name[0] != "."]
     found = [path for path in paths if path.suffix.lower() in _ENDINGS]
     others = [path for path in paths if path.suffix.lower() in _OTHERS]
-    if found or not others or not _is_hdf5(others[0]):  # one look: of a folder of many files it is asked, too
+    if found or not others or not _is_hdf5(others[0]):  # check only one: this also runs on folders of many other files
         return found
     return [path for path in others if _is_hdf5(path)]
 
 
 def _is_hdf5(path: Path) -> bool:
-    """Whether HDF5's signature stands at one of the places where it may stand; MATLAB's is behind 512 bytes."""
+    """Return whether HDF5's signature is at one of its permitted positions; MATLAB's is after 512 bytes."""
     with open_regular(path) as file:
         return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _PLACES)

@@ -1,4 +1,4 @@
-"""MNIST's IDX files (LeCun's format), plain or compressed with gzip: also Fashion-MNIST, EMNIST and their kin."""
+"""MNIST's IDX files (LeCun's format), plain or compressed with gzip: also Fashion-MNIST, EMNIST and similar sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MNIST_CLASSES = 10
 
 
 class IdxSource:
-    """A folder with train-images-idx3-ubyte and its three siblings."""
+    """A folder with train-images-idx3-ubyte and its three sibling files."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self._root, self._work = Path(spec.location), Path(spec.work)
@@ -31,7 +31,7 @@ class IdxSource:
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A folder with an images file of that name."""
+        """Accept a folder with an images file of such a name."""
         return any(_find(location, prefix, "images") for prefix in _PREFIXES)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -55,7 +55,7 @@ class IdxSource:
         return listed.facts(self._root, _MNIST_CLASSES)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
-        """One image."""
+        """Return one image."""
         assert facts.sample_shape is not None
         height, width, _ = facts.sample_shape
         file, size = int(row["file"]), height * width
@@ -65,7 +65,7 @@ class IdxSource:
         return np.frombuffer(content, np.uint8).reshape(height, width, 1)
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """File and number of the image."""
+        """Return the number of the image and its file."""
         return f"image {int(row['place'])} of {Path(facts.files[int(row['file'])]).name}"
 
     def _plain(self, path: Path, magic: int) -> Path:
@@ -77,7 +77,7 @@ class IdxSource:
                 head = content.read(_HEADER[magic])
                 out.write(head)
                 sizes = _sizes(head, magic, path)
-                left = math.prod(sizes) + 1  # no more than the header tells of, whatever is packed
+                left = math.prod(sizes) + 1  # read no more than the header says, whatever is compressed
                 while left > 0 and (piece := content.read(min(left, 1 << 20))):
                     left -= out.write(piece)
         except (OSError, EOFError, zlib.error) as error:
@@ -101,7 +101,7 @@ def _find(folder: Path, prefix: str, what: str) -> Path | None:
 
 
 def _header(path: Path, magic: int, remarks: Path) -> tuple[int, ...]:
-    """The sizes in the header of an IDX file; SourceError for a wrong magic number or a wrong length."""
+    """Return the sizes in the header of an IDX file; SourceError if the magic number or the length is wrong."""
     with open_regular(path) as file:
         sizes = _sizes(file.read(_HEADER[magic]), magic, remarks)
         found = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""JPEG or PNG files in a folder per class (ImageNet's layout), divided into train, val, test folders or not."""
+"""JPEG or PNG files in a folder per class (ImageNet's layout), optionally divided into train, val and test folders."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from hpcdl.data.sources.base.source import (
 from hpcdl.data.sources.base.splits import is_clutter
 
 MOST_ODD = 500
-"""Up to so many files that are not called as images are opened while listing; the plan looks into some of the others,
-the writing into all. Each look costs the file system's metadata server an open."""
+"""Listing opens at most this many files without an image ending; planning checks some of the others, writing all.
+Each check costs the file system's metadata server an open."""
 _BATCH = 4096
 _SPARE_BYTES = 256 << 20
-"""A buffer for files beyond that has no room for larger ones."""
+"""Above this size the buffer is not made larger than the file that needs it."""
 
 
 class ImageFolderSource:
-    """A folder of class folders of image files."""
+    """A folder with a folder of image files for each class."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec, self._root = spec, Path(spec.location)
@@ -44,14 +44,14 @@ class ImageFolderSource:
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A folder that holds folders."""
+        """Accept a folder that contains folders."""
         if not location.is_dir():
             return False
         with os.scandir(location) as entries:
             return any(entry.is_dir() and not is_clutter(entry.name) for entry in entries)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """List the files of every class, in the order of their names."""
+        """List the files of every class, sorted by name."""
         if not self._root.is_dir():
             raise SourceError(f"{self._root} is not a folder; it needs a folder of images for each class")
         if self._spec.inputs or self._spec.targets:
@@ -71,20 +71,20 @@ class ImageFolderSource:
         return SourceFacts(class_names=names, samples_are="files", files=files, remarks=remarks)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
-        """The bytes of an image file."""
+        """Return the bytes of an image file."""
         return self._files.read(self._path(row, facts, index), row, lambda: self.describe(row, facts, index))
 
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The pixels of an image and of its mask."""
+        """Return the pixels of an image and of its mask."""
         index = self._index = self._index or Index(Path(self._spec.work))
         return self._pairs.read_fields(self.read(row, facts, index), row, facts)
 
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
-        """Not asked for: no field of images varies in length."""
+        """Never called: no field of images varies in length."""
         raise AssertionError("images and masks are of one shape each")
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """Path of the file below the source."""
+        """Return the path of the file below the source."""
         path = os.path.relpath(self._path(row, facts, index), os.fsencode(self._root))
         return os.fsdecode(path).encode("utf-8", "replace").decode()
 
@@ -109,12 +109,12 @@ class ImageFolderSource:
 
 
 def is_called_image(name: str) -> bool:
-    """Whether a file's name ends as those of images do."""
+    """Return whether a file has the name ending of an image."""
     return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def check_magic(path: str | Path, text: str) -> None:
-    """SourceError unless the file starts as an image does; it says what the file is where that is known."""
+    """Raise SourceError unless the file starts like an image; the message says what it is, if known."""
     try:
         with open_regular(path) as file:
             head = file.read(HEAD_BYTES)
@@ -130,7 +130,7 @@ class WholeFiles:
         self._buffer = memoryview(bytearray())
 
     def read(self, path: bytes, row: Any, describe: Callable[[], str]) -> memoryview:
-        """The bytes of a listed file; SourceChanged where size or time differ from the row's, UnreadableSample."""
+        """Read a listed file; SourceChanged if size or time differ from the row's, UnreadableSample if that fails."""
         size = int(row["size"])
         try:
             with open_regular(os.fsdecode(path)) as file:

@@ -1,4 +1,4 @@
-"""Files of plain numbers without a header (numpy.memmap, Fortran, instruments): the user says type and shape."""
+"""Files of plain numbers without a header (numpy.memmap, Fortran, instruments): the user gives type and shape."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FORM = "FILE=NAME:DTYPE:SHAPE, the shape that of one sample (images.bin=x:float
 
 
 class MemmapSource(FieldSource):
-    """A folder of raw files, or one of them; --input and --target say FILE=NAME:DTYPE[:SHAPE[:BYTES-TO-SKIP]]."""
+    """A folder of raw files, or one of them; --input and --target give FILE=NAME:DTYPE[:SHAPE[:BYTES-TO-SKIP]]."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files with an ending that raw numbers often have."""
+        """Accept files with an ending that raw numbers often have."""
         return is_made_of(location, _ENDINGS)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Take the files that --input and --target name."""
+        """List the files that --input and --target name."""
         spec = self._spec
         for flag, wishes in (("--input", spec.inputs), ("--target", spec.targets)):
             if not wishes:
@@ -43,7 +43,7 @@ class MemmapSource(FieldSource):
         return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=arrays)], index)
 
     def _named(self, flag: str, wishes: Sequence[str], arrays: dict[str, FoundArray]) -> Sequence[str]:
-        """`wishes` without types and shapes, which go to `arrays`."""
+        """Return `wishes` without types and shapes; these go into `arrays`."""
         plain = []
         for wish in wishes:
             found = _WISH.fullmatch(wish)

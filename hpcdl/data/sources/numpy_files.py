@@ -50,11 +50,11 @@ _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384
 _COPY_BYTES = 64 << 20
 _DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, NotImplementedError, struct.error)
-"""What Python's and numpy's readers raise for archives and headers that are wrong."""
+"""What the readers of Python and numpy raise for damaged archives and headers."""
 
 
 class NumpySource(FieldSource):
-    """A .npz file, a .npy file of images with --label-field naming that of the labels, or a folder of both."""
+    """A .npz file, a .npy file of images with --label-field naming the label file, or a folder of .npy files."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -67,7 +67,7 @@ class NumpySource(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A .npz or .npy file, or a folder with .npy files."""
+        """Accept a .npz or .npy file, or a folder with .npy files."""
         if location.is_dir():
             return bool(_array_files(location))
         return location.suffix in (".npy", ".npz")
@@ -98,7 +98,7 @@ class NumpySource(FieldSource):
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
-        """One image."""
+        """Return one image."""
         assert facts.sample_shape is not None
         file = int(row["file"])
         if file not in self._places:
@@ -114,7 +114,7 @@ class NumpySource(FieldSource):
         return values.reshape(height, width, channels)
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
-        """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        """Return the fields of all samples of `rows` at once, as `dtypes`; None if they must be read one by one."""
         if facts.fields or facts.sample_shape is None:
             return super().read_fields_block(rows, facts, dtypes)
         file = int(rows[0]["file"])
@@ -126,11 +126,11 @@ class NumpySource(FieldSource):
         return [out, rows["label"]] if whole else None
 
     def describe_picture(self, place: int, file: str) -> str:
-        """Number of the image, and its file."""
+        """Return the number of the image, and its file."""
         return f"image {place} of {Path(file.split(':', 3)[3]).name}"
 
     def _holds_images(self) -> bool:
-        """Whether these are images with a class each, and not samples of named fields."""
+        """Return whether these are images with a class each, rather than samples of named fields."""
         if self._spec.target_kind == "regression" and all(self._fields):
             self.inputs, self.targets = ((name or "",) for name in self._fields)
             return False
@@ -149,7 +149,7 @@ class NumpySource(FieldSource):
         return True
 
     def _arrays(self) -> dict[str, FoundArray]:
-        """Every array there is; those beside a single .npy file too, which then is the input."""
+        """Return every array; for a single .npy file, which then is the input, also those beside it."""
         if self._location.suffix == ".npy":
             self.inputs = self._spec.inputs or (self._location.stem,)
             names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
@@ -173,7 +173,7 @@ class NumpySource(FieldSource):
             )
         try:
             values = array.values().tolist()
-        except ValueError as error:  # numbers that no letter has
+        except ValueError as error:  # characters with invalid codes
             raise SourceError(f"{self._location}: {name} holds text that is damaged: {_one_line(error)}") from error
         return self.placed_text(values, name)
 
@@ -189,7 +189,7 @@ class NumpySource(FieldSource):
         return [name for name in names if not left_out(name, self._spec.leave_out)]
 
     def _pairs(self) -> dict[str, tuple[str, str]]:
-        """The names of images and labels by split."""
+        """Return the names of images and labels by split."""
         names, (images, labels) = self._names(), self._fields
         if self._location.suffix == ".npy":
             if labels is None:
@@ -212,7 +212,7 @@ class NumpySource(FieldSource):
         return divided or {UNSPLIT: plain or ("", "")}
 
     def _divided_pairs(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """x and y of each split that their names say: x_train beside y_train, x_valid beside y_valid, ..."""
+        """Return x and y of each split by their names: x_train beside y_train, x_valid beside y_valid, ..."""
         if self._spec.split_names == IGNORE:
             return {}
         found: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
@@ -243,7 +243,7 @@ class NumpySource(FieldSource):
         return dataclasses.replace(array, remarks="; ".join(filter(None, told)))
 
     def _rows_first(self, name: str, array: PlacedArray, column_first: bool) -> PlacedArray:
-        """An array whose samples lie one behind the other: itself, or a copy in C order with the samples first."""
+        """Return an array with its samples stored contiguously: itself, or a copy in C order with the samples first."""
         turns = self._spec.sample_axis == LAST and len(array.shape) > 1 and array.shape[-1] != 1
         if not turns and (not column_first or len(array.shape) < 2):
             return array
@@ -252,7 +252,7 @@ class NumpySource(FieldSource):
         rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(shape[1:])))
         order: Literal["F", "C"] = "F" if column_first else "C"
         with copy.open("wb") as out:
-            for first in range(0, shape[0], rows):  # mapped anew each time: what was read no longer counts as memory
+            for first in range(0, shape[0], rows):  # mapped anew each time: pages already read stop counting as memory
                 values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order)
                 values = np.moveaxis(values, -1, 0) if turns else values
                 out.write(np.ascontiguousarray(values[first : first + rows]).data)
@@ -260,7 +260,7 @@ class NumpySource(FieldSource):
         return dataclasses.replace(array, path=copy, offset=0, shape=shape, remarks="; ".join(remarks))
 
     def _member(self, name: str) -> PlacedArray:
-        """A member of the archive where it lies, or unpacked."""
+        """Return a member of the archive at its position there, or unpacked."""
         shown = f"{self._location}: {name}"
         with _opened(self._location) as archive:
             if name not in archive.namelist():
@@ -274,7 +274,7 @@ class NumpySource(FieldSource):
                     name.removesuffix(".npy"),
                     *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown),
                 )
-            if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack a piece of others whole
+            if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack all of another type for a part of it
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
             unpacked = self._work / f"{self._num_unpacked}.npy"
             self._num_unpacked += 1
@@ -311,7 +311,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _stored(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
-    """The array whose .npy header stands at `offset` of `path`, all of whose values are there; if in Fortran order."""
+    """Return the array with its .npy header at `offset` of `path`, if complete, and whether in Fortran order."""
     found, column_first = _placed(path, offset, shown)
     if path.stat().st_size < _end_of(found):
         raise SourceError(f"{shown} is cut short: its header says that its shape is {found.shape}")
@@ -319,12 +319,12 @@ def _stored(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
 
 
 def _end_of(array: PlacedArray) -> int:
-    """Bytes of the file up to the array's end."""
+    """Return the position in the file of the array's end."""
     return array.offset + math.prod(array.shape) * array.dtype.itemsize
 
 
 def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
-    """What the .npy header at `offset` of `path` says, and whether the order is Fortran's; objects are refused."""
+    """Return the array described by the .npy header at `offset`, and whether in Fortran order; objects are refused."""
     with open_regular(path) as file:
         file.seek(offset)
         try:

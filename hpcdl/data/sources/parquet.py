@@ -1,4 +1,4 @@
-"""Parquet files: columns of numbers, text, lists, or image files as Hugging Face's data sets have them."""
+"""Parquet files: columns of numbers, text, lists, or image files as in Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _LOOKED_INTO = 256
 _CHUNK_BYTES, _MOST_ROWS = 8 << 20, 1 << 16
 _BUFFER_BYTES = 1 << 20
-"""With a buffer pyarrow reads page by page; without one a row group's column whole."""
+"""With a buffer pyarrow reads page by page; without one it reads a row group's whole column."""
 
 
 class _Table:
-    """The rows of Parquet files with the same columns, read some at a time; with `words` those of one split alone.
+    """The rows of Parquet files with the same columns, read in pieces; with `words` only those of one split.
 
-    `words` are what the column `split` holds for it.
+    `words` are the values of the column `split` for that split.
     """
 
     def __init__(self, source: ParquetSource, paths: Sequence[Path], words: frozenset[str] = frozenset()) -> None:
@@ -55,15 +55,15 @@ class _Table:
 
     @property
     def names(self) -> list[str]:
-        """The columns."""
+        """The names of the columns."""
         return list(self.schema.names)
 
     def of_split(self, words: Iterable[str]) -> _Table:
-        """The rows of one split, by what the column `split` says."""
+        """Return the rows of one split, selected by the values of the column `split`."""
         return _Table(self._source, self._paths, frozenset(words))
 
     def chunks(self, name: str) -> Iterator[Any]:
-        """The values of a column as pyarrow arrays of some MiB."""
+        """Yield the values of a column as pyarrow arrays of some MiB."""
         wanted = [name, "split"] if self._words and name != "split" else [name]
         for path in self._paths:
             with self._source.understood(path):
@@ -79,7 +79,7 @@ class _Table:
                     yield column
 
     def contents(self, name: str) -> Iterator[bytes | None]:
-        """The image files of a column; None where there is none."""
+        """Yield the image files of a column; None for a missing one."""
         for chunk in self.chunks(name):
             for value in chunk.to_pylist():
                 yield value["bytes"] if isinstance(value, dict) else value
@@ -89,7 +89,7 @@ class _Table:
 
 
 def _row_bytes(metadata: Any, name: str) -> int:
-    """About how many bytes a column's values have in each row of a file, unpacked."""
+    """Estimate the uncompressed bytes of a column per row of a file."""
     found = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -105,16 +105,16 @@ def _word(value: Any) -> str:
 class ParquetSource(ColumnSource):
     """One Parquet file, or a folder of them; files called train*, val*, test* or a column `split` make splits.
 
-    Row groups are read some rows at a time, column by column: memory does not grow with the files.
+    Row groups are read in pieces, column by column: memory does not grow with the files.
     """
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files with one of Parquet's endings."""
+        """Accept files with one of Parquet's endings."""
         return is_made_of(location, _ENDINGS)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Read what is asked for, column by column."""
+        """Read the requested columns, one by one."""
         files = files_by_split(self._location, _ENDINGS, self._spec)
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
@@ -150,7 +150,7 @@ class ParquetSource(ColumnSource):
 
     @contextmanager
     def understood(self, path: Path) -> Iterator[None]:
-        """SourceError for what pyarrow cannot read."""
+        """Turn errors of pyarrow into SourceError."""
         arrow, _ = _pyarrow()
         try:
             yield
@@ -182,7 +182,7 @@ class ParquetSource(ColumnSource):
         return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=place)
 
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
-        """A column of numbers; of whole ones with holes (null) float64, and NaN for these."""
+        """Return a column of numbers; integers with missing values (null) become float64 with NaN."""
         floats = _pyarrow()[0].types.is_floating(table.schema.field(name).type)
         holes = not floats and any(chunk.null_count for chunk in table.chunks(name))
 
@@ -195,7 +195,7 @@ class ParquetSource(ColumnSource):
         return dataclasses.replace(self.written(values()), filled=holes)
 
     def _placed_column(self, table: _Table, name: str) -> PlacedArray:
-        """Text, or lists of numbers; SourceError for other types and for missing values."""
+        """Return text, images or lists of numbers; SourceError for other types and for missing values."""
         types, kind = _pyarrow()[0].types, table.schema.field(name).type
         missing = sum(chunk.null_count for chunk in table.chunks(name))
         if missing:
@@ -225,7 +225,7 @@ class ParquetSource(ColumnSource):
         return GatheredArray(path, f"{self._location}: {name}", fixed=fixed)
 
     def _pictures(self, table: _Table, name: str) -> PlacedArray:
-        """A column of image files as pixels, as the files have them: masks keep their numbers."""
+        """Decode a column of image files to pixels without conversion: masks keep their numbers."""
         from hpcdl.data.sources.base.images import decode_mask
 
         with self._gathered(name, fixed=True) as gathered:
@@ -237,7 +237,7 @@ class ParquetSource(ColumnSource):
             return gathered.placed()
 
     def _lists(self, table: _Table, name: str, levels: int) -> PlacedArray:
-        """Lists of lists of numbers as samples: all of one shape, or of any length along the first axis."""
+        """Return nested lists of numbers as samples of one shape, or of any length along the first axis."""
         inner: list[set[int]] = [set() for _ in range(levels - 1)]
         outer: list[Array] = []
 
@@ -267,7 +267,7 @@ class ParquetSource(ColumnSource):
         return dataclasses.replace(placed, shape=(int(lengths.sum()), *sides), offsets=starts)
 
     def _image_column(self, table: _Table) -> str | None:
-        """The column of image files, where samples are images with a class."""
+        """Return the name of the column of image files, if samples are images with a class."""
         spec = self._spec
         if spec.inputs or spec.targets or spec.target_kind == "regression":
             return None
@@ -308,7 +308,7 @@ class ParquetSource(ColumnSource):
         return listed.facts(_class_names(schema, label))
 
     def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
-        """Write the image files of a table one behind the other; first byte, bytes and label of each."""
+        """Write the image files of a table one after another; yield offset, size and label of each."""
         place = 0
         labels = (value for chunk in table.chunks(label) for value in chunk.to_pylist())
         for number, (content, own) in enumerate(zip(table.contents(image), labels, strict=True)):
@@ -327,7 +327,7 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def _class_names(schema: Any, label: str) -> list[str]:
-    """Names that Hugging Face's data sets keep of a column's classes; none where they do not."""
+    """Return the class names that Hugging Face data sets store for a column; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         names = features[label]["names"]

@@ -1,4 +1,4 @@
-"""Samples made from a seed, to be sharded like real ones."""
+"""Synthetic samples, made from a seed, to be sharded like real ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SyntheticSource:
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Never: it is asked for by its prefix."""
+        """Return False: this format is selected by its prefix."""
         return False
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -47,5 +47,5 @@ class SyntheticSource:
         return np.asarray(out[0])
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """Its number."""
+        """Return the number of the sample."""
         return f"sample {int(row['place'])}"

@@ -1,4 +1,4 @@
-"""CSV tables with a column for each quantity, its type found from its values."""
+"""CSV tables with a column for each quantity; the type of a column is found from its values."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 _ENDINGS = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _VALUES = 1 << 18
-"""So many are held at once, 60 bytes each or more."""
+"""The most values held in memory at once, 60 bytes each or more."""
 _SPACE = re.compile(r"[^\S\n]")
 _NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
 _LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
-"""Digits of a number that neither int64 nor float64 holds: a code."""
+"""Numbers with too many digits for int64 and float64: codes."""
 _NOTATION = re.compile(
     r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
 )
-"""Numbers that are not written as float() takes them: decimal commas, marks of thousands, percent, hexadecimal."""
+"""Numbers that float() does not accept: decimal commas, thousands separators, percent, hexadecimal."""
 
 
 class TableSource(ColumnSource):
-    """A .csv or .tsv file whose first line names the columns; one called `split` divides the rows."""
+    """A .csv or .tsv file whose first line names the columns; a column `split` divides the rows."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
         self._names: list[str] = []
         self._splits: dict[str, str] = {}
-        """The split by the word for it in the column `split`, in the order in which they come."""
+        """The split by the word for it in the column `split`, in order of occurrence."""
         self._num_files = 0
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A table that is not a list of files."""
+        """Accept a table that is not a list of files."""
         if not location.is_file() or location.suffix.lower() not in _ENDINGS:
             return False
         return not is_list_of_files(location)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Read the table once, some rows at a time: numbers go to files of their own, by column and split.
+        """Read the table once in pieces of rows: numbers go to separate files by column and split.
 
-        Missing values are NaN. Text is read once more where it is asked for.
+        Missing values become NaN. Text is read a second time if it is needed.
         """
         columns: dict[str, _Column] = {}
         for names, rows in self._rows():
@@ -95,13 +95,13 @@ class TableSource(ColumnSource):
         return TableColumn(shown=column.kind, kind="number", place=lambda: placed, numbers=lambda: placed)
 
     def _names_classes(self, name: str) -> bool:
-        """Whether the values of a column are classes, by what is known before they are looked at."""
+        """Return whether the values of a column are classes, as far as known before reading them."""
         targets = [own.rpartition("=")[0] or own for own in self._spec.targets]
         called = name in targets or (not targets and name.lower() in TARGET_NAMES)
         return called and self._spec.target_kind != "regression" and not left_out(name, self._spec.leave_out)
 
     def _spellings(self, name: str) -> dict[int, str] | None:
-        """How a column of codes writes its numbers; None where they are to stay text."""
+        """Return how a column of codes writes its numbers; None if they must stay text."""
         found: set[str] = set()
         for split in dict.fromkeys(self._splits.values()):
             for words in self._text(name, split).string_chunks():
@@ -110,7 +110,7 @@ class TableSource(ColumnSource):
         return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == found else {}
 
     def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
-        """SourceError for columns that are used, and whose values are numbers otherwise written, or codes."""
+        """Raise SourceError for used columns whose values are numbers in another notation, or codes."""
         spec = self._spec
         inputs, targets = ([own.rpartition("=")[0] or own for own in wishes] for wishes in (spec.inputs, spec.targets))
         words = [own.rpartition("=")[0] for own in spec.categories]
@@ -137,7 +137,7 @@ class TableSource(ColumnSource):
                 )
 
     def _by_split(self, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:
-        """Rows of one split each, by the words in the column `split`, which are noted in `_splits`."""
+        """Yield the rows of each split by the words in the column `split`, and record these in `_splits`."""
         if "split" not in self._names:
             self._splits[""] = UNSPLIT
             yield UNSPLIT, rows
@@ -161,7 +161,7 @@ class TableSource(ColumnSource):
             return gathered.placed()
 
     def _rows(self) -> Iterator[tuple[list[str], list[list[str]]]]:
-        """The names of the columns with some rows at a time."""
+        """Yield the names of the columns with some rows at a time."""
         names: list[str] = []
         rows: list[list[str]] = []
         for number, fields in self._lines():
@@ -181,7 +181,7 @@ class TableSource(ColumnSource):
             yield names, rows
 
     def _head(self, fields: list[str]) -> list[str]:
-        """The names of the columns, by the first line."""
+        """Return the names of the columns from the first line."""
         if self._spec.head == "none":
             return [f"c{place}" for place in range(1, len(fields) + 1)]
         names = [field.strip() for field in fields]
@@ -220,27 +220,27 @@ class TableSource(ColumnSource):
 
 
 class _Column:
-    """A column as it is read: its type so far, what is odd about its values, and its numbers in a file a split."""
+    """A column being read: its type so far, oddities of its values, and its numbers in a file per split."""
 
     def __init__(self, new_path: Callable[[], Path]) -> None:
         self._new_path = new_path
         self._paths: dict[str, Path] = {}
         self._counts: dict[str, int] = {}
         self.kind = "int64"
-        """int64, float64 or text: what all of its values are."""
+        """The type that fits all values so far: int64, float64 or text."""
         self.present = False
-        """Whether a value is not missing."""
+        """Whether any value is present."""
         self.written = ""
-        """Of a column all of whose values are numbers, this one is not written as float() takes it."""
+        """A number that float() does not accept, if all values of the column are numbers."""
         self.code = ""
-        """A whole number with zeros before it, or of more digits than numbers keep."""
+        """An integer with leading zeros, or with more digits than the number types hold."""
         self.written_as: dict[int, str] | None = {}
-        """How codes write their numbers, of a target; None where they are to stay text."""
+        """How codes write their numbers, for a target; None if they must stay text."""
         self.numbers = True
-        """Of text: whether all of its values are numbers, however written."""
+        """For text: whether all values are numbers in some notation."""
 
     def take(self, column: Sequence[str], split: str) -> None:
-        """Take more values, which lie behind those before them in their split."""
+        """Append values of a split."""
         if self.kind == "text" and not self.numbers and self.present:
             return
         values, lines = _as_lines(column)
@@ -254,17 +254,17 @@ class _Column:
             self.code = zeros[0]
         if split not in self._paths:
             self._paths[split], self._counts[split] = self._new_path(), 0
-        with self._paths[split].open("ab") as file:  # one at a time: a table may have thousands of columns
+        with self._paths[split].open("ab") as file:  # open one file at a time: a table may have thousands of columns
             numbers.tofile(file)
         self._counts[split] += len(numbers)
 
     def placed(self, split: str) -> PlacedArray:
-        """The numbers of a split."""
+        """Return the numbers of a split."""
         shape, called = (self._counts[split],), self.written_as or {}
         return PlacedArray(path=self._paths[split], shape=shape, dtype=np.dtype(self.kind), called=called)
 
     def _numbers(self, values: Sequence[str], lines: str) -> Array | None:
-        """Values as numbers of the column's type, which they may widen; None for text."""
+        """Return values as numbers of the column's type, which may be widened; None for text."""
         if self.kind == "text":
             return None
         if self.kind == "int64":
@@ -279,7 +279,7 @@ class _Column:
             return None
 
     def _widen(self) -> None:
-        """Whole numbers become float64, as float() of their digits: both round to the nearest."""
+        """Convert integers to float64, with the same rounding to nearest as float() of their digits."""
         self.kind = "float64"
         for split, old in self._paths.items():
             self._paths[split] = self._new_path()
@@ -308,7 +308,7 @@ def _is_number(value: str) -> bool:
 
 
 def _is_sample(head: list[str]) -> bool:
-    """Whether a first line holds a sample: numbers alone that do not rise, as column numbers and wavelengths do."""
+    """Return whether a first line is a sample: only numbers, not rising as column numbers and wavelengths do."""
     try:
         numbers = [float(name) for name in head]
     except ValueError:
@@ -317,7 +317,7 @@ def _is_sample(head: list[str]) -> bool:
 
 
 def _as_lines(column: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Values without spaces around them, and the same as one text with a line each, for patterns to search."""
+    """Return values without surrounding spaces, and the same as one text with a line each, for pattern searches."""
     lines = "\n".join(column)
     if not _SPACE.search(lines) and lines.count("\n") == len(column) - 1:
         return column, lines
@@ -326,7 +326,7 @@ def _as_lines(column: Sequence[str]) -> tuple[Sequence[str], str]:
 
 
 def _floats(values: Sequence[str]) -> Array:
-    """Values as numbers; NaN for what is missing. ValueError for others, among them what only Python takes (1_000)."""
+    """Return values as numbers, missing ones as NaN. ValueError for others, even those only Python accepts (1_000)."""
     if any("_" in value for value in values):
         raise ValueError
     try:

@@ -1,4 +1,4 @@
-"""Text: a line or a file is a sample, its class that of the file or folder, or of the same line in a file beside."""
+"""Text samples: lines or files; the class is that of the file or folder, or the same line of a label file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, 
 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
-"""Where labels of the lines of STEM.txt usually are."""
+"""Usual names of the label file for the lines of STEM.txt."""
 _BESIDE = re.compile(r"(?:readme|license|licence|copying|citation|notice)(?![a-z]).*", re.IGNORECASE)
 _UNLABELLED = re.compile(r"unsup|unsupervised|unlabel+ed", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -31,11 +31,11 @@ _Samples = tuple[list[bytes], list[bytes]]
 
 
 class TextSource(FieldSource):
-    """A file of lines with labels beside, CLASS.txt files of lines, or folders per class of files."""
+    """A file of lines with a label file, CLASS.txt files of lines, or a folder of files per class."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A .txt file, or a folder in which all files are."""
+        """Accept a .txt file, or a folder with only such files."""
         if location.is_file():
             return location.suffix.lower() == _ENDING
         if _only_texts(location):
@@ -77,7 +77,7 @@ class TextSource(FieldSource):
         return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
     def _roots(self) -> dict[str, Path]:
-        """The folder of each split; SourceError where only some folders are called by one."""
+        """Return the folder of each split; SourceError if only some folders are named after a split."""
         if self._location.is_file() or self._spec.split_names == "ignore":
             return {UNSPLIT: self._location}
         folders = _content(self._location, folders_of)
@@ -101,7 +101,7 @@ class TextSource(FieldSource):
         return dataclasses.replace(placed, called=written)
 
     def _samples(self, split: str, root: Path) -> dict[str, _Samples]:
-        """The samples of a file or folder by split: those of files called train* and test* too."""
+        """Return the samples of a file or folder by split; files called train* and test* also make splits."""
         if root.is_file():
             return {split: self._beside(root)}
         files = _texts(root)
@@ -134,7 +134,7 @@ class TextSource(FieldSource):
         return {split: _by_class({path.stem: _lines(path) for path in lines})}
 
     def _beside(self, path: Path) -> _Samples:
-        """The lines of a file, and their labels from the file beside it."""
+        """Return the lines of a file, and their labels from the label file beside it."""
         wish = self._spec.label_field
         names = [wish] if wish else [name.format(stem=path.stem) for name in _LABELS]
         beside = next((path.parent / name for name in names if (path.parent / name).is_file()), None)
@@ -172,7 +172,7 @@ def _whole(path: Path) -> bytes:
 
 
 def _text(path: Path, content: bytes) -> bytes:
-    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # with such a mark it is no UTF-8
+    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # not UTF-8 with such a mark
         raise SourceError(f"{path} holds zero bytes: no text in UTF-8, but in UTF-16? Save it as UTF-8")
     return content.removeprefix(b"\xef\xbb\xbf")
 
@@ -180,14 +180,14 @@ def _text(path: Path, content: bytes) -> bytes:
 def _lines(path: Path) -> list[bytes]:
     with open_regular(path) as file:
         content = _text(path, file.read())
-    lines = content.split(b"\n" if b"\n" in content else b"\r")  # the latter of old Macs, and of Excel on new ones
+    lines = content.split(b"\n" if b"\n" in content else b"\r")  # a lone CR: old Macs, and Excel on new ones
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix(b"\r") for line in lines]
 
 
 def _content(folder: Path, kind: Callable[[Path], list[Path]]) -> list[Path]:
-    """What `kind` finds in a folder, but for what a system or an author has put beside the data."""
+    """Return what `kind` finds in a folder, without files that a system or an author put beside the data."""
     return [path for path in kind(folder) if not is_clutter(path.name) and not _BESIDE.fullmatch(path.name)]
 
 

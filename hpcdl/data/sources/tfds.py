@@ -1,4 +1,4 @@
-"""Folders that TensorFlow Datasets has prepared: TFRecord files that a features.json describes; without TensorFlow."""
+"""Folders prepared by TensorFlow Datasets: TFRecord files described by a features.json; read without TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from hpcdl.data.sources.tfrecord import example_features, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HEAD_BYTES = 12
-"""Of a record: length and its checksum."""
+"""The record's length and its checksum."""
 _MOST_LISTED = 64
-"""A folder with more entries is none that only holds versions or variants of a data set."""
+"""A folder with more entries is not searched for versions or variants of a data set."""
 
 _File = tuple[Path, int]
-"""A file and how many records it should hold."""
+"""A file and the number of records it should hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Feature:
-    """`kind` is `image`, `class`, `text`, `tensor` or, for what is not taken, what it is called."""
+    """`kind` is `image`, `class`, `text` or `tensor`; for an unsupported feature it is a description."""
 
     kind: str
     dtype: str = ""
@@ -48,15 +48,15 @@ class _Feature:
 
 
 class TfdsSource(FieldSource):
-    """The folder of a prepared version, or one above it that leads to just one."""
+    """The folder of a prepared version, or a folder above it that leads to only one."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A folder with dataset_info.json and features.json, or with a version's folder that has them."""
+        """Accept a folder with dataset_info.json and features.json, or with a version folder that has them."""
         return location.is_dir() and bool(_run_plan(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Read every record for what is wanted of it."""
+        """Read from every record the features that are needed."""
         folders = _run_plan(self._location) if self._location.is_dir() else []
         if len(folders) != 1:
             found = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
@@ -90,7 +90,7 @@ class TfdsSource(FieldSource):
         return self.list_parts(groups, index)
 
     def _splits(self, folder: Path, info: Mapping[str, Any]) -> dict[str, list[_File]]:
-        """The files of each split; SourceError unless all are there."""
+        """Return the files of each split; SourceError unless all exist."""
         kind = info.get("fileFormat", "tfrecord")
         if kind != "tfrecord":
             raise SourceError(
@@ -116,7 +116,7 @@ class TfdsSource(FieldSource):
         return found
 
     def _take_supervised(self, info: Mapping[str, Any], features: Mapping[str, _Feature]) -> None:
-        """What dataset_info.json says is given and sought, unless the user says it; else the only image and class."""
+        """Set inputs and targets as dataset_info.json says, or the only image and class, unless the user names them."""
         spec = self._spec
         items = ((info.get("supervisedKeys") or {}).get("tuple") or {}).get("items") or []
         keys = [item.get("featureKey") for item in items]
@@ -140,7 +140,7 @@ class TfdsSource(FieldSource):
         features: Mapping[str, _Feature],
         index: IndexWriter,
     ) -> SourceFacts:
-        """Images are read where they lie within the records."""
+        """List images at their positions within the records."""
         listed = EncodedFiles(index, self._spec)
         for split, file in ((split, file) for split, files in splits.items() for file in files):
             found = []
@@ -165,7 +165,7 @@ class TfdsSource(FieldSource):
 
 
 def _examples(file: _File) -> Iterator[tuple[str, int, bytes, Any]]:
-    """How a message names a record, its first byte, its content and features; SourceError for damage."""
+    """Yield each record's name for messages, its offset, content and features; SourceError if it is damaged."""
     path, length = file
     count = 0
     for number, (offset, content, sound) in enumerate(records(path)):
@@ -186,7 +186,7 @@ def _values(features: Any, name: str, kind: str, where: str, count: int | None =
 
 
 def _tensor(features: Any, name: str, feature: _Feature, where: str) -> Array:
-    """Numbers in the shape that features.json tells of, with a free first axis where one is unknown."""
+    """Return numbers in the shape of features.json; the first axis is free if its length is unknown."""
     dtype = np.dtype(feature.dtype)
     if feature.raw:
         values = np.frombuffer(_values(features, name, "bytes_list", where, 1)[0], dtype)
@@ -226,11 +226,11 @@ _READERS: Mapping[str, Callable[[Any, str, _Feature, str], Array | bytes | str]]
     "class": _class,
     "image": _image,
 }
-"""By kind of feature: its value in a record."""
+"""The function that reads a feature's value from a record, by kind of feature."""
 
 
 def _flattened(document: Mapping[str, Any], path: str, folder: Path) -> Iterator[tuple[str, _Feature]]:
-    """The features of a features.json by the names that they have in records."""
+    """Yield the features of a features.json with their names in records."""
     name = str(document.get("pythonClassName", "")).rpartition(".")[2]
     if "featuresDict" in document:
         for key, inner in document["featuresDict"].get("features", {}).items():
@@ -301,7 +301,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _run_plan(location: Path) -> list[Path]:
-    """The folders of prepared versions at, or up to three levels below, `location`."""
+    """Return the folders of prepared versions at, or up to three levels below, `location`."""
     if _is_prepared(location):
         return [location]
     found: list[Path] = []

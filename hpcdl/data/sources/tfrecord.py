@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example, read without TensorFlow; CRC-32C and protobuf by their libraries.
+"""TFRecord files of tf.train.Example, read without TensorFlow; libraries provide CRC-32C and protobuf.
 
 A record is: length (uint64), masked CRC of the length (uint32), data, masked CRC of the data (uint32).
 """
@@ -56,13 +56,13 @@ _SIDES = (
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 _BATCH = 4096
 _OF = re.compile(r"-of-[0-9]+(?:\.(?:gz|gzip|zlib))?$")
-"""How names end that TensorFlow numbers; of Parquet and archives another ending follows."""
+"""The end of file names that TensorFlow numbers; Parquet files and archives have a further ending."""
 _NOTHING: Any = {}
 _PACKED_WRONG = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class TFRecordSource(FieldSource):
-    """One TFRecord file, or a folder of them; files called train*, val*, test* make splits if all are called so."""
+    """One TFRecord file, or a folder of them; names such as train*, val*, test* make splits if all files have one."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -73,7 +73,7 @@ class TFRecordSource(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files named as TFRecord files are, or one whose first record has a correct length."""
+        """Accept files with names of TFRecord files, or a file whose first record has a correct length."""
         return bool(_files(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -99,12 +99,12 @@ class TFRecordSource(FieldSource):
         if not self._holds_images(paths):
             return self._list_fields(split_of, index)
         splits = [split for split, own in split_of.items() for _ in own]
-        paths = [self._plain(path) for path in paths]  # an image is read at its place in the file
+        paths = [self._plain(path) for path in paths]  # an image is read at its position in the file
         kinds, most = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
             for offset, content, sound in records(path):
-                label, size = 0, 0  # a damaged record keeps its place: reading it says so, or leaves it out
+                label, size = 0, 0  # a damaged record keeps its place: reading it reports the damage or skips it
                 if sound:
                     label, size, kind = self._look(content, f"{path} at byte {offset}")
                     kinds.add(kind)
@@ -126,7 +126,7 @@ class TFRecordSource(FieldSource):
         )
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> bytes | Array:
-        """The image of a record; its checksum is checked."""
+        """Return the image of a record, after checking its checksum."""
         number, offset = int(row["file"]), int(row["place"])
         path, stamp = facts.files[number], facts.stamps[number]
         length, _ = _HEAD.unpack(self._files.read(path, stamp, offset, _HEAD.size))
@@ -140,11 +140,11 @@ class TFRecordSource(FieldSource):
         return np.frombuffer(content, np.uint8).reshape(height, width, channels)
 
     def describe_picture(self, place: int, file: str) -> str:
-        """File and place of the record."""
+        """Return the position of the record and its file."""
         return f"record at byte {place} of {Path(file).name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
-        """Whether records are images with a class each, by flags and the first record; text labels are numbered."""
+        """Return whether records are images with a class each, by flags and the first record; number text labels."""
         spec = self._spec
         if spec.inputs or spec.targets or self._image_field or self._label_field:
             if not (spec.inputs or spec.targets):
@@ -164,7 +164,7 @@ class TFRecordSource(FieldSource):
         return True
 
     def _name_labels(self, paths: list[Path]) -> None:
-        """Number the classes where labels are their names."""
+        """Number the classes if labels are class names."""
         names: set[str] = set()
         for where, features in _examples(paths, damaged=False):
             field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
@@ -177,7 +177,7 @@ class TFRecordSource(FieldSource):
         self._class_names = sorted(names)
 
     def _list_fields(self, parts: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
-        """Records as samples of named fields, whose types and shapes --input and --target state where bytes are."""
+        """List records as samples of named fields; --input and --target give type and shape of fields of bytes."""
         types: dict[str, StatedType] = {}
         self.inputs = stated("--input", self._spec.inputs, types)
         self.targets = stated("--target", self._spec.targets, types)
@@ -199,7 +199,7 @@ class TFRecordSource(FieldSource):
     def _placed_feature(
         self, split: str, paths: list[Path], key: str, wanted: list[str], types: dict[str, StatedType]
     ) -> PlacedArray:
-        if (split, key) not in self._gathered:  # all that is wanted, in one reading
+        if (split, key) not in self._gathered:  # read all wanted features at once
             keys = dict.fromkeys([*wanted, key])
             own = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
             found = gather(_examples(paths), own, self._work, str(self._location))
@@ -207,11 +207,11 @@ class TFRecordSource(FieldSource):
         return self._gathered[split, key]
 
     def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
-        """The parts as they are: names of features say nothing about splits."""
+        """Return the parts unchanged: names of features do not say splits."""
         return list(parts)
 
     def _plain(self, path: Path) -> Path:
-        """The file itself, or what it unpacks to, in the work folder."""
+        """Return the file itself, or its uncompressed copy in the work folder."""
         packing = _packing(path)
         if not packing:
             return path
@@ -224,7 +224,7 @@ class TFRecordSource(FieldSource):
         return plain
 
     def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
-        """Label, size of the image in bytes, and its shape where it is raw pixels."""
+        """Return the label, the image's size in bytes, and its shape if it is raw pixels."""
         features = example_features(content, where)
         image = self._image(features, where)
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
@@ -262,7 +262,7 @@ def _names(features: Any) -> str:
 
 
 def masked_crc(content: bytes) -> int:
-    """CRC-32C as TFRecord stores it: rotated by 15 bits, plus a constant."""
+    """Return the CRC-32C as TFRecord stores it: rotated by 15 bits, plus a constant."""
     import google_crc32c
 
     crc = int(google_crc32c.value(content))
@@ -271,7 +271,7 @@ def masked_crc(content: bytes) -> int:
 
 @cache
 def _example_class() -> Any:
-    """The message class tf.train.Example, made from its description in a pool of its own."""
+    """Return the message class tf.train.Example, made from its description in a separate descriptor pool."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="hpcdl/example.proto", package="hpcdl", syntax="proto3")
@@ -305,7 +305,7 @@ def _example_class() -> Any:
 
 
 def example_features(content: bytes, where: str) -> Any:
-    """The features of a record by name; SourceError where it is not a tf.train.Example."""
+    """Return the features of a record by name; SourceError if it is not a tf.train.Example."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -315,7 +315,7 @@ def example_features(content: bytes, where: str) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Offset and data of every record, and whether its checksum is right; SourceError where a length is wrong."""
+    """Yield offset and data of every record, and whether its checksum is right; SourceError if a length is wrong."""
     with open_regular(path) as file:
         packing = _packing(path)
         offset, size = 0, math.inf if packing else os.fstat(file.fileno()).st_size
@@ -341,7 +341,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[str, Any]]:
-    """How a message names each record, and its features; SourceError for a `damaged` one, or it is passed over."""
+    """Yield each record's message name and features; a bad record raises SourceError if `damaged`, else is skipped."""
     for path in paths:
         for number, (_, content, sound) in enumerate(records(path)):
             where = f"record {number} of {path.name}"
@@ -353,35 +353,35 @@ def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[
 
 
 def _packing(path: Path) -> str:
-    """How the file is compressed, gzip or zlib (TFRecordOptions knows both); empty where it is not."""
+    """Return the file's compression, gzip or zlib (TFRecordOptions supports both); empty if there is none."""
     with open_regular(path) as file:
         head = file.read(_HEAD.size)
     if head[:2] == b"\x1f\x8b":
         return "gzip"
-    # RFC 1950: deflate with a window of 32 KiB, and a checksum of these two bytes. A length may look so; it has a CRC.
+    # RFC 1950: deflate, 32 KiB window, and a check over these two bytes. A record's length may match; it has a CRC.
     is_zlib = head[:1] == b"\x78" and int.from_bytes(head[:2]) % 31 == 0
     return "zlib" if is_zlib and _length(head) is None else ""
 
 
 def _unpacked(file: Any, packing: str) -> Any:
-    """What the open `file` unpacks to, as a stream; closing it closes nothing."""
+    """Return the decompressed stream of the open `file`; closing the stream leaves the file open."""
     if packing == "zlib":
         return io.BufferedReader(_Inflated(file), 1 << 20)
     return gzip.open(file) if packing else file
 
 
 class _Inflated(io.RawIOBase):
-    """A zlib stream, unpacked; EOFError where it is cut short, zlib.error where it is damaged."""
+    """The decompressed content of a zlib stream; EOFError if it is cut short, zlib.error if it is damaged."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._inflate = file, zlib.decompressobj()
 
     def readable(self) -> bool:
-        """It is to be read."""
+        """Return True: the stream is readable."""
         return True
 
     def readinto(self, out: Any) -> int:
-        """Fill the head of `out`; the number of bytes, 0 at the end."""
+        """Fill the first bytes of `out`; return their number, 0 at the end."""
         found = b""
         while not found and not self._inflate.eof:
             packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
@@ -435,19 +435,19 @@ _LISTS: dict[str, Any] = {
 }
 
 Records = Iterator[tuple[str, Any]]
-"""How a message names a record, and its features."""
+"""Each record's name for messages, and its features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatedType:
-    """What the user says of a feature: the type of its bytes, and the shape of a sample."""
+    """What the user says about a feature: the type of its bytes, and the shape of a sample."""
 
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
 
 
 def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> list[str]:
-    """`wishes` as FEATURE=NAME; the types and shapes in them go to `types`."""
+    """Return `wishes` as FEATURE=NAME; put their types and shapes into `types`."""
     plain = []
     for wish in wishes:
         if "=" not in wish:
@@ -473,12 +473,12 @@ def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> li
 
 
 def kind_of(feature: Any) -> str:
-    """The list that a feature has; empty where it has none."""
+    """Return which list a feature has; empty if it has none."""
     return next((name for name in _LISTS if feature.HasField(name)), "")
 
 
 def described(feature: Any) -> str:
-    """A feature in a message."""
+    """Describe a feature for messages."""
     kind = kind_of(feature)
     if not kind:
         return "empty"
@@ -489,7 +489,7 @@ def described(feature: Any) -> str:
 
 
 def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Array | bytes:
-    """A feature of a record as an array, or as text; SourceError where it is neither."""
+    """Return a feature of a record as an array or as text; SourceError if it is neither."""
     feature = features.get(key)
     kind = kind_of(feature) if feature is not None else ""
     if feature is None or not kind:
@@ -541,7 +541,7 @@ def _picture(content: bytes, key: str, where: str) -> Array:
 
 
 def gather(records: Records, types: Mapping[str, StatedType], work: Path, where: str) -> dict[str, PlacedArray]:
-    """The features that `types` names of all records, in one reading, kept in the work folder."""
+    """Read the features named by `types` of all records in one pass, and store them in the work folder."""
     found: dict[str, GatheredArray] = {}
     with ExitStack() as stack:
         for key in types:
@@ -554,6 +554,6 @@ def gather(records: Records, types: Mapping[str, StatedType], work: Path, where:
 
 
 def _plain(array: PlacedArray) -> PlacedArray:
-    """A list of one number in every sample is a number."""
+    """Turn a list with one number in every sample into a plain number."""
     one = array.offsets is None and len(array.shape) == 2 and array.shape[1] == 1
     return dataclasses.replace(array, shape=array.shape[:1]) if one else array

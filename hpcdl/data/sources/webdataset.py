@@ -1,4 +1,4 @@
-"""WebDataset archives: the members of a .tar whose names agree up to the first dot are one sample."""
+"""WebDataset archives: members of a .tar with the same name up to the first dot form one sample."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KNOWN = (*_IMAGES, *_TEXTS, *_NUMBERS, "npy", "json")
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """Where the bytes of a member lie."""
+    """The position of a member's bytes."""
 
     path: Path
     stamp: int
@@ -49,7 +49,7 @@ class _Member:
 
 @dataclass(kw_only=True)
 class _Sample:
-    """One sample: its name, and its members by their ending (all that follows the first dot)."""
+    """One sample: its name, and its members by their ending (everything after the first dot)."""
 
     name: str
     path: Path
@@ -57,7 +57,7 @@ class _Sample:
 
 
 class WebDatasetSource(FieldSource):
-    """A .tar file or a folder of them; archives called train*, val*, test* make splits if all are called so."""
+    """A .tar file or a folder of them; names such as train*, val*, test* make splits if all archives have one."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -65,7 +65,7 @@ class WebDatasetSource(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files called *.tar, compressed or not."""
+        """Accept files called *.tar, compressed or not."""
         return is_made_of(location, _ARCHIVES)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -99,7 +99,7 @@ class WebDatasetSource(FieldSource):
         return self.list_parts(self._groups(parts), index)
 
     def _divided(self, parts: dict[str, list[_Sample]]) -> dict[str, list[_Sample]]:
-        """`parts` by the folders train, test, ... in their members' names, where archives are not divided."""
+        """Divide undivided `parts` by the folders train, test, ... in their members' names."""
         if list(parts) != [UNSPLIT]:
             return parts
         found: dict[str, list[_Sample]] = {}
@@ -121,7 +121,7 @@ class WebDatasetSource(FieldSource):
         return listed.facts()
 
     def _label(self, sample: _Sample, parts: Mapping[str, Sequence[_Sample]]) -> Any:
-        """The class of an image: a number, or a name."""
+        """Return the class of an image: a number, or a name."""
         wish = self._spec.label_field or ("cls" if "cls" in sample.members else "json")
         ending, _, key = wish.partition("/")
         if ending not in sample.members:
@@ -142,7 +142,7 @@ class WebDatasetSource(FieldSource):
         return document[found[0]]
 
     def _groups(self, parts: Mapping[str, Sequence[_Sample]]) -> list[ArrayGroup]:
-        """The members of samples as arrays, each called by its ending (x.npy: x), of JSON by key."""
+        """Return the members of samples as arrays, each named by its ending (x.npy: x), and JSON values by key."""
         first = next(one for own in parts.values() for one in own)
         places: dict[str, tuple[str, str]] = {}
         for ending in sorted({name for own in parts.values() for one in own for name in one.members}):
@@ -162,7 +162,7 @@ class WebDatasetSource(FieldSource):
         return groups
 
     def _guess(self, places: Mapping[str, tuple[str, str]]) -> None:
-        """Inputs and targets whose endings say what they are; those asked for by ending get the array's name."""
+        """Choose inputs and targets whose endings tell their use; requested endings are replaced by array names."""
         called = {ending: path for path, (ending, key) in places.items() if not key}
         self.inputs, self.targets = ([_renamed(wish, called) for wish in own] for own in (self.inputs, self.targets))
         if not self.targets and "cls" in places:
@@ -189,7 +189,7 @@ class WebDatasetSource(FieldSource):
             return
         found = [_plain(self._json(one, ending).get(key), one, key) for one in samples]
         kinds = {value.dtype for value in found if isinstance(value, np.ndarray)}
-        common = np.result_type(*kinds) if kinds else None  # 1 beside 0.5 is a number like it
+        common = np.result_type(*kinds) if kinds else None  # integers beside fractions become floats like them
         yield from (value.astype(common) if isinstance(value, np.ndarray) else value for value in found)
 
     def _value(self, sample: _Sample, ending: str) -> Array | str | bytes:
@@ -215,7 +215,7 @@ class WebDatasetSource(FieldSource):
         raise SourceError(f"{_shown(sample)}: .{ending} is not taken; members are images, {known}")
 
     def _picture(self, sample: _Sample, ending: str) -> Array:
-        """The pixels as they are: a mask keeps the numbers of its colours."""
+        """Return the pixels unchanged: a mask keeps its colour numbers."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -246,7 +246,7 @@ class WebDatasetSource(FieldSource):
 
 
 def _samples(path: Path) -> list[_Sample]:
-    """The samples of an archive, in its order."""
+    """Return the samples of an archive, in its order."""
     if path.name.lower().endswith(_PACKED):
         _refuse_packed(path)
     found: dict[str, _Sample] = {}
@@ -277,7 +277,7 @@ def _samples(path: Path) -> list[_Sample]:
 
 
 def _check_end(path: Path, end: int) -> None:
-    """SourceError unless zeros alone follow the last member, at least a block: tarfile stops at any other bytes too."""
+    """Raise SourceError unless only zeros, a block or more, follow the last member: tarfile ignores other bytes."""
     with open_regular(path) as file:
         file.seek(end)
         length = 0
@@ -300,7 +300,7 @@ def _is_clutter(folder: str) -> bool:
 
 
 def _refuse_packed(path: Path) -> None:
-    """SourceError for a compressed archive: by what lies in it, how to unpack it."""
+    """Raise SourceError for a compressed archive, and say how to unpack it, depending on its content."""
     try:
         with tarfile.open(path, "r:*") as archive:
             names = [member.name for member in itertools.islice(archive, _LOOKED_INTO)]
@@ -320,7 +320,7 @@ def _inside(path: Path) -> str:
 
 
 def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
-    """The image of a sample that is an image with a class, and nothing else that is not asked for."""
+    """Return the image of a sample that consists only of an image and its class, apart from unrequested members."""
     if spec.image_field:
         return sample.members.get(spec.image_field)
     found = [ending for ending in sample.members if _ending(ending) in (*_IMAGES, "npy")]
@@ -329,7 +329,7 @@ def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
 
 
 def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
-    """A value of JSON as an array or text."""
+    """Return a JSON value as an array or text."""
     if isinstance(value, str):
         return value
     try:
@@ -348,7 +348,7 @@ def _ending(name: str) -> str:
 
 
 def _called(ending: str) -> str:
-    """How the array of members with an ending is called: `x` where they end in .x.npy, else as they end."""
+    """Return the array name for members with an ending: `x` for .x.npy, otherwise the ending itself."""
     return ending.rpartition(".")[0] or ending
 
 

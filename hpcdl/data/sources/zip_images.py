@@ -1,4 +1,4 @@
-"""Zip archives of pictures in a folder per class, divided into train, val, test folders or not."""
+"""Zip archives of images in a folder per class, optionally divided into train, val and test folders."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutt
 
 _HEAD_BYTES = 12
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
-"""What Python raises for archives that are wrong; RuntimeError: encrypted."""
+"""What Python raises for damaged archives; RuntimeError: encrypted."""
 
 
 class ZipSource(FieldSource):
-    """A .zip file: the pictures are unpacked into the work folder."""
+    """A .zip file; its images are unpacked into the work folder."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """A .zip file with a picture in it."""
+        """Accept a .zip file with an image in it."""
         if not location.is_file() or location.suffix.lower() != ".zip":
             return False
         try:
             with zipfile.ZipFile(location) as archive:
                 return any(name.lower().endswith(IMAGE_ENDINGS) for name in archive.namelist())
         except _DAMAGED:
-            return True  # reading it says what is wrong
+            return True  # reading it reports the problem
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Unpack the pictures, and list them with their classes."""
+        """Unpack the images, and list them with their classes."""
         if self._spec.inputs or self._spec.targets:
             raise SourceError(f"{self._location}: --input and --target are not for archives of pictures with a class")
         try:
@@ -83,7 +83,7 @@ class ZipSource(FieldSource):
         return facts
 
     def _check_names(self, pictures: Sequence[tuple[zipfile.ZipInfo, tuple[str, ...]]]) -> None:
-        """SourceError for two pictures of one name: unpacked, one of them would be gone."""
+        """Raise SourceError for two images of the same name: unpacking would keep only one."""
         seen: set[str] = set()
         for member, _ in pictures:
             if member.filename in seen:
@@ -99,14 +99,14 @@ class ZipSource(FieldSource):
                 f"{self._location}: {shown(member.filename)} has {format_bytes(member.file_size)}, and a picture "
                 f"has at most {format_bytes(MOST_SAMPLE_BYTES)}; unpack the archive, and leave that one out"
             )
-        with archive.open(member) as file:  # the head first: what is no picture may unpack to very much
+        with archive.open(member) as file:  # check the head first: a file that is no image may unpack to a huge size
             head = file.read(_HEAD_BYTES)
             if not is_image_head(head):
                 raise SourceError(f"{self._location}: {shown(member.filename)} is not an image; repair the archive")
             return head + file.read()
 
     def _by_folders(self, paths: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
-        """Split and class of each picture, by its folders below those that all have in common."""
+        """Return split and class of each image, by its folders below those that all images share."""
         if not paths:
             raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_ENDINGS)})")
         folders = [list(own[:-1]) for own in paths]

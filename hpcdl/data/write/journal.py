@@ -1,7 +1,7 @@
-"""The manifest under way: each shard is entered once it is whole; and what the source's files were at one moment.
+"""The partial manifest, in which each finished shard is entered; and the state of the source's files.
 
-Every rank has a file of its own, `manifest.partial.RANK`. A line that a crash cut short counts as absent. A line with
-`source` alone says in which state the source was when the shards behind it were made, or compared with it.
+Every rank has its own file, `manifest.partial.RANK`. A line cut short by a crash counts as absent. A line with only
+`source` gives the state of the source from which the following shards were made, or with which they were compared.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class PartialManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Entered:
-    """Whole shards: `done` come from the source as it is; those `before` from its files in another state."""
+    """Whole shards: `done` are made from the source as it is, `before` from its files in another state."""
 
     done: dict[tuple[str, int], ShardResult]
     before: dict[tuple[str, int], ShardResult]
 
 
 def entered(folder: Path, identity: str, state: str) -> Entered:
-    """The shards that all partial manifests of `folder` hold and that are there in full size.
+    """Return the shards that the partial manifests of `folder` list and that exist in full size.
 
-    UsageError where they belong to another job: another source or other options.
+    Raises UsageError if they belong to another job: another source or other options.
     """
     found = Entered(done={}, before={})
     for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
@@ -89,13 +89,13 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
 
 
 def begun_split(folder: Path) -> str:
-    """The --split that the work in a folder was begun with; empty where none is known."""
+    """Return the --split with which the work in a folder began; empty if none is recorded."""
     documents = (next(_documents(path), {}) for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")))
     return next((str(found["split"]) for found in documents if "split" in found), "")
 
 
 def _check_identity(folder: Path, begun: str, identity: str) -> None:
-    """UsageError unless the job that has `begun` is this one."""
+    """Raise UsageError unless the identity `begun` is that of this job."""
     if begun == identity:
         return
     reader = begun.partition("-")[2]
@@ -112,7 +112,7 @@ def _check_identity(folder: Path, begun: str, identity: str) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the partial manifests: the manifest has taken their place."""
+    """Remove the partial manifests after the manifest has replaced them."""
     for path in folder.glob(f"{PARTIAL_PREFIX}.*"):
         remove_file(path)
 
@@ -137,19 +137,19 @@ def _documents(path: Path) -> Iterator[dict[str, object]]:
 def _is_whole(path: Path, num_bytes: int) -> bool:
     try:
         return path.is_file() and path.stat().st_size == num_bytes
-    except (OSError, ValueError):  # no name that a file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
 _BESIDE = {".npy": (".npy",), ".txt": (".txt", ".labels"), ".csv": (), ".tsv": ()}
-"""Endings of files that may belong to a single file of this ending, and lie beside it."""
+"""Endings of files that may belong to a single file with this ending and are stored beside it."""
 
 
 def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
-    """A checksum of the state of all files that the samples come from; `listed` is that of the rows."""
+    """Return a checksum of the state of all files that samples come from; `listed` is the state of the rows."""
     digest = xxhash.xxh3_64(listed.encode())
     location, work = Path(spec.location), Path(spec.work)
-    if spec.format in ("synthetic", "reader"):  # of a reader's samples the list holds the checksums
+    if spec.format in ("synthetic", "reader"):  # for a reader's samples the list holds the checksums
         return digest.hexdigest()
     for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
         found = path.stat()
@@ -169,7 +169,7 @@ def _own(location: Path, name: str) -> Iterator[Path]:
 
 
 def _named(facts: SourceFacts, work: Path) -> Iterator[Path]:
-    """Files that samples are read from, but those that were unpacked for the writing."""
+    """Yield the files that samples are read from, except those unpacked for the writing."""
     kept = (*(place.file for place in facts.arrays), *(kept.rpartition(":")[2] for kept in facts.files), *facts.linked)
     for name in kept:
         path = Path(name)

@@ -1,6 +1,6 @@
-"""From a request to a job: recognise the source, list its samples, divide them, settle shape and plan.
+"""Turn a request into a job: recognise the source, list its samples, split them, determine shape and plan.
 
-What names of classes and their counts say: two that may be one, one that may be none or several, and empty ones.
+Also checks the names and counts of classes: possible duplicates, missing or multiple labels, and empty classes.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, So
 Counts = npt.NDArray[np.int64]
 _MISSING = frozenset({"nan", "n/a", "#n/a", "null", "?"})
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
-"""Python's and R's words; "none" is what a class of nothing is called."""
+"""Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 
 
 def ask_of_names(names: Sequence[str], where: str) -> None:
-    """SourceError where names of classes can be read in two ways; `--target-kind class` says that each is a class."""
+    """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class."""
     for question in (*_twins(names), *_missing(names), *_joined(names)):
         raise SourceError(f"{where}: {question}")
 
 
 def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where: str) -> None:
-    """SourceError where all labels of a split are -1, which stands for none in many test sets."""
+    """Raise SourceError if all labels of a split are -1, which means no label in many test sets."""
     if "-1" not in names or len(counts) < 2:
         return
     at = list(names).index("-1")
@@ -98,7 +98,7 @@ def _missing(names: Sequence[str]) -> Iterator[str]:
 
 
 def _joined(names: Sequence[str]) -> Iterator[str]:
-    """Several labels of one sample, written into one: their parts come again, alone or in other company."""
+    """Find several labels of one sample joined into one name: their parts occur again, alone or combined."""
     for mark in (r"[|;]", ",", r"\s"):
         parts = {name: [own.strip() for own in re.split(mark, name) if own.strip()] for name in names}
         several = [name for name, own in parts.items() if len(own) > 1]
@@ -117,7 +117,7 @@ def _joined(names: Sequence[str]) -> Iterator[str]:
 
 
 def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    """Lines about classes without a sample, and those that training never sees; `counts` by split and class."""
+    """Return remarks on classes without samples and classes absent from training; `counts` by split and class."""
     remarks = []
     empty = np.flatnonzero(sum(counts.values()) == 0).tolist()
     if empty:
@@ -126,7 +126,7 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
 
 
 def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    """Lines about classes that have too few samples for each part of a division; `counts` by part and class."""
+    """Return remarks on classes with too few samples for each part of a split; `counts` by part and class."""
     whole = sum(counts.values())
     remarks = _remarks_on_unseen(names, counts)
     for split, own in counts.items():
@@ -150,18 +150,18 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
 _SMALL_CLASS = 16
 _LONGEST_NAME = 1000
 _HEADERS = 500
-"""So many image files of a split, spread evenly, are looked into for size and colours; the writing checks the rest."""
+"""At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 
 
 def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: bool = True) -> ShardJob:
     """List the source into `work` and plan; SourceError and UsageError say what is unusable.
 
-    `alone`: no other ranks share the cores. `asks`: about names of classes, which a finished data set has settled.
+    `alone`: no other ranks share the cores. `asks`: question ambiguous class names, which finished data has settled.
     """
     layout = request.config.layout
     spec = _spec(request, work, workers=request.most_processes(alone=alone))
     fractions = parse_split(layout.split) if layout.split else None
-    filters(layout.compression)  # raises where its package is missing
+    filters(layout.compression)  # raises if its package is missing
     source = open_source(spec)
     with examining(request.source), IndexWriter(work) as writer:
         facts = source.scan(writer)
@@ -215,7 +215,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
 
 
 def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFacts:
-    """`facts` that also tell of classes too rare for a part of the division."""
+    """Return `facts` with remarks on classes too rare for a part of the split."""
     told = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
     return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 
@@ -226,7 +226,7 @@ def _ask_of_classes(facts: SourceFacts, source: str) -> None:
 
 
 def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str, *, asks: bool) -> SourceFacts:
-    """`facts` that also tell what is odd about the counts of classes."""
+    """Return `facts` with remarks on odd class counts."""
     if asks:
         ask_of_unlabelled(facts.class_names, by_split, source)
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_counts(facts.class_names, by_split)])
@@ -240,7 +240,7 @@ def _plan(
     encoded_bytes: int,
     largest: int,
 ) -> ShardPlan:
-    """The plan for these fields; of image files `encoded_bytes` in all, `largest` is the greatest's."""
+    """Return the plan for these fields; `encoded_bytes` and `largest` are the total and largest size of image files."""
     layout = request.config.layout
     total_bytes, longest = _bytes_of(fields, facts, sum(counts.values()))
     if layout.encoding == "encoded":
@@ -249,12 +249,12 @@ def _plan(
 
 
 def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> list[Field]:
-    """Fields as a shard holds them: which are kept out of blocks, and how training scales them."""
+    """Return the fields as a shard stores them: which are resident, and how training scales them."""
     encoded = layout.encoding == "encoded"
     fields = facts.fields or picture_with_class(shape, facts.dtype, facts.class_names, encoded=encoded)
     small = [not item.ragged and may_be_resident(item.shape, item.dtype) for item in fields]
     if all(small):
-        small[0] = False  # something lies in blocks
+        small[0] = False  # at least one field must be stored in blocks
     wish = layout.normalise or "none"
     if wish != "none" and not any(map(_is_quantity, fields)):
         raise UsageError(f"--normalise {wish} scales numbers, and no input has any; leave it out")
@@ -269,7 +269,7 @@ def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> l
 
 
 def _is_quantity(item: Field) -> bool:
-    """Whether a field holds numbers to be scaled: neither truth values nor the numbers of words alone."""
+    """Return whether a field holds numbers to be scaled: neither truth values nor only encoded words."""
     one_hot = sum(len(own.words) for own in item.categories if own.coding == "one-hot")
     words = one_hot + sum(own.coding == "codes" for own in item.categories)
     size = int(np.prod(item.shape))
@@ -277,7 +277,7 @@ def _is_quantity(item: Field) -> bool:
 
 
 def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> tuple[int, int]:
-    """Bytes of all samples as they are stored raw, and of the longest; of pictures without their classes, and 0."""
+    """Return the raw bytes of all samples and of the longest; for images without their classes, and 0."""
     if not facts.fields:
         return num_samples * fields[0].row_bytes, 0
     total = 0
@@ -290,19 +290,19 @@ def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> 
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:
-    """The settings that shards follow from, by key, in types that JSON has; those left unset are left out."""
+    """Return the settings that determine the shards, by key, in JSON types; unset ones are omitted."""
     kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)} - {"categories-of"}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
     return {key: value for key, value in plain.items() if key in kept and value is not None}
 
 
 def _check_left_out(spec: SourceSpec, names: Iterable[str], source: str) -> None:
-    """UsageError for a `--leave-out` that names nothing of the source: mistyped, it would leave the data in."""
+    """Raise UsageError if a `--leave-out` matches nothing in the source: a typo would leave the data in."""
     open_ones = [pattern for pattern in spec.leave_out if not any(leaves_out_split(name, [pattern]) for name in names)]
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(spec.location, followlinks=True) if open_ones else ():
         here = Path(folder).stat()
-        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above it would be walked for ever
+        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above it would be followed for ever
             folders.clear()
             continue
         seen.add((here.st_dev, here.st_ino))
@@ -362,12 +362,12 @@ def _spec(request: ShardRequest, work: Path, *, workers: int) -> SourceSpec:
 
 
 def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
-    """The words by column of the folder that --categories-of names; UsageError for columns and codings not there."""
+    """Return the words by column of the --categories-of folder; UsageError if it lacks a column or coding."""
     if chosen.categories_of is None:
         return {}
     if not (chosen.categories_of / FILE_NAME).is_file():
         raise UsageError(f"--categories-of {chosen.categories_of} is no finished data folder: it has no {FILE_NAME}")
-    manifest, _ = read_manifest(chosen.categories_of)  # not its shards: of a folder to be mended some are damaged
+    manifest, _ = read_manifest(chosen.categories_of)  # not its shards: a folder that needs repair has damaged ones
     kept = {own.column: own for item in manifest.fields for own in item.categories}
     for wish in chosen.categories or ():
         column, _, coding = wish.rpartition("=")
@@ -388,7 +388,7 @@ def _check_names(facts: SourceFacts, source: str) -> None:
 
 
 def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
-    """UsageError for a flag that means nothing for samples of this kind."""
+    """Raise UsageError for a flag that has no meaning for samples of this kind."""
     layout, source = config.layout, config.source
     if layout.compression and facts.fields:
         raise UsageError("--compression is for images with a class; leave it out for samples of named fields")
@@ -412,7 +412,7 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
 
 
 def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) -> tuple[dict[str, Counts], int, int]:
-    """Samples by split and class, encoded bytes in all, and of the largest sample; SourceError for odd labels."""
+    """Return samples by split and class, and encoded bytes in all and of the largest; SourceError for odd labels."""
     by_split, total, largest = {split: np.zeros(num_classes, np.int64) for split in counts}, 0, 0
     for split in counts:
         position = 0
@@ -434,7 +434,7 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
 def _shape(
     layout: LayoutConfig, spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
 ) -> tuple[tuple[int, ...], SourceFacts]:
-    """(height, width, channels) of the samples to come, or the shape of their first field; facts with their type."""
+    """Return (height, width, channels) or the shape of the first field, and the facts with the type of the samples."""
     if facts.sample_shape is not None:
         return tuple(facts.sample_shape), facts
     if layout.compression and layout.encoding == "encoded":
@@ -445,7 +445,7 @@ def _shape(
         step = -(-count // _HEADERS)
         for number in range(0, count, step):
             row = index.rows(split, np.array([number], np.int64))[0]
-            with contextlib.suppress(UnreadableSample):  # the writing meets it again and does what --on-error says
+            with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
                 content, name = _content(source, row, facts, index), source.describe(row, facts, index)
                 if checks:
                     check_is_image(bytes(content[:HEAD_BYTES]), name)
@@ -459,9 +459,9 @@ def _shape(
 def _check_finite(
     spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]
 ) -> None:
-    """SourceError where arrays of pixels hold NaN or infinity, and it was not said what becomes of these.
+    """Raise SourceError if arrays of pixels hold NaN or infinity and no `--nan` was given.
 
-    Image files are looked at when they are decoded, for the writing. UsageError for a `--nan` that means nothing here.
+    Image files are checked later, when the writing decodes them. Raises UsageError if `--nan` has no meaning here.
     """
     pictures = facts.decodes or not facts.fields
     if pictures and spec.nan != "stop" and not facts.dtype.startswith("float"):
@@ -486,10 +486,10 @@ def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Cont
 
 
 def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
-    """How many samples of each class go to the first k + 1 splits together: shape (splits, classes).
+    """Return how many samples of each class go to the first k + 1 splits together: shape (splits, classes).
 
-    Rounding is carried over from class to class (in an order drawn by the seed), so that the whole split has its share
-    even where each class has a handful of samples.
+    Rounding errors are carried from class to class (in a random order), so that each split gets its share
+    even if each class has few samples.
     """
     order = np.argsort(permuted(np.arange(len(class_counts), dtype=np.int64), len(class_counts), mixed(seed, 11)))
     before = np.concatenate([[0], np.cumsum(class_counts[order])])
@@ -504,9 +504,9 @@ def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
 
 
 def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequence[str], seed: int) -> dict[str, int]:
-    """Write the row numbers of each split to `members.SPLIT` in the index's folder; the number of samples by split.
+    """Write the row numbers of each split to `members.SPLIT` in the index's folder; return the samples by split.
 
-    `limits` are those of `quotas`.
+    `limits` are the result of `quotas`.
     """
     class_counts = limits[-1]
     seen = np.zeros_like(class_counts)
@@ -531,7 +531,7 @@ def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequen
 
 
 def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts, seed: int) -> Counts:
-    """The split of each row; `seen` counts the rows of each class so far and is brought up to date."""
+    """Return the split of each row; `seen` counts the rows of each class so far and is updated."""
     target = np.empty(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")
     values, starts = np.unique(labels[by_class], return_index=True)
@@ -544,7 +544,7 @@ def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts,
 
 
 def _drawn(places: Counts, num: int, key: int) -> Counts:
-    """The permutation of 0 .. num-1 that `key` names, at `places`; quick for small classes: there may be many."""
+    """Apply the permutation of 0 .. num-1 of `key` to `places`; fast for small classes, which may be many."""
     if num == 1:
         return places
     if num > _SMALL_CLASS:

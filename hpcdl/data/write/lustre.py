@@ -1,4 +1,4 @@
-"""Lustre: is a folder on it, how should shards be striped, and how are they. Talks to `lfs` from PATH."""
+"""Lustre: detect it, choose stripes for shards, set and read them with `lfs` from PATH."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MOUNTS = Path("/proc/mounts")
 STRIPE_BYTES = 1024**2
 _STRIPE_UNIT = 64 * 1024
 _COUNTS = ((1024**3, 1), (10 * 1024**3, 8), (100 * 1024**3, 24))
-"""File size up to which so many OSTs are advised (NERSC); more beyond."""
+"""OSTs advised up to each file size (NERSC); larger files get `_MOST_OSTS`."""
 _MOST_OSTS = 72
 _TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSystem:
-    """Where a folder lies: `kind` as in /proc/mounts, free bytes, number of Lustre's object storage targets (OSTs)."""
+    """The file system of a folder: `kind` as in /proc/mounts, free bytes, number of Lustre's storage targets (OSTs)."""
 
     kind: str
     free_bytes: int
@@ -38,7 +38,7 @@ class FileSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class Stripes:
-    """How a file is spread over OSTs: `count` -1 means all; `components` 0 for a plain layout."""
+    """The distribution of a file over OSTs: `count` -1 means all; `components` is 0 for a plain layout."""
 
     count: int
     size: int
@@ -47,7 +47,7 @@ class Stripes:
 
 
 def file_system_of(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
-    """The file system of `folder`, or of its nearest parent that exists."""
+    """Return the file system of `folder`, or of its nearest existing parent."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -59,7 +59,7 @@ def file_system_of(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
 
 
 def striping(file_system: FileSystem, file_bytes: int, layout: LayoutConfig, reasons: list[str]) -> Stripes | None:
-    """The stripes of a shard of `file_bytes` on this file system; None where there is nothing to stripe."""
+    """Return the stripes of a shard of `file_bytes` on this file system; None if it sets no stripes."""
     asked = [name for name in ("stripe_count", "stripe_size", "stripe_pool") if getattr(layout, name) is not None]
     if not file_system.is_lustre:
         if asked:
@@ -90,12 +90,12 @@ def striping(file_system: FileSystem, file_bytes: int, layout: LayoutConfig, rea
 
 
 def advised_count(file_bytes: int) -> int:
-    """OSTs for a file of this size."""
+    """Return the advised number of OSTs for a file of this size."""
     return next((count for limit, count in _COUNTS if file_bytes < limit), _MOST_OSTS)
 
 
 def setstripe_command(folder: Path, stripes: Stripes) -> list[str]:
-    """The command that makes new files in `folder` striped so."""
+    """Return the command that gives new files in `folder` these stripes."""
     pool = ["-p", stripes.pool] if stripes.pool else []
     return ["lfs", "setstripe", "-c", str(stripes.count), "-S", str(stripes.size), *pool, str(folder)]
 
@@ -106,14 +106,14 @@ def set_stripes(folder: Path, stripes: Stripes) -> None:
 
 
 def stripes_of(file: Path) -> Stripes:
-    """The stripes of a file as found; of a composite layout, count and size are the last instantiated component's."""
+    """Return the stripes of a file; for a composite layout, count and size of its last instantiated component."""
     components = int(_run(["lfs", "getstripe", "--component-count", str(file)]) or 0)
     count, size = (int(_run(["lfs", "getstripe", flag, str(file)])) for flag in ("-c", "-S"))
     return Stripes(count=count, size=size, components=components)
 
 
 def _kind(place: Path, mounts: Path) -> str:
-    """Type of the mount with the longest path that `place` lies in."""
+    """Return the type of the deepest mount that contains `place`."""
     best, kind = -1, "unknown"
     for line in mounts.read_text(errors="surrogateescape").splitlines():
         fields = line.split()

@@ -1,4 +1,4 @@
-"""A model's outputs as a data folder: shards that are whole or absent, entered one by one, a manifest at the end.
+"""A model's outputs as a data folder: shards that are whole or absent, entered one by one, then a manifest.
 
 The format is that of `hpcdl shard` for named fields: the outputs, and the number of each sample in its split.
 """
@@ -38,9 +38,9 @@ Array = npt.NDArray[Any]
 Task = tuple[str, int]
 Done = dict[Task, ShardResult]
 SAMPLE = "sample"
-"""The field that holds each sample's number in its split of the data that was read."""
+"""The field that holds each sample's number in its split of the input data."""
 FORMAT = "infer"
-"""What a manifest names as the format of its source."""
+"""The source format that the manifest names."""
 FEWEST_SHARDS = 128
 MOST_SHARD_BYTES = 64 * 1024**2
 _ALIGNMENT = 4096
@@ -48,9 +48,9 @@ _INDEX = Field(name=SAMPLE, role="target", dtype="int64", resident=True)
 
 
 def whole_batches(num_samples: Mapping[str, int], batch_size: int, sample_bytes: int) -> int:
-    """Samples in a shard: batches for at least FEWEST_SHARDS shards in all, and for at most MOST_SHARD_BYTES in each.
+    """Return the samples per shard: whole batches, for FEWEST_SHARDS shards or more of at most MOST_SHARD_BYTES each.
 
-    It depends on the data and the model alone, so that any number of ranks writes the same files.
+    It depends only on the data and the model, so that any number of ranks writes the same files.
     """
     num_batches = sum(-(-count // batch_size) for count in num_samples.values())
     fitting = MOST_SHARD_BYTES // max(1, batch_size * sample_bytes)
@@ -59,9 +59,9 @@ def whole_batches(num_samples: Mapping[str, int], batch_size: int, sample_bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputsPlan:
-    """What the shards of a model's outputs look like; `fields` are the outputs, without the samples' numbers.
+    """The shards of a model's outputs; `fields` are the outputs, without the samples' numbers.
 
-    `shard_samples` is a multiple of `batch_size`. `identity` names what the outputs are of, as a digest.
+    `shard_samples` is a multiple of `batch_size`. `identity` is a digest of what produced the outputs.
     """
 
     name: str
@@ -74,7 +74,7 @@ class OutputsPlan:
     understood: Sequence[str] = ()
 
     def tasks(self) -> list[Task]:
-        """Every shard: its split, and its number there."""
+        """Return every shard: (split, number)."""
         return [
             (split, number)
             for split, count in self.num_samples.items()
@@ -82,17 +82,17 @@ class OutputsPlan:
         ]
 
     def samples_of(self, task: Task) -> range:
-        """The samples of a shard, by their number in the split."""
+        """Return the samples of a shard, by their number in the split."""
         first = task[1] * self.shard_samples
         return range(first, min(first + self.shard_samples, self.num_samples[task[0]]))
 
     def batches_of(self, task: Task) -> range:
-        """The first sample of each batch of a shard."""
+        """Return the first sample of each batch of a shard."""
         samples = self.samples_of(task)
         return range(samples.start, samples.stop, self.batch_size)
 
     def write(self, folder: Path, task: Task, outputs: Mapping[str, Array]) -> ShardResult:
-        """Write a shard: to a temporary name, fsynced, renamed. `outputs` by field, shaped (samples, *field.shape)."""
+        """Write a shard to a temporary name, fsync, rename. `outputs` by field, shaped (samples, *field.shape)."""
         samples, file = self.samples_of(task), shard_file(*task, UNSPLIT)
         frame = ShardFrame(
             num_samples=len(samples),
@@ -124,10 +124,10 @@ class OutputsPlan:
         return ShardResult(split=task[0], number=task[1], entry=entry)
 
     def begin(self, folder: Path) -> tuple[Done, list[str]]:
-        """Make the splits' folders; the shards that are whole there, every byte read, and what is wrong with others.
+        """Make the splits' folders; return the whole shards there, every byte checked, and the faults of the others.
 
-        What killed ranks have left under temporary names goes. The caller holds the folder, and knows that it is of
-        this plan's identity.
+        Temporary files of killed ranks are removed. The caller holds the folder's lock, and knows that it has this
+        plan's identity.
         """
         entered = journal.entered(folder, self.identity, "").done
         if (folder / MANIFEST_NAME).is_file():
@@ -147,7 +147,7 @@ class OutputsPlan:
         return found, damaged
 
     def _listed(self, folder: Path) -> Done:
-        """The shards of a finished folder; CorruptError where its manifest is damaged, or of other outputs."""
+        """Return the shards of a finished folder; CorruptError if its manifest is damaged or of other outputs."""
         manifest, _ = read_manifest(folder)
         if manifest.recipe.fingerprint != self.identity:
             raise CorruptError(f"{folder / MANIFEST_NAME} is not of these outputs; name another --out")
@@ -159,7 +159,7 @@ class OutputsPlan:
         }
 
     def finish(self, folder: Path, done: Done) -> Manifest:
-        """Write the manifest, which takes the place of the entries of single shards."""
+        """Write the manifest, which replaces the partial manifests."""
         shards: dict[str, list[ShardEntry]] = {split: [] for split in self.num_samples}
         for task in self.tasks():
             entry = done[task].entry

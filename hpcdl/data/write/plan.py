@@ -1,6 +1,7 @@
-"""What will be written, decided before the first byte: shards, blocks, alignment and stripes, each with its reason.
+"""The plan made before the first byte is written: shards, blocks, alignment and stripes, each with its reason.
 
-With what else a writing process must know it is a job, kept as JSON in the work folder of the target.
+A job is the plan with everything else that a writing process must know. It is stored as JSON in the target's work
+folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpcdl.data.write.request import LayoutConfig, parse_split
 
 WORK_NAME = ".hpcdl-work"
 REPAIRED = "again"
-"""In the work folder: shards that are written again, to replace damaged ones or to be held against whole ones."""
+"""In the work folder: shards written again, to replace damaged ones or to be compared with existing ones."""
 FILE_NAME = "job.json"
 SHARD_BYTES = 256 * 1024**2
 SHARD_BYTES_LEAST = 64 * 1024**2
@@ -36,12 +37,12 @@ BLOCK_BYTES = 1024**2
 MOST_BLOCK_BYTES = 32 * 1024**2
 MOST_SHARDS = 10_000
 MOST_SHARD_SAMPLES = 1 << 22
-"""What a writer must know of each sample of a shard takes memory, however small the samples are."""
+"""Limits the memory of a writer, which keeps data about each sample of a shard, however small the samples are."""
 MAX_RANKS = 64
 _OWN_BYTES = 320 * 1024**2
-"""Of a process before the first sample: Python with its libraries, and what listing reads of a source at once."""
+"""Memory of a process before the first sample: Python, its libraries, and what listing reads of a source at once."""
 _SAMPLE_BYTES = 128
-"""A row of the list, its place in the permutation, checksum, and the fields that are held until a shard ends."""
+"""Memory per sample: its row in the list, permutation index, checksum, and the fields held until the shard ends."""
 _LISTED_BYTES = 16
 _BLOCK_COPIES = 4
 PAGE = 4096
@@ -60,10 +61,10 @@ class ShardPlan:
     stripes: Stripes | None
     reasons: Sequence[str] = field(default=())
     memory_bytes: int = 0
-    """Most that a writing process takes, but for a picture that it decodes and a reader of the user's own."""
+    """The most memory that a writing process takes, without an image being decoded and without a user's reader."""
 
     def shard_samples(self, split: str, number: int) -> tuple[int, int]:
-        """First position of a shard in its split's shuffled sequence, and the one behind its last."""
+        """Return a shard's first position in the shuffled sequence of its split, and the position after its last."""
         total, count = self.num_samples[split], self.shards[split]
         return total * number // count, total * (number + 1) // count
 
@@ -75,9 +76,9 @@ def make_plan(
     file_system: FileSystem,
     largest_bytes: int = 0,
 ) -> ShardPlan:
-    """The plan for `total_bytes` of samples in splits of `num_samples`, of which the largest has `largest_bytes`.
+    """Plan `total_bytes` of samples in splits of `num_samples`; the largest sample has `largest_bytes`.
 
-    UsageError where the wishes do not fit.
+    Raises UsageError if the requested layout is impossible.
     """
     everything = sum(num_samples.values())
     sample_bytes = total_bytes / everything
@@ -115,14 +116,14 @@ def make_plan(
 
 
 def _memory_bytes(num_samples: Mapping[str, int], shards: Mapping[str, int], block_bytes: float) -> int:
-    """Most that a writing process takes: of its own, for the samples of a shard, for the list, and for a block."""
+    """Return the most memory that a writing process takes: its own, the samples of a shard, the list, and a block."""
     of_shard = max(-(-count // shards[name]) for name, count in num_samples.items())
     listed = _LISTED_BYTES * sum(num_samples.values())
     return int(_OWN_BYTES + _SAMPLE_BYTES * of_shard + listed + _BLOCK_COPIES * block_bytes)
 
 
 def steps_rule(num_samples: int, max_ranks: int) -> str:
-    """The rule by which all ranks take the same number of steps, with numbers."""
+    """State the rule by which all ranks take the same number of steps, with numbers."""
     return (
         "every rank takes floor(samples / (batch size x workers)) steps an epoch, whatever the number of ranks; the "
         "samples left over, always fewer than one global batch, are dropped, others in each epoch: batch size 1 on "
@@ -176,7 +177,7 @@ def _num_shards(count: int, sample_bytes: float, shard_bytes: int, layout: Layou
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob:
-    """What is written: `members` says whether a split is a chosen part of the list (else all rows of that name)."""
+    """The work to write: `members` says whether a split is a chosen part of the list (else all rows of that name)."""
 
     name: str
     source_name: str
@@ -194,26 +195,26 @@ class ShardJob:
     options: Mapping[str, Any]
     sample_checksums: bool = True
     state: str = ""
-    """Of the source's files when they were listed."""
+    """The state of the source's files when they were listed."""
     version: str = field(default=__version__)
 
     @property
     def pictures(self) -> bool:
-        """Whether samples are pictures with a class, which are written in format 1."""
+        """Whether samples are images with a class, which are written in format 1."""
         return not self.facts.fields
 
     @property
     def sample_shape(self) -> Sequence[int]:
-        """The first input's."""
+        """The shape of the first input."""
         return self.fields[0].shape
 
     @property
     def dtype(self) -> str:
-        """The first input's."""
+        """The type of the first input."""
         return self.fields[0].dtype
 
     def identity(self) -> str:
-        """A checksum of everything that the shards' bytes follow from, wherever the source and the target lie."""
+        """Return a checksum of everything that determines the shards' bytes, except where source and target are."""
         wanted = dataclasses.asdict(
             dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location="", reader=""))
         )
@@ -238,7 +239,7 @@ class ShardJob:
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 
     def frame(self, split: str, number: int, num_samples: int, rows: Mapping[str, int]) -> ShardFrame:
-        """A shard without its samples; `rows` as in ShardFrame."""
+        """Return a shard without its samples; `rows` as in ShardFrame."""
         return ShardFrame(
             pictures=self.pictures,
             num_samples=num_samples,
@@ -260,16 +261,16 @@ class ShardJob:
         )
 
     def tasks(self) -> list[tuple[str, int]]:
-        """Every shard to write: (split, number)."""
+        """Return every shard to write: (split, number)."""
         return [(split, number) for split, count in self.plan.shards.items() for number in range(count)]
 
     def write(self, work: Path) -> None:
-        """Keep the job in `work`."""
+        """Store the job in `work`."""
         write_json(work / FILE_NAME, dataclasses.asdict(self))
 
 
 def read_job(work: Path) -> ShardJob:
-    """The job kept in `work`."""
+    """Read the job stored in `work`; CorruptError if it is damaged."""
     try:
         return from_json(ShardJob, read_json(work / FILE_NAME))
     except (TypeError, ValueError, OSError) as error:
@@ -277,6 +278,6 @@ def read_job(work: Path) -> ShardJob:
 
 
 def shard_file(split: str, number: int, unsplit: str) -> str:
-    """The name of a shard below the data folder."""
+    """Return the path of a shard below the data folder."""
     name = f"shard-{number:05d}.h5"
     return name if split == unsplit else f"{split}/{name}"

@@ -1,4 +1,4 @@
-"""What `hpcdl shard` can be asked for; light, because the command line reads it for its flags."""
+"""The options of `hpcdl shard`; a light module, because the command line imports it for its flags."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutConfig:
-    """What is made of the samples."""
+    """How samples are stored."""
 
     encoding: str = setting("raw", "Pixels, or the JPEG and PNG files as they are.", choices=("raw", "encoded"))
     image_size: tuple[int, int] | None = setting(None, "Scale and centre-crop images to this size.", kind="size")
@@ -94,7 +94,7 @@ class LayoutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WritingConfig:
-    """How the work is done; none of it changes a byte of the result."""
+    """How the work is done; no option changes a byte of the result."""
 
     workers: int | None = setting(
         None, "Most writing processes, started where that pays. Default: the cores, or 1 a rank.", at_least=1
@@ -115,7 +115,7 @@ class ShardConfig:
 class ShardRequest:
     """One call of `hpcdl shard`: from `source` (a path or synthetic:NAME) into the folder `target`.
 
-    `reader` is FILE.py:NAME, code of the user's own. It is not a setting: no file of settings may name code to run.
+    `reader` is FILE.py:NAME, the user's own code. It is not a setting: no settings file may name code to run.
     """
 
     source: str
@@ -125,12 +125,12 @@ class ShardRequest:
     reader: str = ""
 
     def most_processes(self, *, alone: bool) -> int:
-        """Most processes that work: by default one per core, or one a rank where ranks share the cores (not alone)."""
+        """Return the process limit: by default one per core, or one per rank if ranks share the cores (not `alone`)."""
         return self.config.writing.workers or (len(os.sched_getaffinity(0)) if alone else 1)
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """Fractions by name of `train=0.8,val=0.2`, in this order; UsageError unless they are positive and sum to 1."""
+    """Parse `train=0.8,val=0.2` into fractions by name; UsageError unless they are positive and sum to 1."""
     fractions: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")

@@ -1,6 +1,6 @@
-"""Writes the shards of a job: picks a shard's samples, reads them from the source, puts them into the file.
+"""Write the shards of a job: choose a shard's samples, read them from the source, write them to the file.
 
-Means, deviations and ranges of fields are joined from block to block and from shard to shard in a fixed order.
+Means, deviations and ranges of fields are combined from block to block and from shard to shard in a fixed order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_CHANNELS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Of `count` values each: mean, sum of squared deviations from it, least and greatest."""
+    """Moments of `count` values: mean, sum of squared deviations from it, smallest and largest value."""
 
     count: int = 0
     mean: Sequence[float] = ()
@@ -51,7 +51,7 @@ class Moments:
 
     @staticmethod
     def of(values: npt.NDArray[np.generic], item: Field) -> Moments:
-        """Those of a block (samples first) of the field `item`, for each channel; what is not finite is left out."""
+        """Return the moments of a block (samples first) of the field `item`, per channel; omit rows not finite."""
         columns = values.reshape(-1, _channels(item)).astype(np.float64)
         if not np.isfinite(columns).all():
             columns = columns[np.isfinite(columns).all(1)]
@@ -67,7 +67,7 @@ class Moments:
         )
 
     def joined(self, other: Moments) -> Moments:
-        """Those of both together (Chan, Golub and LeVeque 1983)."""
+        """Return the moments of both together (Chan, Golub and LeVeque 1983)."""
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
@@ -83,23 +83,23 @@ class Moments:
         )
 
     def statistics(self) -> Statistics:
-        """As the manifest keeps them."""
+        """Return the statistics that the manifest stores."""
         deviation = np.sqrt(np.array(self.squares) / max(1, self.count))
         return Statistics(mean=self.mean, std=deviation.tolist(), low=self.low, high=self.high)
 
 
 def _channels(item: Field) -> int:
-    """Elements of the last axis that are scaled each by themselves: features, or channels; 1 for volumes and images."""
+    """Return the number of last-axis elements that are scaled separately: features or channels; 1 if they are not."""
     channels_last = len(item.shape) < 3 or item.shape[-1] <= _MOST_CHANNELS
     return item.shape[-1] if item.shape and channels_last and not (item.variable and len(item.shape) == 1) else 1
 
 
 def scaled(fields: Sequence[Field], shards: Iterable[Sequence[Moments]]) -> list[Field]:
-    """`fields` with the statistics that the moments of the shards amount to."""
+    """Return `fields` with the statistics combined from the moments of all shards."""
     wanted = [item.name for item in fields if item.normalise != "none"]
     totals = {name: Moments() for name in wanted}
     for moments in shards:
-        for name, own in zip(wanted, moments, strict=False):  # of a shard without samples there are none
+        for name, own in zip(wanted, moments, strict=False):  # a shard without samples has none
             totals[name] = totals[name].joined(own)
     return [
         dataclasses.replace(item, statistics=totals[item.name].statistics()) if item.name in totals else item
@@ -113,28 +113,28 @@ _AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class ShardResult:
-    """A written shard (None where not one of its samples can be read), and the samples left out."""
+    """A written shard (None if none of its samples can be read), and the samples skipped."""
 
     split: str
     number: int
     entry: ShardEntry | None
     skipped: list[str] = field(default_factory=list)
     moments: Sequence[Moments] = ()
-    """Of each field that is to be scaled, in the fields' order."""
+    """The moments of each field that is to be scaled, in the order of the fields."""
 
 
 class _NothingReadable(Exception):
-    """Not one sample of a shard can be read."""
+    """None of a shard's samples can be read."""
 
 
 class ShardWriter:
-    """Writes the shards of a job, any of them, in any order, in any process."""
+    """Writes any shards of a job, in any order, in any process."""
 
     def __init__(self, target: Path, job: ShardJob, source: Source, index: Index) -> None:
         self._target, self._job, self._source, self._index = target, job, source, index
 
     def write(self, split: str, number: int, on_samples: Callable[[int], None] = lambda _: None) -> ShardResult:
-        """Write a shard: to a temporary name, fsynced, renamed. `on_samples` hears of samples as they are done."""
+        """Write a shard to a temporary name, fsync, rename. `on_samples` gets the number of samples of each block."""
         result, settle = self.begin(split, number, on_samples)
         settle()
         return result
@@ -142,9 +142,9 @@ class ShardWriter:
     def begin(
         self, split: str, number: int, on_samples: Callable[[int], None] = lambda _: None
     ) -> tuple[ShardResult, Callable[[], None]]:
-        """Write a shard to a temporary name; what is returned with it makes it durable and gives it its name.
+        """Write a shard to a temporary name; the function returned with it makes it durable and renames it.
 
-        That may happen in another thread, while the next shard is being written.
+        That function may run in another thread while the next shard is written.
         """
         job = self._job
         rows = self._rows(split, number)
@@ -166,7 +166,7 @@ class ShardWriter:
     def _write_readable(
         self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[str], str, Rows, list[Moments]]:
-        """Write what can be read of `rows`: names of the others, the frame's checksum, the rows written, moments."""
+        """Write the readable `rows`; return the names of unreadable ones, frame checksum, rows written, and moments."""
         bad, checksum, moments = self._try(path, split, number, rows, on_samples)
         skipped = [self._source.describe(rows[at], self._job.facts, self._index) for at in bad]
         if not bad:
@@ -198,9 +198,9 @@ class ShardWriter:
     def _try(
         self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
     ) -> tuple[list[int], str, list[Moments]]:
-        """Write `rows` to `path`: the places of those that cannot be read (then `path` is of no use), the checksum.
+        """Write `rows` to `path`; return the indices of unreadable rows, the checksum, and moments of scaled fields.
 
-        Also the moments of the fields that are to be scaled.
+        If a row is unreadable, the file at `path` is useless.
         """
         job, count, step = self._job, len(rows), self._job.plan.block_samples
         lengths = {item.name: self._lengths(rows, at) for at, item in enumerate(job.fields) if item.ragged}
@@ -226,14 +226,15 @@ class ShardWriter:
             return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
 
     def _lengths(self, rows: Rows, number: int) -> Array:
-        """How long the samples of field `number` are: along the first axis, or in bytes."""
+        """Return the lengths of the samples of field `number`: along the first axis, or in bytes."""
         sizes: Array = rows["size"]
         return sizes if self._job.pictures else self._fields_reader.lengths(rows, number, self._job.facts)
 
     def _block(self, rows: Rows, sizes: Mapping[str, Array], first: int, bad: list[int]) -> list[Array]:
-        """The fields of a block's samples, number `first` of the shard and following, valid until the next block.
+        """Return the fields of a block of samples, the first being `first` of the shard; valid until the next block.
 
-        Ragged ones, of `sizes`, lie one behind the other. The numbers of those that cannot be read go to `bad`.
+        Ragged fields, of lengths `sizes`, are stored one after another. The indices of unreadable samples are added to
+        `bad`.
         """
         at_once = self._read_at_once(rows)
         if at_once is not None:
@@ -262,7 +263,7 @@ class ShardWriter:
 
     @functools.cached_property
     def _buffers(self) -> Mapping[str, Array]:
-        """Room for a block of each field whose samples are of one shape."""
+        """Buffers for one block of each field whose samples have a fixed shape."""
         block, fields = self._job.plan.block_samples, self._job.fields
         return {item.name: aligned_empty((block, *item.shape), item.stored_type) for item in fields if not item.ragged}
 
@@ -271,28 +272,28 @@ class ShardWriter:
         return cast(FieldsReader, self._source)
 
     def _read_at_once(self, rows: Rows) -> list[Array] | None:
-        """The fields of a block, where the source has arrays: then a sample costs one system call, and one copy."""
+        """Return the fields of a block if the source has arrays: a sample then costs one system call and one copy."""
         job, read = self._job, getattr(self._source, "read_fields_block", None)
         if read is None or job.facts.decodes or job.encoding == "encoded":
             return None
         found: list[Array] = read(rows, job.facts, [item.stored_type for item in job.fields]) or []
-        # Where some pictures are not finite they are read one by one, to find out which.
+        # If some images are not finite, they are read one by one to find out which.
         return found if found and not (job.pictures and self._not_finite(found)) else None
 
     def _sample(self, row: Any) -> Sequence[Any]:
-        """The fields of a sample; UnreadableSample."""
+        """Return the fields of a sample; UnreadableSample if it cannot be read."""
         job = self._job
         if job.pictures:
             content = self._source.read(row, job.facts, self._index)
             return [self._file(content) if job.encoding == "encoded" else self._pixels(content), row["label"]]
         sample = self._fields_reader.read_fields(row, job.facts)
-        if job.facts.decodes and self._not_finite(sample):  # of other fields listing knows
+        if job.facts.decodes and self._not_finite(sample):  # listing has checked other fields
             raise NotFinite
         return sample
 
     def _file(self, content: Content | Array) -> Array:
         assert not isinstance(content, np.ndarray)
-        # Who asked for bad samples to be left out gets pictures of which every one decodes.
+        # With `--on-error skip`, the shards must contain only images that decode.
         check_encoded(content, decodes=self._job.on_error == "skip")
         return np.frombuffer(content, np.uint8)
 
@@ -314,7 +315,7 @@ class ShardWriter:
         return pixels
 
     def _not_finite(self, values: Sequence[Array]) -> bool:
-        """Whether there is NaN or infinity, unless that is to be kept."""
+        """Return whether there is NaN or infinity, unless such values are kept."""
         floats = (own for own in values if own.dtype.kind == "f")
         return self._job.spec.nan != "keep" and not all(np.isfinite(own).all() for own in floats)
 

@@ -1,4 +1,4 @@
-"""The folder that shards are written to: may it be, does it hold enough, and how is it left."""
+"""The folder that shards are written to: checks before writing, preparation, and clean-up."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WORK_HOLDS = (
     rf"names|\.?job\.json(\..+\.tmp)?|(rows|images|members)\..+|(gathered|array|copy)\d+(\..+)?|\d+\.npy|.+\.(pixels|plain)"
     rf"|{REPAIRED}(/.+)?"
 )
-"""All that sources, the plan and a repair write into the work folder, as a pattern of paths below it."""
+"""Everything that sources, the plan and a repair write into the work folder, as a pattern of paths below it."""
 
 
 def check_target(request: ShardRequest) -> None:
-    """UsageError unless the target is new, empty, or may be resumed as asked, and nobody writes to it."""
+    """Raise UsageError unless the target is new, empty, or may be resumed as requested, and has no other writer."""
     target = request.target
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file; name a folder to write to")
@@ -47,7 +47,7 @@ def check_target(request: ShardRequest) -> None:
 
 
 def check_reader(folder: Path, manifest: Manifest, reader: str) -> None:
-    """UsageError unless the data in `folder` was made by this reader, with the content that it has now."""
+    """Raise UsageError unless this reader, with its present content, made the data in `folder`."""
     made_by = manifest.source.get("reader_sha256", "")
     if made_by == (user_reader(reader).digest if reader else ""):
         return
@@ -61,7 +61,7 @@ def check_reader(folder: Path, manifest: Manifest, reader: str) -> None:
 
 
 def make_folders(target: Path) -> list[Made]:
-    """Make `target` and its parents; the folders that were not there before, deepest first."""
+    """Make `target` and its parents; return the folders that are new, deepest first."""
     try:
         made = make_folder(target)
     except OSError as error:
@@ -72,7 +72,7 @@ def make_folders(target: Path) -> list[Made]:
 
 
 def new_work_folder(target: Path) -> Path:
-    """An empty folder in `target`, which the caller holds, for what only the writing needs."""
+    """Make an empty work folder in `target`, on which the caller holds the lock."""
     if others := remove_work_folder(target):
         raise UsageError(f"{target / WORK_NAME} holds {others[0]}, which hpcdl has not left there; move it away")
     (target / WORK_NAME).mkdir(mode=0o700)
@@ -80,13 +80,13 @@ def new_work_folder(target: Path) -> Path:
 
 
 def remove_work_folder(target: Path) -> list[str]:
-    """Remove it, this call's or one that a killed writer has left; what else is there, for which all stays."""
+    """Remove the work folder of this call or a killed writer; if it holds foreign files, return them and keep all."""
     return remove_folder(target / WORK_NAME, _WORK_HOLDS)
 
 
 @contextmanager
 def undoing(target: Path, made: list[Made]) -> Iterator[Callable[[], None]]:
-    """Remove the empty folders `made` again after an error, until the yielded function is called: then all stays."""
+    """Remove the empty folders `made` after an error; once the yielded function is called, keep them."""
     undo = True
 
     def keep() -> None:
@@ -103,7 +103,7 @@ def undoing(target: Path, made: list[Made]) -> Iterator[Callable[[], None]]:
 
 
 def prepare_splits(target: Path, job: ShardJob) -> None:
-    """Make the folders of the splits, striped, and clear what a killed writer left behind."""
+    """Make the folders of the splits, set their stripes, and remove temporary files of a killed writer."""
     for split in job.plan.shards:
         folder = (target / shard_file(split, 0, UNSPLIT)).parent
         make_folder(folder)
@@ -114,12 +114,12 @@ def prepare_splits(target: Path, job: ShardJob) -> None:
 
 
 def missing_bytes(job: ShardJob, num_shards: int) -> int:
-    """About how many bytes so many shards take."""
+    """Estimate the number of bytes that `num_shards` shards take."""
     return int(job.plan.total_bytes / len(job.tasks()) * num_shards) + num_shards * job.plan.alignment
 
 
 def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
-    """HpcdlError where so many shards cannot fit; compressed sizes are not known before."""
+    """Raise HpcdlError if `num_shards` shards cannot fit; not for compressed data, whose size is unknown."""
     needed = missing_bytes(job, num_shards)
     found = os.statvfs(target)
     if job.compression is None and found.f_bavail * found.f_frsize < needed:
@@ -127,7 +127,7 @@ def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
 
 
 def no_space(target: Path, needed: int, *, at_most: bool = False) -> HpcdlError:
-    """The error for a full file system; `at_most`: compressed data takes less than what is `needed`."""
+    """Return the error for a full file system; `at_most`: compressed data takes less than `needed`."""
     found = os.statvfs(target)
     free = format_bytes(found.f_bavail * found.f_frsize)
     wanted = f"at most {format_bytes(needed)}" if at_most else format_bytes(needed)

@@ -1,11 +1,11 @@
-"""Writes many shards, here and in processes beside this one, and hands over each one as it is finished.
+"""Write many shards in this process and in child processes, and yield each one when it is finished.
 
-Such a process, `python -m hpcdl.data.write.tasks TARGET PARENT CODE [again]`, says `ready`, takes `SPLIT NUMBER` lines
-and answers in JSON lines. It dies with the process that started it, and ends when its input does.
+A child, `python -m hpcdl.data.write.tasks TARGET PARENT CODE [again]`, says `ready`, reads `SPLIT NUMBER` lines and
+answers in JSON lines. It dies with the process that started it, and exits when its input ends.
 
-Python takes a second or so to start, and a core while it does. So this process begins to write at once. The others are
-started when the rest would keep it busy for longer than that is worth, take shards once they are ready, and are let go
-if they are not by the last shard. So two workers are not slower than one.
+Python takes about a second, and a core, to start. So this process begins to write at once. It starts children only if
+the rest would take it more than OTHERS_FROM_S alone. They take shards once they are ready, and are dismissed if they
+are not ready by the last shard. Two workers are therefore not slower than one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OnSamples = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WritingPlace:
-    """Where shards are written: the `target` folder; `again`: below its work folder, to be held against those there.
+    """Where shards are written: the folder `target`, or with `again` its work folder, to compare with existing ones.
 
-    `code` is the SHA-256 of the reader that the user has named: the job's own word for it is not taken.
+    `code` is the SHA-256 of the reader that the user has named; the hash stored in the job is not trusted.
     """
 
     target: Path
@@ -53,7 +53,7 @@ class WritingPlace:
 
 
 OTHERS_FROM_S = 3.0
-"""Writing that is left when others are started: their start takes up to a second, and a core meanwhile."""
+"""Children start if more writing time than this remains: their start takes up to a second, and a core."""
 _TELLING_S = 0.2
 _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, SourceChanged)}
 
@@ -61,9 +61,10 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 def write_all(
     place: WritingPlace, tasks: Sequence[Task], num_samples: int, workers: int, on_samples: OnSamples
 ) -> Generator[ShardResult]:
-    """Write the shards `tasks` of the job in the place's target, `num_samples` in all, with up to so many processes.
+    """Write the shards `tasks`, `num_samples` in all, of the job in the place's target with up to `workers` processes.
 
-    `on_samples` hears of samples when done. Whoever does not take all of it must close it, or the writing goes on.
+    `on_samples` gets the numbers of samples written. A caller that stops early must close the generator to end the
+    writing.
     """
     if workers > 1 and len(tasks) > 1:
         yield from _with_others(place, tasks, num_samples, min(workers, len(tasks)) - 1, on_samples)
@@ -74,7 +75,7 @@ def write_all(
 def _here(place: WritingPlace, tasks: Iterable[Task], on_samples: OnSamples) -> Iterator[ShardResult]:
     writer = open_writer(place)
     try:
-        with ThreadPoolExecutor(max_workers=1) as settler:  # the device takes a shard in while the next is written
+        with ThreadPoolExecutor(max_workers=1) as settler:  # the device stores a shard while the next is written
             before: tuple[ShardResult, Future[None]] | None = None
             for split, number in tasks:
                 try:
@@ -100,7 +101,7 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
 def _with_others(
     place: WritingPlace, tasks: Sequence[Task], num_samples: int, others: int, on_samples: OnSamples
 ) -> Iterator[ShardResult]:
-    """Write in a thread of this process and, where it pays, in `others` more."""
+    """Write in a thread of this process and, if it pays, in up to `others` child processes."""
     waiting = deque(tasks)
     pace = _Pace(num_samples)
     processes: list[_Process] = []
@@ -128,27 +129,27 @@ def _with_others(
 
 
 class _Pace:
-    """How long this process alone would still write, by what it has written so far."""
+    """Estimates how long this process alone would still write, from its progress so far."""
 
     def __init__(self, num_samples: int) -> None:
         self._left, self._written, self._began = num_samples, 0, 0.0
 
     def count(self, samples: int) -> None:
-        """So many samples are done."""
+        """Count `samples` as done."""
         self._left -= samples
-        if not self._began:  # the first ones tell of the opening of files
+        if not self._began:  # the first ones include the time to open files
             self._began = time.monotonic()
             return
         self._written += samples
 
     def seconds_left(self) -> float:
-        """0 until it can be told."""
+        """Return the estimated seconds left; 0 until there is an estimate."""
         taken = time.monotonic() - self._began
         return self._left * taken / self._written if self._written and taken > _TELLING_S else 0.0
 
 
 def _give_next(process: _Process, waiting: deque[Task]) -> bool:
-    """Have a process write the next shard; False where none is left, and its input has ended."""
+    """Give a process the next shard; if none is left, end its input and return False."""
     process.task = None
     try:
         process.give(waiting.popleft())
@@ -174,24 +175,24 @@ def _result(document: dict[str, Any]) -> ShardResult:
 
 
 class _Stopped(Exception):
-    """The thread that writes is to end."""
+    """Raised to end the writing thread."""
 
 
 class _OwnPart:
-    """The shards that this process writes, in a thread: the main one hears of the others, and of Ctrl-C."""
+    """The shards that this process writes, in a thread: the main thread handles the children and Ctrl-C."""
 
     def __init__(self, place: WritingPlace, waiting: deque[Task]) -> None:
         self._place, self._waiting = place, waiting
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.output, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)  # a byte too many wakes nobody, and must not keep the thread
+        os.set_blocking(self._wake, False)  # a full pipe has already woken the main thread and must not block this one
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, name="hpcdl-writing")
         self.over = False
         self._thread.start()
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """What it said since."""
+        """Yield the messages of the thread since the last call."""
         os.read(self.output, 65536)
         with suppress(queue.Empty):
             while True:
@@ -202,7 +203,7 @@ class _OwnPart:
                 yield document
 
     def stop(self) -> None:
-        """End the thread, within a block; a shard that is not whole is removed."""
+        """End the thread, within one block; an unfinished shard is removed."""
         self._stop.set()
         self._thread.join()
         os.close(self.output)
@@ -235,12 +236,12 @@ class _OwnPart:
 
 
 class _Process:
-    """One writing process and the shard it is at."""
+    """One child process and the shard it writes."""
 
     def __init__(self, place: WritingPlace) -> None:
         words = (str(place.target), str(os.getpid()), place.code, *["again"] * place.again)
         command = own_program("hpcdl.data.write.tasks", *words)
-        # stderr stays the parent's: what a dying interpreter says should be read.
+        # stderr is inherited: messages of a crashing interpreter must reach the user.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -250,14 +251,14 @@ class _Process:
         self.task: Task | None = None
 
     def give(self, task: Task) -> None:
-        """Have it write a shard."""
+        """Give the process a shard to write."""
         self.task = task
-        with suppress(BrokenPipeError):  # it died: `hear` will tell
+        with suppress(BrokenPipeError):  # it died: `hear` reports it
             self._input.write(f"{task[0]} {task[1]}\n".encode())
             self._input.flush()
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it said since; HpcdlError where it died."""
+        """Return the messages of the process since the last call; HpcdlError if it died."""
         content = os.read(self.output.fileno(), 65536)
         if not content:
             code = self._process.wait()
@@ -267,13 +268,13 @@ class _Process:
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:
-        """Let it go: its input ends."""
+        """Close the input of the process, so that it exits."""
         self._ended = True
         with suppress(BrokenPipeError):
             self._input.close()
 
     def kill(self) -> None:
-        """End it now, if it still runs."""
+        """Kill the process if it still runs."""
         if self._process.poll() is None and not self._ended:
             self._process.kill()
         self.end()
@@ -282,12 +283,12 @@ class _Process:
 
 
 def main() -> None:
-    """A writing process: write shards until the input ends."""
+    """Run a child process: write shards until the input ends."""
     target, parent, code, *again = sys.argv[1:]
     end_with_parent(int(parent))
-    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole process group; the parent decides
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a user's reader prints, be it from C, must not come between the answers
+    os.dup2(2, 1)  # output of a user's reader, even from C, must not mix with the answers
     writer = open_writer(WritingPlace(target=Path(target), code=code, again=bool(again)))
 
     def say(document: dict[str, Any]) -> None:
@@ -308,7 +309,7 @@ def main() -> None:
 
 
 def open_writer(place: WritingPlace) -> ShardWriter:
-    """The writer of the job that is kept in the target's work folder."""
+    """Return the writer of the job stored in the target's work folder."""
     work = place.target / WORK_NAME
     job = read_job(work)
     if job.spec.reader_digest != place.code:

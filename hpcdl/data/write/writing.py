@@ -1,4 +1,4 @@
-"""`hpcdl shard` as a function: list the source, plan, write in parallel, end with the manifest; or repair shards."""
+"""`hpcdl shard` as a function: list the source, plan, write in parallel, write the manifest; or repair shards."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, WritingPlace, write_all
 
 
 def repair(folder: Path, source: str, bad_shards: Sequence[str], reader: str = "") -> list[str]:
-    """Write the shards `bad_shards` again from `source`; the files written.
+    """Write the shards `bad_shards` again from `source`; return the files written.
 
-    UsageError where the source, or the user's own `reader`, is not what the data was made from; nothing is replaced
-    then. The reader that the manifest names is never run on its word.
+    Raises UsageError and replaces nothing if the data was made from another source or another `reader`. The reader
+    named in the manifest never runs unless the user names it too.
     """
     manifest, _ = read_manifest(folder)
     check_reader(folder, manifest, reader)
@@ -73,12 +73,12 @@ def repair(folder: Path, source: str, bad_shards: Sequence[str], reader: str = "
 
 
 def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str) -> ShardJob:
-    """The job that made the folder, with the source where it is now."""
+    """Return the job that made the folder, with the source at its present location."""
     recipe = manifest.recipe
     layers = [
         Layer(origin="manifest", values=recipe.options),
         Layer(origin="manifest", values={"on-error": "skip" if manifest.skipped else "stop"}),
-        # Its own words: the folder that gave them may be gone.
+        # The words of the folder itself: the folder that supplied them may be gone.
         Layer(origin="manifest", values={"categories-of": str(folder)} if recipe.options.get("categories") else {}),
     ]
     request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config, reader=reader)
@@ -123,7 +123,7 @@ Results = dict[tuple[str, int], ShardResult]
 
 
 class OtherRankFailed(HpcdlError):
-    """Another rank has told the user what went wrong; this one leaves with the same code and says nothing."""
+    """Raised on ranks that exit silently, with the exit code of the rank whose error rank 0 reports."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
@@ -132,9 +132,9 @@ class OtherRankFailed(HpcdlError):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardReport:
-    """What was done: `written` shards now, `kept` from an earlier call; the manifest that they make.
+    """The result of a call: the shards `written` by it, those `kept` from an earlier call, and the manifest.
 
-    `seconds` is 0 where all was done before, and nothing was looked at.
+    `seconds` is 0 if an earlier call had done everything and nothing was read.
     """
 
     manifest: Manifest
@@ -144,7 +144,7 @@ class ShardReport:
 
 
 def dry_run(request: ShardRequest) -> ShardJob:
-    """List the source and plan; nothing is written into the target."""
+    """List the source and plan; write nothing into the target."""
     check_target(request)
     with private_folder("hpcdl-") as work:
         job = make_job(request, work)
@@ -158,10 +158,10 @@ def shard(
     planned: Callable[[ShardJob], None] = lambda _: None,
     bar: bool = True,
 ) -> ShardReport:
-    """Make the data folder of a request; `planned` hears of the plan before the first shard is written.
+    """Make the data folder of a request; `planned` is called with the plan before the first shard is written.
 
-    With a communicator every rank must call; each writes its part, rank 0 lists, plans and ends with the manifest.
-    Errors leave what is whole for `--resume`; one found before the first shard leaves nothing.
+    With a communicator this is collective. Each rank writes its part; rank 0 lists, plans and writes the manifest.
+    An error keeps whole shards for `--resume`; an error before the first shard leaves nothing behind.
     """
     solo = communicator is None or communicator.size == 1
     if solo or communicator is None:
@@ -191,7 +191,7 @@ def _shard_solo(request: ShardRequest, planned: Callable[[ShardJob], None], *, b
 
 
 def complete(request: ShardRequest) -> bool:
-    """Whether `--resume` finds the work done already. UsageError where the target is not to be written to."""
+    """Return whether `--resume` finds all work done. Raises UsageError if the target must not be written to."""
     check_target(request)
     done = request.resume and (request.target / MANIFEST_NAME).is_file()
     if done:
@@ -202,7 +202,7 @@ def complete(request: ShardRequest) -> bool:
 
 
 def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
-    """UsageError where the finished data in the target come from another source, or were made with other options."""
+    """Raise UsageError if the finished data in the target comes from another source or other options."""
     name = Path(request.source).expanduser().absolute().name
     if name != manifest.name:
         raise UsageError(
@@ -222,7 +222,7 @@ def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
 
 
 def _option(key: str, value: Any) -> str:
-    """An option of a recipe as a message says it."""
+    """Return an option of a recipe as messages show it."""
     if value is None or value is False:
         return f"without --{key}"
     if value is True:
@@ -232,7 +232,7 @@ def _option(key: str, value: Any) -> str:
 
 
 def _in_full(options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a recipe by key, also those that it leaves out or did not know yet."""
+    """Return all options of a recipe by key, including those that it omits or that are newer than it."""
     config = load(ShardConfig, [Layer(origin="manifest", values=dict(options))]).config
     found: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
     found |= recipe_options(config)
@@ -268,7 +268,7 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
 
 
 def _as_begun(request: ShardRequest) -> ShardRequest:
-    """`request`, its split written as it was when the work began: in another order its parts hold other samples."""
+    """Return `request` with the split order of the first call: in another order the parts hold other samples."""
     asked, begun = request.config.layout.split, journal.begun_split(request.target)
     if not asked or not begun or parse_split(begun) != parse_split(asked):
         return request
@@ -286,7 +286,7 @@ def write_part(
     alone: bool,
     on_samples: Callable[[int], None],
 ) -> Results:
-    """Write these shards, entering each in this rank's partial manifest; `alone`: no other ranks share the cores."""
+    """Write these shards, and enter each in this rank's partial manifest; `alone`: no other ranks share the cores."""
     entries = _entries(request, job, rank)
     workers = _most_writers(request, len(tasks), alone=alone)
     results: Results = {}
@@ -314,7 +314,7 @@ def _place(request: ShardRequest, *, again: bool = False) -> WritingPlace:
 
 @contextmanager
 def _full_disk_explained(job: ShardJob, request: ShardRequest, num_left: Callable[[], int]) -> Iterator[None]:
-    """In place of a full disk's OSError: how much so many shards need."""
+    """Replace the OSError of a full disk by an error that says how much space the remaining shards need."""
     try:
         yield
     except OSError as error:
@@ -325,10 +325,10 @@ def _full_disk_explained(job: ShardJob, request: ShardRequest, num_left: Callabl
 
 
 def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: bool) -> ShardJob:
-    """Hold the shards `before` against the source, whose files are others than then; the job, whose plan tells of it.
+    """Compare the shards `before` with a source whose files have changed; return the job with a remark in its plan.
 
-    Each shard is made again below the work folder: a copy of the source gives the same bytes. UsageError where one
-    comes out otherwise. What fits is entered as made from the source as it is now.
+    Each shard is made again below the work folder: a copy of the source gives the same bytes. Raises UsageError if one
+    differs. Equal shards are entered as made from the source as it is now.
     """
     tasks, work = list(before), request.target / WORK_NAME
     for split in {split for split, _ in tasks}:
@@ -361,7 +361,7 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
 
 
 def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
-    """Write the manifest and remove what only the writing needed."""
+    """Write the manifest and remove the work files."""
     splits, skipped = {}, list(job.facts.skipped)
     for split, count in job.plan.shards.items():
         found = [results[split, number] for number in range(count)]
@@ -406,29 +406,29 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
 
 
 def _reader_record(job: ShardJob) -> dict[str, str]:
-    """The user's reader, as the manifest names it: by the last part of its path."""
+    """Return the user's reader as the manifest names it: by the last part of its path."""
     if not job.spec.reader:
         return {}
     return {"reader": job.spec.reader.rpartition("/")[2], "reader_sha256": job.spec.reader_digest}
 
 
 def _training_split(job: ShardJob) -> str:
-    """The split whose samples give the statistics."""
+    """Return the split whose samples give the statistics."""
     return "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
 
 
 def _gives_classes(fields: Sequence[Field]) -> bool:
-    """Whether one of the targets, and it alone, names classes."""
+    """Return whether exactly one of the targets names classes."""
     return sum(item.role == "target" and item.kind == "class" for item in fields) == 1
 
 
 def _most_writers(request: ShardRequest, num_tasks: int, *, alone: bool) -> int:
-    """Most processes that write so many shards; `alone`: no other ranks share the cores."""
+    """Return the most processes that write `num_tasks` shards; `alone`: no other ranks share the cores."""
     return max(1, min(request.most_processes(alone=alone), num_tasks))
 
 
 def _with_writers(job: ShardJob, request: ShardRequest, num_tasks: int, *, alone: bool) -> ShardJob:
-    """The job, whose plan also tells how many processes write `num_tasks` shards; `alone`: not as one of many ranks."""
+    """Return the job with a plan that also says how many processes write; `alone`: this is not one of many ranks."""
     most = _most_writers(request, num_tasks, alone=alone)
     line = "one process writes"
     if most > 1:
@@ -438,12 +438,12 @@ def _with_writers(job: ShardJob, request: ShardRequest, num_tasks: int, *, alone
 
 
 def left(job: ShardJob, tasks: list[Task]) -> int:
-    """Samples in the shards `tasks`."""
+    """Return the number of samples in the shards `tasks`."""
     return sum(stop - first for first, stop in (job.plan.shard_samples(*task) for task in tasks))
 
 
 def counter(shown: Progress, kept: int, started: float) -> Callable[[int], None]:
-    """Adds up samples, from `kept` on, for a bar; the rate is that since `started` (time.monotonic)."""
+    """Return a function that adds up samples from `kept` for a bar; the rate counts from `started` (time.monotonic)."""
     count = 0
 
     def on_samples(samples: int) -> None:
@@ -457,7 +457,7 @@ def counter(shown: Progress, kept: int, started: float) -> Callable[[int], None]
 def shard_with_ranks(
     request: ShardRequest, communicator: Communicator, planned: Callable[[ShardJob], None], *, bar: bool
 ) -> ShardReport:
-    """Make the data folder of a request; collective. Rank 0 raises what went wrong, the others OtherRankFailed."""
+    """Make the data folder of a request; collective. Rank 0 raises the error, the other ranks OtherRankFailed."""
     started = time.monotonic()
     with ExitStack() as stack:
         job, done = _begin(request, communicator, planned, stack)
@@ -492,7 +492,7 @@ def shard_with_ranks(
 def _begin(
     request: ShardRequest, communicator: Communicator, planned: Callable[[ShardJob], None], stack: ExitStack
 ) -> tuple[ShardJob | None, Results]:
-    """The job and the shards already whole, on every rank; no job where all is done."""
+    """Return the job and the whole shards, on every rank; no job if all is done."""
     answer: dict[str, Any] = {"exit_code": 0, "message": "", "complete": False, "done": []}
     job: ShardJob | None = None
     done: Results = {}
@@ -532,7 +532,7 @@ def _answer(problem: BaseException | None, results: Results) -> dict[str, Any]:
 
 
 def _raise_first(answers: list[dict[str, Any]], rank: int) -> None:
-    """Rank 0 raises the first problem that any rank had; the others leave silently."""
+    """Raise the first problem of any rank on rank 0; the other ranks exit silently."""
     for number, answer in enumerate(answers):
         if answer["exit_code"]:
             if rank:

@@ -1,1 +1,1 @@
-"""What the formats share: the listing of samples, fields, folders, and the names that say splits."""
+"""Shared parts of the formats: the list of samples, fields, folders, and names that mean splits."""

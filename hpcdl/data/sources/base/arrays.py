@@ -1,6 +1,6 @@
-"""Samples that are rows of arrays, of any number, type and shape: which array is what, and are they sound.
+"""Samples that are rows of arrays, of any number, type and shape: choose inputs and targets, and check them.
 
-A format finds its arrays (`ArrayGroup`), everything else is the same for all of them and stands here.
+A format only finds its arrays (`ArrayGroup`); everything else is common to all formats and is in this module.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
-"""What arrays are usually called, the most usual first."""
+"""Usual names of arrays, the most usual first."""
 _ROWS_BYTES = 16 << 20
 _STRINGS = 1 << 14
 EXACT = 1 << 24
-"""Up to here float32 holds every whole number."""
+"""float32 represents every integer up to this one."""
 _ABSENT = np.iinfo(np.int64).min
-"""In place of a label where there is none."""
+"""Replaces a missing label."""
 _FEWEST_STEPS = 1000
-"""float32 is too coarse for numbers that it moves by more than their range through this."""
+"""float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedArray:
-    """An array in a file: the first byte of its values, and what they are.
+    """An array in a file: the offset of its values, and their shape and type.
 
     With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
-    `called` are the names of numbers: those of an enumeration, or how codes are written. `remarks` is what was made of
-    them, for the user to read.
+    `called` are names of numbers: those of an enumeration, or the spelling of codes. `remarks` tell the user how the
+    values were processed.
     """
 
     path: Path
@@ -64,28 +64,28 @@ class PlacedArray:
     text: bool = False
     called: Mapping[int, str] = field(default_factory=dict)
     filled: bool = False
-    """Whether it is of floats only because some of its whole numbers are missing."""
+    """Whether the type is float only because some of its integers are missing."""
     remarks: str = ""
 
     @property
     def num_samples(self) -> int:
-        """Samples in the array."""
+        """The number of samples in the array."""
         return len(self.starts) - 1 if self.offsets else self.shape[0] if self.shape else 1
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
-        """The offsets, where samples differ in length."""
+        """The offsets, if samples differ in length."""
         assert self.offsets is not None
         return np.fromfile(self.offsets, np.int64)
 
     def values(self) -> Array:
-        """All of it, read as it is used."""
+        """Return the whole array, memory-mapped."""
         if not int(np.prod(self.shape)):
             return np.empty(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
     def chunks(self) -> Iterator[Array]:
-        """All of it, some rows at a time: read, not mapped, because mapped pages count as memory in use."""
+        """Yield the array in pieces of rows: read, not mapped, because mapped pages count as memory in use."""
         if not self.shape:
             yield self.values()
         if not self.shape or not int(np.prod(self.shape)):
@@ -102,7 +102,7 @@ class PlacedArray:
                 yield values.reshape(count, *self.shape[1:])
 
     def string_chunks(self) -> Iterator[Array]:
-        """The samples of text, some at a time."""
+        """Yield the samples of text in pieces."""
         starts = self.starts
         with self.path.open("rb") as file:
             for first in range(0, len(starts) - 1, _STRINGS):
@@ -115,7 +115,7 @@ class PlacedArray:
 
 @dataclass(frozen=True)
 class FoundArray:
-    """An array that a sample's field may be: what a message says of it, and where it lies, looked for when wanted."""
+    """An array that may become a field: its description for messages, and a function that locates it on demand."""
 
     shown: str
     place: Callable[[], PlacedArray]
@@ -130,13 +130,13 @@ class ArrayGroup:
 
 
 def shape_text(shape: Sequence[int], dtype: object) -> str:
-    """Shape and type of an array in a message."""
+    """Describe shape and type of an array for messages."""
     return f"{'x'.join(map(str, shape)) or 'one'} {dtype}"
 
 
 @dataclass(kw_only=True)
 class _Chosen:
-    """What becomes of the arrays: path by field name, inputs first."""
+    """The chosen arrays: path by field name, inputs first."""
 
     inputs: dict[str, str] = field(default_factory=dict)
     targets: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class FieldSource:
         self._location, self._work = Path(spec.location), Path(spec.work)
         self.inputs, self.targets = spec.inputs, spec.targets
         self.named: set[str] = set()
-        """Arrays, columns and splits of the source, those that are left out included."""
+        """Arrays, columns and splits of the source, including those left out."""
         self._readers: list[FlatFiles] = []
         self._starts: dict[str, npt.NDArray[np.int64]] = {}
 
@@ -205,13 +205,13 @@ class FieldSource:
         )
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:
-        """The image file that lies in one of the source's files, where a format has found such."""
+        """Return an image file stored inside one of the source's files, for formats that have such."""
         self._readers = self._readers or [FlatFiles()]
         number = int(row["file"])
         return self._readers[0].read(facts.files[number], facts.stamps[number], int(row["place"]), int(row["size"]))
 
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The fields of the sample of a row, valid until the next read."""
+        """Return the fields of the sample of a row, valid until the next read."""
         count = len(facts.fields)
         self._readers = self._readers or [FlatFiles() for _ in range(count)]
         part, sample = int(row["file"]), int(row["place"])
@@ -232,7 +232,7 @@ class FieldSource:
         return found
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
-        """The fields of all samples of `rows` at once, as `dtypes`; None where they must be read one by one."""
+        """Return the fields of all samples of `rows` at once, as `dtypes`; None if they must be read one by one."""
         if not facts.fields:
             return None
         count, part = len(facts.fields), int(rows[0]["file"])
@@ -250,7 +250,7 @@ class FieldSource:
         return found
 
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
-        """How long field `number` of each row's sample is along its first axis."""
+        """Return the length of field `number` of each row's sample along its first axis."""
         result = np.empty(len(rows), np.int64)
         for at, row in enumerate(rows):
             place = facts.arrays[int(row["file"]) * len(facts.fields) + number]
@@ -259,18 +259,18 @@ class FieldSource:
         return result
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """Number of the sample, and its file; of an image file its place."""
+        """Return the number of the sample, and its file; for an image file its position."""
         if not facts.fields:
             return self.describe_picture(int(row["place"]), facts.files[int(row["file"])])
         place = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
         return f"sample {int(row['place'])}" + (f" of {Path(place.file).name}" if place else "")
 
     def describe_picture(self, place: int, file: str) -> str:
-        """How a message names an image file in one of the source's files."""
+        """Return the name for messages of an image file stored in one of the source's files."""
         return f"image at byte {place} of {Path(file).name}"
 
     def placed(self, values: Array, offsets: Array | None = None, *, text: bool = False) -> PlacedArray:
-        """An array that was made from the source, kept in the work folder."""
+        """Store an array made from the source in the work folder."""
         path = self._work / f"array{len(list(self._work.glob('array*')))}"
         np.ascontiguousarray(values).tofile(path)
         starts = None
@@ -280,7 +280,7 @@ class FieldSource:
         return PlacedArray(path=path, shape=values.shape, dtype=values.dtype, offsets=starts, text=text)
 
     def written(self, chunks: Iterable[Array]) -> PlacedArray:
-        """Chunks of one type and row shape, one behind the other in a file of the work folder."""
+        """Write chunks of one type and row shape, one after another, to a file of the work folder."""
         path = self._work / f"array{len(list(self._work.glob('array*')))}"
         count, shape, dtype = 0, tuple[int, ...](), np.dtype(np.float32)
         with path.open("wb") as file:
@@ -290,7 +290,7 @@ class FieldSource:
         return PlacedArray(path=path, shape=(count, *shape), dtype=dtype)
 
     def placed_text(self, strings: Sequence[bytes | str], path: str) -> PlacedArray:
-        """The strings of the array at `path`, kept in the work folder; SourceError for those that are not UTF-8."""
+        """Store the strings of the array at `path` in the work folder; SourceError if they are not UTF-8."""
         found: list[bytes] = []
         for number, string in enumerate(strings):
             try:
@@ -307,11 +307,11 @@ class FieldSource:
         return self.placed(np.frombuffer(b"".join(strings), np.uint8), offsets, text=True)
 
     def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
-        """`parts` by the splits that their arrays' names say; what is not used goes to `remarks`."""
+        """Divide `parts` by the splits in their arrays' names; unused arrays are added to `remarks`."""
         return divided(parts, self._spec, [*self.inputs, *self.targets], remarks)
 
     def not_finite(self, item: Field, array: PlacedArray) -> Array:
-        """Whether a value of each sample is NaN or infinity."""
+        """Return whether a value of each sample is NaN or infinity."""
         found = [~np.isfinite(chunk).reshape(len(chunk), -1).all(1) for chunk in array.chunks()]
         lines = np.concatenate([np.zeros(0, np.bool_), *found])
         if array.offsets is None:
@@ -322,7 +322,7 @@ class FieldSource:
         return holds
 
     def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
-        """What training makes of a field's numbers, where that is not the numbers as they are."""
+        """Describe how training changes a field's numbers; empty if it does not."""
         return _as_fed(item, arrays)
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
@@ -333,7 +333,7 @@ class FieldSource:
     def _samples_of(
         self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], remarks: list[str]
     ) -> list[tuple[str, list[PlacedArray]]]:
-        """`placed`, one sample a file where that was said, or cannot be otherwise; SourceError where it may be."""
+        """Return `placed`, with one sample per file if requested or the only reading; SourceError if ambiguous."""
         wish, files = self._spec.sample_is, f"{len(parts)} files"
         arrays = [array for _, own in placed for array in own]
         if wish == "row" or not any(array.path.is_file() for array in arrays):
@@ -354,7 +354,7 @@ class FieldSource:
         return [(path, self._one_a_file(own)) for path, own in placed]
 
     def _may_be_samples(self, placed: Sequence[tuple[str, list[PlacedArray]]]) -> bool:
-        """Whether each part may be one sample: arrays of unequal length, or input and target alike in two axes."""
+        """Return whether each part may be one sample: arrays of unequal length, or all alike in the first two axes."""
         if any(array.offsets is not None or array.text for _, own in placed for array in own):
             return False
         firsts = [own[0] for _, own in placed]
@@ -363,7 +363,7 @@ class FieldSource:
         return all(len(array.shape) > 1 for array in firsts) and len({array.shape[:2] for array in firsts}) == 1
 
     def _one_a_file(self, arrays: Sequence[PlacedArray]) -> list[PlacedArray]:
-        """The whole of each array as one sample; of any length along the first axis where they differ in it alone."""
+        """Return each whole array as one sample; of any length along the first axis if arrays differ only there."""
         if all(array.text and array.num_samples == 1 for array in arrays):
             return list(arrays)
         if any(array.offsets is not None or array.text for array in arrays):
@@ -396,7 +396,7 @@ class FieldSource:
     def _settled(
         self, name: str, role: str, path: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]]:
-        """The field that arrays (one a part) become, and where its values are read from."""
+        """Return the field made of arrays (one per part), and the arrays that its values are read from."""
         where = f"{self._location}: {path}"
         if filled := next((array for array in arrays if array.filled), None):
             arrays = [self._alike(array, filled) for array in arrays]
@@ -425,7 +425,7 @@ class FieldSource:
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 
     def _alike(self, array: PlacedArray, filled: PlacedArray) -> PlacedArray:
-        """Whole numbers as floats, where those of another part became floats, so that all parts have one type."""
+        """Convert integers to the float type of another part, so that all parts have one type."""
         if array.text or array.offsets is not None or array.dtype.kind not in "iu":
             return array
         made = self.written(chunk.astype(filled.dtype) for chunk in array.chunks())
@@ -434,7 +434,7 @@ class FieldSource:
     def _classes(
         self, name: str, path: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]] | None:
-        """The field of a target whose values name classes; None for one of quantities."""
+        """Return the field of a target whose values are classes; None for quantities."""
         where, wish = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
         one = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
@@ -479,7 +479,7 @@ class FieldSource:
         ]
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
-        """Why values of a target that is to be classes are none, and what to type."""
+        """Say why values of a target are no classes, and what to type."""
         if all(map(_whole, _values(arrays, finite=True))):
             return "missing values (NaN or infinity) name no class; --nan skip leaves such samples out"
         return "values that are not whole name no classes; give --target-kind regression"
@@ -487,7 +487,7 @@ class FieldSource:
     def _finite(
         self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], remarks: list[str]
     ) -> Array | None:
-        """Numbers of the samples without NaN and infinity; None for all of them. SourceError unless they may be."""
+        """Return the numbers of samples without NaN and infinity, None for all; SourceError unless --nan allows any."""
         if self._spec.nan == "keep":
             return None
         bad = np.zeros(column[0].num_samples, np.bool_)
@@ -510,7 +510,7 @@ class FieldSource:
 
 
 def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[int, str]:
-    """The names of numbers that all parts agree on; SourceError where two call one number by two names, or reversed."""
+    """Return the names of numbers that all parts agree on; SourceError if names or numbers conflict between parts."""
     names: dict[int, str] = {}
     for part in called:
         for number, word in part.items():
@@ -525,12 +525,12 @@ def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[
 
 
 def names_remark(name: str, names: Sequence[str]) -> str:
-    """That classes have names of the source's own, for the user to read."""
+    """Return the remark for the user that classes have names from the source."""
     return f"{name}: classes are called as in the source: {some(names)}"
 
 
 def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
-    """The place of each value in `known`, which is sorted; of values that were floats `_ABSENT` stays."""
+    """Return the index of each value in `known`, which is sorted; for labels that were floats `_ABSENT` stays."""
     numbers = np.searchsorted(known, values).astype(np.int64)
     if floats:
         numbers[values == _ABSENT] = _ABSENT
@@ -542,7 +542,7 @@ def _whole(values: Array) -> bool:
 
 
 def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
-    """What training makes of a field's numbers, where that is not the numbers as they are."""
+    """Describe how training changes a field's numbers; empty if it does not."""
     if item.kind != "numbers":
         return ""
     if item.dtype == "float64":
@@ -562,16 +562,17 @@ def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
 
 
 def largest(values: Array) -> int:
-    """The greatest absolute value of whole numbers; 0 of others."""
+    """Return the greatest absolute value of integers; 0 for other types."""
     if values.dtype.kind not in "iu":
         return 0
     return max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0))))
 
 
 def rounded_away(chunks: Iterable[Array]) -> str:
-    """The numbers of one place in float64 samples that float32 is too coarse for, and by how much; else empty.
+    """Describe values at one position of float64 samples for which float32 is too coarse; empty if there are none.
 
-    That is where rounding moves them by more than a thousandth of their range, such as dates with hours (2459000.25).
+    These are numbers that rounding moves by more than a thousandth of their range, such as dates with hours
+    (2459000.25).
     """
     low = high = error = np.empty(0)
     for chunk in chunks:
@@ -591,7 +592,7 @@ def rounded_away(chunks: Iterable[Array]) -> str:
 
 
 def _values(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[Array]:
-    """The values of arrays of one value a sample, some at a time; `finite` leaves NaN and infinity out."""
+    """Yield the values of arrays with one value per sample, in pieces; `finite` omits NaN and infinity."""
     for array in arrays:
         for chunk in array.chunks():
             own = chunk.reshape(-1)
@@ -599,9 +600,9 @@ def _values(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[
 
 
 def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
-    """The labels of arrays of one value a sample, some at a time: whole numbers as int64, text as strings.
+    """Yield the labels of arrays with one value per sample, in pieces: integers as int64, text as strings.
 
-    `_ABSENT` stands for NaN and infinity.
+    `_ABSENT` replaces NaN and infinity.
     """
     for array in arrays:
         if array.text:
@@ -616,7 +617,7 @@ def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
 
 
 def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
-    """The different values, sorted; of more than any data set has classes not all, and the word that says so."""
+    """Return the different values, sorted, and "" or, if the search stopped at the limit on classes, "over "."""
     found: Array = np.empty(0, object if arrays[0].text else np.int64)
     for own in _flat(arrays):
         new = np.unique(own)
@@ -634,7 +635,7 @@ def _zeros(count: int) -> Iterator[Array]:
 
 
 def _list(index: IndexWriter, split: str, number: int, classes: Iterable[Array], rows: Array | None) -> None:
-    """List the samples of a part, whose labels are `classes`; `rows` are those to be taken, None for all."""
+    """List the samples of a part with labels `classes`; `rows` are the samples to take, None for all."""
     first = 0
     for labels in classes:
         if rows is None:
@@ -674,9 +675,10 @@ def _remedy(dtype: np.dtype[Any]) -> str:
 def divided(
     parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str], remarks: list[str]
 ) -> list[ArrayGroup]:
-    """`parts` by the splits that the paths of their arrays say: x_train beside x_test, groups train and test.
+    """Divide `parts` by the splits in the paths of their arrays: x_train beside x_test, groups train and test.
 
-    Not where the user names arrays by their whole paths; SourceError where that leaves no input or no target.
+    Parts stay whole if the user names arrays by full paths. Raises SourceError if a split has two arrays of one name,
+    or lacks an input or a target.
     """
     if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
         return list(parts)
@@ -706,12 +708,12 @@ def divided(
 
 
 def path_split(path: str) -> str | None:
-    """The split that the parts of an array's path say, the last ones first."""
+    """Return the split in the parts of an array's path; the last parts take precedence."""
     return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
 
 
 def without_split(path: str) -> str:
-    """A path without the word that says the split."""
+    """Return a path without the word that names the split."""
     parts = [_part_without_split(part) for part in path.split("/")]
     return "/".join(part for part in parts if part) or path
 
@@ -724,7 +726,7 @@ def _part_without_split(part: str) -> str:
 
 
 def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> _Chosen:
-    """Which arrays are inputs and targets: as asked for, else those with the usual names."""
+    """Choose the arrays of inputs and targets: as requested, else those with the usual names."""
     known = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
     chosen = _Chosen(inputs=_asked(inputs, arrays, where, known), targets=_asked(targets, arrays, where, known))
     if not chosen.targets:
@@ -765,7 +767,7 @@ def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, 
 
 
 def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
-    """The path whose last part is the most usual name, if just one is called so."""
+    """Return the path whose last part is the most usual name, if exactly one has it."""
     for name in names:
         fitting = [path for path in paths if path.rsplit("/", 1)[-1].lower() == name]
         if len(fitting) == 1:
@@ -776,14 +778,14 @@ def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
 
 
 def field_name(path: str) -> str:
-    """What a field is called whose array lies at `path`."""
+    """Return the name of the field whose array is at `path`."""
     name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
     return f"{name[:58]}_field" if name in RESERVED else name
 
 
 def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:
-    """What to do about an array whose last axis has as many elements as the others have samples; empty for others."""
+    """Say what to do if an array's last axis has as many elements as others have samples; empty otherwise."""
     for path, array in arrays.items():
         others = {other.num_samples for name, other in arrays.items() if name != path}
         if len(array.shape) > 1 and others == {array.shape[-1]}:

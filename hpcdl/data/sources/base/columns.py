@@ -1,6 +1,6 @@
-"""Tables, whatever file they come from: which columns are inputs and targets, and which are put together.
+"""Tables from any file format: which columns are inputs and targets, and which are combined.
 
-Columns of words become numbers: which number a word gets, and words that nobody has seen in training.
+Columns of words become numbers. Words absent from the training split are refused.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, some
 
 MOST_ONE_HOT = 1000
-"""Of more words than these, one-hot numbers would be larger than any table."""
+"""The limit on words for one-hot encoding: more would make it larger than any table."""
 _MOST_WORDS = 1_000_000
 _SHOWN = 20
 
 
 def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """The coding by column of `--categories COLUMN=CODING`; UsageError for columns and codings that are not there."""
+    """Return the coding by column of `--categories COLUMN=CODING`; UsageError for unknown columns and codings."""
     found: dict[str, str] = {}
     for wish in wishes:
         column, equals, coding = wish.rpartition("=")
@@ -60,7 +60,7 @@ def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, st
 
 @dataclass(frozen=True, kw_only=True)
 class WordColumn:
-    """A column by split whose values are words; `words` are those that it had elsewhere, None where it has its own."""
+    """A column of words, by split; `words` are those of another data folder, None to use the column's own."""
 
     where: str
     name: str
@@ -69,9 +69,9 @@ class WordColumn:
     words: Sequence[str] | None = None
 
     def settled(self) -> Categories:
-        """The words in the order of their codes: those of the training split, sorted; SourceError for unfit ones.
+        """Return the words in the order of their codes: the training split's, sorted; SourceError for invalid words.
 
-        A word that stands in another split alone is refused: no model would have learnt it.
+        A word that occurs only in another split is refused: no model would have learnt it.
         """
         placed = {split: place() for split, place in self.places.items()}
         first = "train" if "train" in placed else next(iter(placed))
@@ -86,7 +86,7 @@ class WordColumn:
         return Categories(column=self.name, coding=self.coding, words=words)
 
     def coded(self, split: str, kept: Categories) -> Iterator[Array]:
-        """The numbers of a split's words, some rows at a time: (N) int64, or (N, words) float32 of 0 and 1."""
+        """Yield the numbers of a split's words in pieces of rows: (N) int64, or (N, words) float32 of 0 and 1."""
         words = np.array(kept.words, object)
         order = np.argsort(words, kind="stable")
         for own in _chunks(self.places[split]()):
@@ -130,7 +130,7 @@ class WordColumn:
 
 
 def remarks_on(kept: Categories, field: str) -> str:
-    """Which word became which number, for the user to read."""
+    """Tell the user which word became which number."""
     names = [f"{word} {kept.place + number if kept.coding == 'one-hot' else number}" for number, word in
              enumerate(kept.words[:_SHOWN])]  # fmt: skip
     more = ", ..." if len(kept.words) > _SHOWN else ""
@@ -139,7 +139,7 @@ def remarks_on(kept: Categories, field: str) -> str:
 
 
 def _chunks(array: PlacedArray) -> Iterator[Array]:
-    """The words of a column, some at a time; of whole numbers their digits."""
+    """Yield the words of a column in pieces; integers become their digits."""
     if array.text:
         yield from array.string_chunks()
         return
@@ -148,14 +148,14 @@ def _chunks(array: PlacedArray) -> Iterator[Array]:
 
 
 def _by_number(word: str) -> tuple[int, int, str]:
-    """Digits in the order of their numbers, before all other words in that of their letters."""
+    """Sort key: integers by value first, then all other words alphabetically."""
     return (0, int(word), word) if word.isascii() and word.removeprefix("-").isdigit() else (1, 0, word)
 
 
 _STACKED = 1 << 21
-"""Values that are put together at once."""
+"""Values that are combined at once."""
 _PACKED = "x"
-"""The field that all columns of numbers are put together in, unless --input says otherwise."""
+"""The field that combines all columns of numbers, unless --input is given."""
 
 
 def _no_numbers() -> PlacedArray:
@@ -164,14 +164,14 @@ def _no_numbers() -> PlacedArray:
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """`kind` is `number` (one a row), `text`, or `other`; `shown` is what a message says of it."""
+    """`kind` is `number` (one per row), `text`, or `other`; `shown` describes the column in messages."""
 
     shown: str
     kind: str
     place: Callable[[], PlacedArray]
     numbers: Callable[[], PlacedArray] = _no_numbers
     width: int = 1
-    """Numbers of a row."""
+    """Numbers per row."""
 
 
 class ColumnSource(FieldSource):
@@ -207,7 +207,7 @@ class ColumnSource(FieldSource):
     def _as_numbers(
         self, tables: Mapping[str, Mapping[str, TableColumn]]
     ) -> tuple[Mapping[str, Mapping[str, TableColumn]], dict[str, Categories]]:
-        """`tables` with numbers in place of the words that --categories names, and which word is which, by column."""
+        """Return `tables` with numbers in place of the words of --categories columns, and the words of each column."""
         first = next(iter(tables.values()))
         codings = asked_codings(self._spec.categories, list(first))
         targets = {wish.rpartition("=")[0] or wish for wish in self._spec.targets}
@@ -247,7 +247,7 @@ class ColumnSource(FieldSource):
         packed: Sequence[str],
         columns: Mapping[str, TableColumn],
     ) -> SourceFacts:
-        """`facts` whose fields say which of their numbers stand for which words."""
+        """Return `facts` with fields that say which of their numbers stand for which words."""
         paths = {field_name(name): name for name in words}
         paths |= {wish.rpartition("=")[2]: wish.rpartition("=")[0] for wish in self.inputs if "=" in wish}
         places = list(itertools.accumulate((columns[own].width for own in packed), initial=0))
@@ -266,7 +266,7 @@ class ColumnSource(FieldSource):
         return dataclasses.replace(facts, fields=fields, remarks=remarks)
 
     def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
-        """Columns of numbers as one array of float32, some rows at a time."""
+        """Return columns of numbers as one array of float32, written in pieces of rows."""
         columns = [own() for own in numbers]
         for name, column in zip(names, columns, strict=True):
             if (most := max(map(largest, column.chunks()), default=0)) > EXACT:
@@ -282,7 +282,7 @@ class ColumnSource(FieldSource):
         return self.written(self._stacked(columns))
 
     def _stacked(self, columns: Sequence[PlacedArray]) -> Iterator[Array]:
-        """The rows of columns that lie in files of their own."""
+        """Yield the combined rows of columns that are stored in separate files."""
         num_rows = columns[0].num_samples
         widths = [math.prod(column.shape[1:]) for column in columns]
         places = list(itertools.accumulate(widths, initial=0))
@@ -296,7 +296,7 @@ class ColumnSource(FieldSource):
             yield rows
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
-        """The columns of numbers that become one input where none is named, and its path; SourceError for questions."""
+        """Return the columns of numbers that form an unnamed input, and its path; SourceError for questions."""
         if self._spec.inputs:
             return [], ""
         targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
@@ -331,7 +331,7 @@ class ColumnSource(FieldSource):
         return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
 
     def _ask_of_words(self, columns: Mapping[str, TableColumn], odd: Sequence[str]) -> None:
-        """SourceError for the columns `odd`, which hold no numbers: what is to become of them?"""
+        """Raise SourceError for the columns `odd`, which hold no numbers, and ask how to use them."""
         if not odd:
             return
         text = [name for name in odd if columns[name].kind == "text"]

@@ -1,4 +1,4 @@
-"""Array files read by byte range, as long as they are what was listed; and what all array formats share."""
+"""Read files by byte range, as long as they are unchanged since listing; and code shared by all array formats."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _MAPPED_SHOWN = 5
 _PADDED = re.compile(r"-?0[0-9]+")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
-"""More classes than a few, of fewer samples each than this, are asked about."""
+"""The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
-"""What pixels of a type are stored as."""
+"""The type in which pixels of a type are stored."""
 MOST_CLASSES = 1_000_000
 MOST_ARRAY_BYTES = 0x7FFFF000
-"""Of a sample: Linux reads no more by one call."""
+"""Limit for a sample: Linux reads no more in one call."""
 _MOST_OPEN = 64
-"""Files that one reader holds open: a source may have a file for each sample."""
+"""Most files that one reader keeps open: a source may have a file for each sample."""
 
 
 LAST = "last"
@@ -50,19 +50,19 @@ LAST = "last"
 
 
 def turned_remark(name: str) -> str:
-    """That an array was turned, for the user to read."""
+    """Return the remark for the user that an array was turned."""
     return f"{name}: its samples lie along its last axis"
 
 
 class FlatFiles:
-    """Byte ranges of files that must not change; what is read lies in one buffer, valid until the next read."""
+    """Reads byte ranges of files that must not change, into one buffer that is valid until the next read."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
         self._buffer = memoryview(bytearray())
 
     def read(self, path: str, stamp: int, offset: int, num_bytes: int) -> memoryview:
-        """`num_bytes` of `path` from `offset` on; SourceChanged unless its modification time still is `stamp`."""
+        """Read `num_bytes` of `path` from `offset`; SourceChanged unless its modification time still is `stamp`."""
         try:
             if path not in self._open:
                 if len(self._open) >= _MOST_OPEN:
@@ -71,7 +71,7 @@ class FlatFiles:
             found = os.fstat(self._open[path])
             if found.st_mtime_ns != stamp:
                 raise changed(path)
-            if num_bytes > min(found.st_size - offset, MOST_ARRAY_BYTES):  # before room is made for it
+            if num_bytes > min(found.st_size - offset, MOST_ARRAY_BYTES):  # check before memory is allocated
                 raise UnreadableSample(
                     f"{path} at byte {offset}: {num_bytes} bytes are announced; cut short or damaged"
                 )
@@ -88,9 +88,9 @@ class FlatFiles:
         return wanted
 
     def read_rows(self, path: str, stamp: int, offset: int, places: Array, out: Array) -> bool:
-        """Fill `out` with rows of its own size that start at `offset`, those numbered `places`, by one copy each.
+        """Fill `out` with the rows numbered `places`, which start at `offset` and have its row size; one copy each.
 
-        False where that is not possible: `read` says why.
+        Returns False if that fails: `read` reports the reason.
         """
         view = out.reshape(-1).view(np.uint8).data
         size = len(view) // max(1, len(places))
@@ -108,17 +108,17 @@ class FlatFiles:
 
 
 def changed(path: str) -> SourceChanged:
-    """The error for a file that is not what it was when it was listed."""
+    """Return the error for a file that has changed since listing."""
     return SourceChanged(f"{path} changed after it was listed; {CHANGED_ADVICE}")
 
 
 def stamp_of(path: str | Path) -> int:
-    """Modification time of a file in ns."""
+    """Return the modification time of a file in ns."""
     return Path(path).stat().st_mtime_ns
 
 
 def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, first: int = 0, size: int = 0) -> None:
-    """List samples that are numbered from `first` on within `file`; `labels` (N,) may be of any integer type."""
+    """List samples numbered from `first` within `file`; `labels` (N,) may be of any integer type."""
     for start in range(0, len(labels), _BATCH):
         part = labels[start : start + _BATCH]
         rows = np.zeros(len(part), ROW)
@@ -128,7 +128,7 @@ def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, fi
 
 
 class ArrayFiles:
-    """What the files of an array source hold, listed one by one; `kept` says where a file's samples are read from."""
+    """The content of an array source's files, listed one by one; `kept` says how to read a file's samples."""
 
     def __init__(self, index: IndexWriter) -> None:
         self._index = index
@@ -141,14 +141,14 @@ class ArrayFiles:
         return len(self._files)
 
     def add(self, split: str, labels: Array, kind: tuple[tuple[int, int, int], str], kept: str, path: Path) -> None:
-        """Take a file's samples; `kind` is their shape and type, `path` the file that must not change from now on."""
+        """Add a file's samples; `kind` is their shape and type, `path` the file that must not change any more."""
         self._kinds.add(kind)
         self._labels.append((split, labels))
         self._files.append(kept)
         self._stamps.append(stamp_of(path))
 
     def facts(self, location: Path, least_classes: int = 0) -> SourceFacts:
-        """List what was taken; SourceError where that is nothing, or samples of several shapes or types."""
+        """List the samples added; SourceError if there are none, or if they differ in shape or type."""
         if not self._files:
             raise SourceError(f"{location} holds no images of this format; check its files' names, or --format")
         if len(self._kinds) != 1:
@@ -171,14 +171,14 @@ class ArrayFiles:
 
 
 class EncodedFiles:
-    """Image files that lie within others (archives, tables, records), listed with a class each, a number or a name."""
+    """Image files within other files (archives, tables, records), listed with a class each, a number or a name."""
 
     def __init__(self, index: IndexWriter, spec: SourceSpec) -> None:
         self._index, self._location, self._target_kind = index, spec.location, spec.target_kind
         self._files: list[tuple[str, Path, Rows, list[Any]]] = []
 
     def add_file(self, split: str, path: Path, samples: Iterable[tuple[int, int, Any]]) -> None:
-        """Take the images of a file: (first byte, bytes, label) each."""
+        """Add the images of a file: (offset, size in bytes, label) each."""
         places, sizes, labels = array("q"), array("q"), []
         known: dict[Any, Any] = {}
         for place, size, label in samples:
@@ -190,7 +190,7 @@ class EncodedFiles:
         self._files.append((split, path, rows, labels))
 
     def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
-        """List what was taken; SourceError for labels that are no classes."""
+        """List the images added; SourceError if labels are not classes."""
         found = [label for *_, labels in self._files for label in labels]
         kinds = {str if isinstance(one, str) else int: one for one in found}
         odd = [one for one in found if not isinstance(one, int | str) or isinstance(one, bool)]
@@ -220,7 +220,7 @@ class EncodedFiles:
 
 
 def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence[str], list[str]]:
-    """The classes' names, and what to tell where labels get other numbers; `names` are those that a format keeps."""
+    """Return class names, and a remark if labels are renumbered; `names` are those stored in the format."""
     if labels and all(isinstance(one, str) for one in labels):
         return sorted(labels), []
     if not names:
@@ -231,7 +231,7 @@ def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence
 
 
 def files_by_split(location: Path, endings: Sequence[str], spec: SourceSpec) -> dict[str, list[Path]]:
-    """The files with these endings by split, as their names or folders say; SourceError where only some of them do."""
+    """Return the files with these endings by split, from file or folder names; SourceError if some name no split."""
     found = _found(location, endings)
     if not found:
         return {}
@@ -239,7 +239,7 @@ def files_by_split(location: Path, endings: Sequence[str], spec: SourceSpec) -> 
 
 
 def _found(location: Path, endings: Sequence[str]) -> list[Path]:
-    """The files with these endings: in a folder, in `data` below it, or in folders of which some are splits'."""
+    """Return the files with these endings: in a folder, its folder `data`, or folders some of which name splits."""
     if location.is_file():
         return [location] if location.name.lower().endswith(tuple(endings)) else []
     own = _ending(location, endings)
@@ -254,12 +254,12 @@ def _found(location: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def told_of_missing(location: Path, endings: Sequence[str]) -> list[str]:
-    """Lines about files that are missing in a folder of numbered ones."""
+    """Return remarks on missing files in a folder of numbered ones."""
     return [] if location.is_file() else remarks_on_missing(_found(location, endings))
 
 
 def is_made_of(location: Path, endings: Sequence[str]) -> bool:
-    """Whether files with these endings are what `location` holds, and do not just lie beside folders of images."""
+    """Return whether `location` consists of files with these endings, rather than of folders of images."""
     found = _found(location, endings)
     folders = {path.parent for path in found}
     return bool(found) and (location.is_file() or not any(map(has_folders_of_images, folders)))
@@ -271,9 +271,9 @@ def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def numbered(found: Array) -> tuple[list[str], list[str]]:
-    """Names of the classes whose labels `found` are (sorted), and what to tell where they get other numbers.
+    """Return the class names of labels `found` (sorted), and a remark if labels are renumbered.
 
-    Labels that begin with 0 stay as they are, though a few may be missing.
+    Labels that begin with 0 keep their numbers, even if a few are missing.
     """
     if not len(found) or found[0] == 0:
         return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
@@ -284,9 +284,9 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
 
 
 def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, str] | None:
-    """How whole numbers with zeros before them are written (codes such as 0412), by number.
+    """Return the spelling of integers with leading zeros (codes such as 0412), by number.
 
-    None where two labels are one number, and each was said to be a class; SourceError where it was not said.
+    Returns None if two labels are one number and the user declared each a class; without that, raises SourceError.
     """
     found: dict[int, str] = {}
     for label in sorted(labels):
@@ -302,7 +302,7 @@ def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, 
 
 
 def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether an array, unless more is said of it, holds pictures rather than series, spectra or volumes."""
+    """Return whether an array is by default taken as images rather than series, spectra or volumes."""
     called_so = path.rsplit("/", 1)[-1].lower() in ("images", "image", "pixels")
     if dtype.name not in _STORED or min(shape, default=0) < 1:
         return called_so and dtype.name in _STORED
@@ -312,20 +312,20 @@ def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
 
 
 def name_classes(labels: Array, num_samples: int) -> bool:
-    """Whether labels, unless more is said of them, are numbers of classes rather than quantities or masks."""
+    """Return whether labels are by default taken as class numbers rather than quantities or masks."""
     if labels.shape not in ((num_samples,), (num_samples, 1)) or labels.dtype.kind not in "iufb":
-        return labels.shape[:1] != (num_samples,)  # then it is an error, and no field
+        return labels.shape[:1] != (num_samples,)  # an error later, not a field
     values = labels.reshape(-1)
     return values.dtype.kind != "f" or bool((np.isfinite(values) & (np.trunc(values) == values)).all())
 
 
 def plausible(num_classes: int, num_samples: int) -> bool:
-    """Whether so many different labels can be classes without asking."""
+    """Return whether `num_classes` different labels can be classes without asking the user."""
     return num_classes <= FEW_CLASSES or num_classes * _LEAST_SAMPLES <= num_samples
 
 
 def is_id(name: str) -> bool:
-    """Whether a column or array is called as numbers of samples, patients or events are, and not as classes."""
+    """Return whether a column or array is named like an id of samples, patients or events, and not like a class."""
     if names_class(name):
         return False
     parts = re.split(r"[\W_]+", _in_words(name))
@@ -333,7 +333,7 @@ def is_id(name: str) -> bool:
 
 
 def names_class(name: str) -> bool:
-    """Whether a column or array is called as numbers of classes are (`class_id`, `labelId`)."""
+    """Return whether a column or array is named like class numbers (`class_id`, `labelId`)."""
     return re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", _in_words(name)) is not None
 
 
@@ -342,7 +342,7 @@ def _in_words(name: str) -> str:
 
 
 def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> None:
-    """SourceError where `labels` (N,) of images may be quantities or numbers of samples, and it was not said."""
+    """Raise SourceError if image labels (N,) may be quantities or sample ids, and no --target-kind was given."""
     if target_kind == "class":
         return
     found = np.unique(labels)
@@ -361,14 +361,14 @@ def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> Non
 
 
 def class_numbers(count: int) -> list[str]:
-    """Names of classes that have only numbers; SourceError for more of them than any data set has."""
+    """Return the names of classes that have only numbers; SourceError if they are too many."""
     if count > MOST_CLASSES:
         raise SourceError(f"there is a label {count - 1}, and no data set has over {MOST_CLASSES} classes; correct it")
     return [str(number) for number in range(count)]
 
 
 def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
-    """`labels` as (N,) integers; SourceError where they are no labels of `num_samples` samples."""
+    """Return `labels` as (N,) integers; SourceError if they are not labels of `num_samples` samples."""
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or len(flat) != num_samples:
         raise SourceError(
@@ -385,7 +385,7 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
 
 
 def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[int, int, int], bool]:
-    """(height, width, channels) of one sample of `shape`, and whether its channels come first."""
+    """Return (height, width, channels) of a sample of `shape`, and whether its channels come first."""
     if min(shape, default=0) < 1:
         raise SourceError(f"{where}: a sample has the shape {tuple(shape)}; images have at least one pixel")
     if len(shape) == 2:
@@ -399,7 +399,7 @@ def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[in
 
 
 def stored_dtype(dtype: np.dtype[Any], where: str) -> str:
-    """The type that pixels of `dtype` are stored as: uint8, float16 or float32 (for float64 too)."""
+    """Return the type in which pixels of `dtype` are stored: uint8, float16 or float32 (also for float64)."""
     if dtype.name not in _STORED:
         raise SourceError(
             f"{where}: pixels are {dtype.name}, images are {', '.join(_STORED)}; name the arrays with --input "

@@ -1,4 +1,4 @@
-"""What the folders of a source of image files are: splits, classes, masks or pairs; a question where in doubt."""
+"""Interpret the folders of image files as splits, classes, masks or pairs; ask the user if that is ambiguous."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MASKS = re.compile(
 )
 _LOOKED_INTO = 64
 _LISTS = (".csv", ".tsv", ".json", ".xml", ".txt", ".mat")
-"""Files in which the labels of pictures are listed."""
+"""Endings of files that may list the labels of images."""
 FoundFile = tuple[str, "os.DirEntry[str]"]
-"""The name of a file below its class folder, and its entry there, which knows a link's state without asking twice."""
+"""The name of a file below its class folder, and its directory entry, which caches the state of links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ClassFolder:
 
 @dataclass(kw_only=True)
 class LeftOut:
-    """What is not taken, to be shown: folders by name, and files with the first few of their names."""
+    """What is left out, to be shown to the user: folders by name, and files with the first of their names."""
 
     folders: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class LeftOut:
             self.files.append(name)
 
     def lines(self) -> list[str]:
-        """For the plan and the manifest."""
+        """Return the lines for the plan and the manifest."""
         found = [f"left out: the folders {some(self.folders)}"] if self.folders else []
         if self.num_files:
             found.append(f"left out: {self.num_files} files, such as {some(self.files[:3])}")
@@ -64,7 +64,7 @@ class LeftOut:
 
 
 def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], remedy: str) -> None:
-    """SourceError where all pictures are of one class, and a list beside them (of `others`) may say otherwise."""
+    """Raise SourceError if all images are of one class and a list beside them (among `others`) may hold labels."""
     found = next((name for name in others if name.lower().endswith(_LISTS)), None)
     if found is not None and len(classes) == 1:
         raise SourceError(
@@ -75,14 +75,14 @@ def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], rem
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What lies in a folder, in the order of names; `entries` are its files."""
+    """The content of a folder, sorted by name; `entries` are its files."""
 
     folders: Sequence[str]
     entries: Sequence[os.DirEntry[str]]
 
 
 def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolder]:
-    """The class folders of every split; SourceError where names leave two readings, or no folder is left."""
+    """Return the class folders of every split; SourceError if names are ambiguous or no folder is left."""
     top = listed(root, spec, out)
     for entry in top.entries:
         out.add_file(entry.name)
@@ -107,7 +107,7 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
 
 
 def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
-    """Folders and files of a folder, in order; what a system left there, and what is to be left out, goes to `out`."""
+    """Return a folder's folders and files, sorted; clutter and names to leave out are recorded in `out`."""
     folders: list[str] = []
     files: list[os.DirEntry[str]] = []
     with os.scandir(folder) as entries:
@@ -128,7 +128,7 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
 
 
 def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Device and inode of a folder; SourceError where it is a link to one of those `above` it."""
+    """Return device and inode of a folder; SourceError if it is a link to one of the folders `above` it."""
     found = folder.stat()
     if (found.st_dev, found.st_ino) in above:
         raise SourceError(f"{folder} is a link to a folder above it; take it away, or give --leave-out {folder.name}")
@@ -136,7 +136,7 @@ def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]
 
 
 def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Content], spec: SourceSpec) -> None:
-    """SourceError unless every folder is a split that has class folders, each of another name."""
+    """Raise SourceError unless every folder is a split with class folders, and each has a different split."""
     flat = [name for name in splits if not within[name].folders]
     others = [name for name in within if name not in splits]
     if len(flat) == len(splits):
@@ -176,7 +176,7 @@ def _ask_of_flat(root: Path, flat: Sequence[str], others: Sequence[str]) -> None
 
 
 def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
-    """SourceError where folders are called as images and their masks are."""
+    """Raise SourceError if folders have names of images and of their masks."""
     if spec.target_kind == "class":
         return
     pair = pictures_and_masks(names)
@@ -189,7 +189,7 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
 
 
 def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
-    """The folders that are called as images and as their masks are, if both are there."""
+    """Return the folders whose names mean images and masks, if both exist."""
     plain = {name: re.sub(r"[\W_0-9]+", "", name).lower() for name in names}
     pictures = [name for name, word in plain.items() if _PICTURES.fullmatch(word)]
     masks = [name for name, word in plain.items() if _MASKS.fullmatch(word)]
@@ -197,7 +197,7 @@ def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _ask_of_one(root: Path, name: str, spec: SourceSpec, out: LeftOut) -> None:
-    """SourceError for a single folder that holds folders, and no files: the classes, or splits, are one level below."""
+    """Raise SourceError for a single folder with folders and no files: classes or splits are one level below."""
     inside = listed(root / name, spec, LeftOut())
     if len(inside.folders) > 1 and not inside.entries:
         raise SourceError(
@@ -207,13 +207,13 @@ def _ask_of_one(root: Path, name: str, spec: SourceSpec, out: LeftOut) -> None:
 
 
 class FolderWalk:
-    """The files of a class folder, folder by folder; nothing is left out unless `out` says so."""
+    """The files of a class folder, folder by folder; everything left out is recorded in `out`."""
 
     def __init__(self, root: Path, spec: SourceSpec, out: LeftOut) -> None:
         self._root, self._spec, self._out = root, spec, out
 
     def files(self, chosen: ClassFolder) -> list[tuple[str, list[FoundFile]]]:
-        """The files below the class folder, by split."""
+        """Return the files below the class folder, by split."""
         found: dict[str, list[FoundFile]] = {}
         self._walk(chosen, "", chosen.split, found, ())
         return list(found.items())
@@ -237,7 +237,7 @@ class FolderWalk:
             self._walk(chosen, prefix + name, own, found, seen)
 
     def _split_of(self, chosen: ClassFolder, folder: Path, split: str) -> str:
-        """The split of a folder within a class: that of the class, unless it is called by one."""
+        """Return the split of a folder within a class: the class's, unless the folder is named after a split."""
         word = split_called(folder.name)
         if word is None or self._spec.split_names == IGNORE:
             return split
@@ -258,7 +258,7 @@ _Pair = tuple[Path, Path]
 
 
 class PicturePairs:
-    """Lists and reads pairs of files; `folders` are those that --input and --target name."""
+    """Lists and reads pairs of files from the folders that --input and --target name."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec, self._root = spec, Path(spec.location)
@@ -266,7 +266,7 @@ class PicturePairs:
         self._pairs: list[tuple[str, int, int]] | None = None
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """List the pairs of every split; SourceError where a file has no partner."""
+        """List the pairs of every split; SourceError if a file has no partner."""
         (inputs, name), (targets, other) = (
             self._wish(flag, own) for flag, own in (("--input", self._spec.inputs), ("--target", self._spec.targets))
         )
@@ -308,7 +308,7 @@ class PicturePairs:
         )
 
     def read_fields(self, content: Any, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The pixels of a pair; `content` is the input's file."""
+        """Return the pixels of a pair; `content` is the input's file."""
         if self._pairs is None:
             self._pairs = [(name, size, stamp) for name, size, stamp in read_json(Path(self._spec.work) / _KEPT)]
         name, size, stamp = self._pairs[int(row["file"])]
@@ -344,7 +344,7 @@ class PicturePairs:
         return folder.strip("/"), name
 
     def _places(self, inputs: str, targets: str, out: LeftOut) -> dict[str, tuple[Path, Path]]:
-        """The two folders of each split: below the splits' folders, with those below them, or as they are."""
+        """Return the two folders of each split: inside the split folders, with split folders inside, or undivided."""
         root, spec = self._root, self._spec
         top = listed(root, spec, out).folders
         if (root / inputs).is_dir() and (root / targets).is_dir():
@@ -379,7 +379,7 @@ class PicturePairs:
         yield from ((inputs[stem], targets[stem]) for stem in inputs)
 
     def _by_stem(self, folder: Path, extra: re.Pattern[str], out: LeftOut) -> dict[str, Path]:
-        """The image files below `folder` by what their names share with their partners'."""
+        """Return the image files below `folder`, by the part of the name that partners share."""
         found: dict[str, Path] = {}
         waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(folder, ())]
         while waiting:
@@ -399,7 +399,7 @@ class PicturePairs:
 
 
 def _remarks_on(targets: str, pairs: Sequence[_Pair]) -> list[str]:
-    """That JPEG, which changes values, is no format of masks."""
+    """Warn about masks in JPEG files, because JPEG changes values."""
     if any(second.suffix.lower() in _LOSSY for _, second in pairs):
         return [f"{targets} holds JPEG files, whose values are smeared: fit for pictures, not for masks with classes"]
     return []

@@ -1,4 +1,4 @@
-"""Arrays that are put together sample by sample, where a format keeps each sample's values apart."""
+"""Arrays assembled sample by sample, for formats that store each sample's values separately."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpcdl.data.sources.base.source import Array
 
 
 class GatheredArray:
-    """Takes one value a sample and writes it behind the others in `path`; `shown` is how messages name the array.
+    """Appends one value per sample to the file `path`; `shown` is the array's name in messages.
 
-    Samples of one shape are a plain array; unless `fixed` the first axis may vary in length, nothing else may.
+    Samples of one shape form a plain array; unless `fixed`, the first axis may vary in length, but nothing else.
     """
 
     def __init__(self, path: Path, shown: str, *, fixed: bool = False) -> None:
@@ -34,7 +34,7 @@ class GatheredArray:
         self._file.close()
 
     def add(self, value: Array | bytes | str, sample: str) -> None:
-        """Take the value of `sample`; SourceError where it is not of the kind of those before it."""
+        """Append the value of `sample`; SourceError if its type or shape differs from earlier values."""
         text = isinstance(value, bytes | str)
         values = np.frombuffer(self._utf8(value, sample), np.uint8) if isinstance(value, bytes | str) else value
         if self._dtype is None:
@@ -51,7 +51,7 @@ class GatheredArray:
         self._file.write(np.ascontiguousarray(values).tobytes())
 
     def placed(self) -> PlacedArray:
-        """All of it, where it lies now."""
+        """Return the whole array at its position in the file."""
         self._file.close()
         dtype = self._dtype or np.dtype(np.float32)
         lengths = np.frombuffer(self._lengths, np.int64)

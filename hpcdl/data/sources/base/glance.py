@@ -1,7 +1,7 @@
-"""First looks: what lies in a folder, and what a file is that is not an image.
+"""Quick checks: the content of a folder, and the type of a file that is not an image.
 
-A look into a folder costs one listing, and no stat for each file. A file is known by its head and its ending; the
-answer says what to do about it.
+Checking a folder costs one listing, and no stat per file. A file is identified by its first bytes and its ending; the
+message says what to do about it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAGIC = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
 }
-"""First bytes of the image files that are taken; WebP has a mark further on."""
+"""First bytes of the supported image files; WebP's mark is further on."""
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 HEAD_BYTES = 132
-"""So many tell all formats here apart; DICOM's mark lies the furthest."""
+"""Enough bytes to tell all formats here apart; DICOM's mark is the furthest."""
 _KINDS = (*dict.fromkeys(MAGIC.values()), "WebP")
 _HEADS = {
     b"RIFF": "a WAV or AVI file",
@@ -67,18 +67,18 @@ _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "par
 
 
 def is_image_head(head: bytes) -> bool:
-    """Whether a file whose first 12 bytes or more these are is an image of a kind that is taken."""
+    """Return whether the first 12 bytes or more of a file are those of a supported image format."""
     return any(head.startswith(magic) for magic in MAGIC) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def check_is_image(head: bytes, name: str) -> None:
-    """SourceError unless a file starts as an image does; it says what the file is where that is known."""
+    """Raise SourceError unless a file starts like an image; the message says what it is, if known."""
     if not is_image_head(head):
         raise SourceError(f"{name.encode('utf-8', 'replace').decode()} is {what_it_is(name, head)}")
 
 
 def what_it_is(name: str, head: bytes) -> str:
-    """A phrase for a message: what the file is, and what to type where it is data, or is not."""
+    """Describe the file in a message, and say what to type if it is data or if it is not."""
     path = PurePath(name)
     pattern = f"'*{path.suffix}'" if path.suffix else f"'{path.name}'"
     kind = next((kind for mark, kind in _HEADS.items() if head.startswith(mark)), None)
@@ -108,19 +108,19 @@ _LOOKED_INTO = 16
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files in a folder, sorted."""
+    """Return the files in a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(folder / entry.name for entry in entries if entry.is_file())
 
 
 def folders_of(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted."""
+    """Return the folders in a folder, sorted."""
     with os.scandir(folder) as entries:
         return sorted(folder / entry.name for entry in entries if entry.is_dir())
 
 
 def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
-    """Whether a folder below (or one below that) holds image files, as far as its first entries tell."""
+    """Return whether a folder inside (or one inside that) holds image files, judging by the first entries."""
     with os.scandir(folder) as entries:
         first = list(itertools.islice((entry for entry in entries if entry.is_dir()), _LOOKED_INTO))
     for entry in first:

@@ -1,6 +1,6 @@
-"""Image files to pixels, when sharding: decoded, converted to the wanted channels, scaled and centre-cropped.
+"""Turn image files into pixels for sharding: decode, convert to the requested channels, scale and centre-crop.
 
-Also as a field of a sample, beside a quantity or a mask: one shape and type for all.
+Also makes images a field of a sample, beside a quantity or a mask: one shape and type for all.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ except ImportError:  # without hpcdl[jpeg] Pillow decodes everything: the same p
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
-"""Formats whose files may hold several images; of a stereo JPEG (MPO) the first is the picture."""
+"""Formats whose files may hold several images; a stereo JPEG (MPO) counts as its first image."""
 _DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
-"""Modes of more than 8 bits a pixel."""
+"""Modes with more than 8 bits per pixel."""
 _PLAIN = {("YCbCr", 3): "RGB", ("Gray", 1): "GRAY"}
-"""What a JPEG file holds, and the channels wanted, for which Pillow converts nothing afterwards."""
+"""JPEG colour spaces with the requested channels for which Pillow needs no conversion."""
 _DAMAGED = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, OverflowError, MemoryError, ZeroDivisionError,
     AttributeError, RuntimeError, struct.error, Image.DecompressionBombError,
 )  # fmt: skip
-"""What Pillow raises for files that are not as they should be."""
+"""What Pillow raises for damaged files."""
 _ORIENTATION = 0x0112
-"""EXIF's tag; 1 stands for upright."""
+"""EXIF's orientation tag; 1 means upright."""
 _ADDRESS = re.compile(r" <_io\.BytesIO object at \w+>")
-"""What Pillow calls a file that it was handed the bytes of."""
+"""Pillow's name for a file that it got as bytes."""
 _GREY = _DEEP | {"1", "L", "LA"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHead:
-    """What an image file's header says; `dtype` is what its pixels are kept as, `bands` those of the file."""
+    """The content of an image file's header; `dtype` is the type for its pixels, `bands` those of the file."""
 
     height: int
     width: int
@@ -61,13 +61,13 @@ class ImageHead:
     grey: bool
     dtype: str
     odd: str = ""
-    """Why its values cannot be kept; empty where they can."""
+    """Why its values cannot be stored; empty if they can."""
     turned: bool = False
-    """Whether EXIF says that viewers turn or mirror the picture."""
+    """Whether EXIF tells viewers to rotate or mirror the image."""
 
 
 def image_head(content: Content) -> ImageHead:
-    """The header of an image file; UnreadableSample where it is not one."""
+    """Return the header of an image file; UnreadableSample if it is not an image."""
     with _opened(content) as image:
         return _head(image)
 
@@ -91,22 +91,22 @@ def _head(image: Any) -> ImageHead:
 
 
 def _bands(image: Any) -> int:
-    """Bands of an image, transparency among them that stands beside: a colour of the palette, or one of all colours."""
+    """Count the bands of an image, including transparency stored as one colour, of the palette or of all colours."""
     if "transparency" not in image.info or image.mode not in ("1", "L", "P", "RGB"):
         return len(image.getbands())
     return 2 if image.mode in ("1", "L") else 4
 
 
 def _is_turned(image: Any) -> bool:
-    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode all pixels to look behind them
+    if image.format == "PNG" and "exif" not in image.info:  # Pillow would decode all pixels to look for it after them
         return False
-    with contextlib.suppress(*_DAMAGED):  # broken EXIF beside sound pixels
+    with contextlib.suppress(*_DAMAGED):  # broken EXIF beside intact pixels
         return image.getexif().get(_ORIENTATION, 1) not in (0, 1)
     return False
 
 
 class ImageKinds:
-    """Size, bands and depth of the images of a source, taken one by one; SourceError where they leave two readings."""
+    """Collects size, bands and depth of a source's images, one by one; SourceError if they are ambiguous."""
 
     def __init__(self, *, size: tuple[int, int] | None, channels: int | None, mask: bool = False) -> None:
         self._size, self._channels, self._mask = size, channels, mask
@@ -117,7 +117,7 @@ class ImageKinds:
         self._turned = ""
 
     def add(self, content: Content, name: str) -> None:
-        """Take an image's header; UnreadableSample where it is not an image."""
+        """Add an image's header; UnreadableSample if it is not an image."""
         head = image_head(content)
         if head.odd:
             raise SourceError(f"{name} {head.odd}")
@@ -159,7 +159,7 @@ class ImageKinds:
             )
 
     def settled(self) -> tuple[tuple[int, ...], str]:
-        """Shape and type of what all images become."""
+        """Return the shape and type that all images get."""
         if self._masks:
             return next(iter(self._masks))
         size = self._size or next(iter(self._sizes), None)
@@ -168,7 +168,7 @@ class ImageKinds:
         return (*size, self._channels or (1 if self._grey else 3)), next(iter(self._depths))
 
     def lines(self) -> list[str]:
-        """What to tell of the values."""
+        """Return remarks on the values."""
         remarks = []
         if "float32" in self._depths:
             remarks.append(
@@ -193,9 +193,9 @@ def _is_cmyk(content: Content) -> bool:
 def decode(
     content: Content, *, size: tuple[int, int] | None, channels: int, dtype: str = "uint8", asked: bool = True
 ) -> npt.NDArray[Any]:
-    """Pixels (H, W, channels) of an image file, scaled to cover `size` (height, width) and cut at the centre.
+    """Return the pixels (H, W, channels) of an image file, scaled to cover `size` (height, width), cut at the centre.
 
-    UnreadableSample where values would be lost: pages, more bits than `dtype` has, a band that nobody `asked` to drop.
+    Raises UnreadableSample if values would be lost: pages, more bits than `dtype` has, a band dropped without `asked`.
     """
     array: npt.NDArray[Any] | None = _plain_jpeg(content, size, channels) if dtype == "uint8" else None
     if array is None or (size is not None and array.shape[:2] != size):
@@ -213,7 +213,7 @@ def decode(
 
 
 def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArray[Any]:
-    """The numbers of a mask as the file has them: palette indices, grey values, colours; never mixed when scaled."""
+    """Return a mask's numbers as in the file: palette indices, grey values or colours; scaling never mixes them."""
     with _opened(content) as image:
         head = _head(image)
         if head.odd:
@@ -237,7 +237,7 @@ def _check_kept(head: ImageHead, dtype: str, asked: bool) -> None:
 
 
 def _wide(image: Any) -> Any:
-    """A deep image as float32, value by value; UnreadableSample for whole numbers that float32 does not hold."""
+    """Return a deep image as float32, value by value; UnreadableSample if float32 would round its integers."""
     values = np.asarray(image)
     if values.dtype.kind in "iu" and max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0)))) > 1 << 24:
         raise UnreadableSample(
@@ -247,10 +247,10 @@ def _wide(image: Any) -> Any:
 
 
 def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -> npt.NDArray[np.uint8] | None:
-    """Pixels (H, W, channels) of a JPEG file by libjpeg-turbo itself, where Pillow would decode it whole, unconverted.
+    """Return the pixels (H, W, channels) of a JPEG file by libjpeg-turbo, if Pillow would decode all of it unconverted.
 
-    That is the transform and the upsampling that Pillow has chosen, without its copies. None for all other files, and
-    where anything is wrong: Pillow knows what can be read all the same.
+    It uses the same transform and upsampling as Pillow, without its copies. Returns None for other files and on any
+    error: Pillow may still be able to read them.
     """
     if simplejpeg is None or bytes(content[:3]) != b"\xff\xd8\xff":
         return None
@@ -266,10 +266,10 @@ def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -
 
 
 def check_encoded(content: Content, *, decodes: bool = False) -> None:
-    """UnreadableSample where a JPEG or PNG file is damaged or cut short, is of another kind, or has over 8 bits.
+    """Raise UnreadableSample if a JPEG or PNG file is damaged, cut short, of another format, or has over 8 bits.
 
-    Of PNG every checksum is looked at, of JPEG the marks at both ends; one without its end mark is decoded to be sure.
-    With `decodes` every file is: milliseconds each, but a JPEG file has no other sign of damage between its marks.
+    All checksums of a PNG are checked; for a JPEG the marks at both ends. A JPEG without its end mark is decoded.
+    `decodes` decodes every file: it takes milliseconds each, but nothing else reveals damage inside a JPEG.
     """
     head, tail = bytes(content[:8]), bytes(content[-64:]).rstrip(b"\0")
     jpeg = head.startswith(b"\xff\xd8\xff")
@@ -282,7 +282,7 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
 
 
 def _check_png(content: memoryview) -> None:
-    """UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
+    """Raise UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
     at = 8
     while at + 12 <= len(content):
         length = int.from_bytes(content[at : at + 4])
@@ -301,12 +301,12 @@ def _check_png(content: memoryview) -> None:
 
 @contextlib.contextmanager
 def _opened(content: Content, pixels: npt.NDArray[np.uint8] | None = None) -> Iterator[Any]:
-    """The image in `content`, or of its `pixels` where they are known.
+    """Open the image in `content`, or made of its `pixels` if they are known.
 
-    UnreadableSample for whatever is wrong with it, also while it is worked with.
+    Every error raises UnreadableSample, also while the image is in use.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts here
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata; only the pixels matter here
         try:
             with Image.open(io.BytesIO(content)) if pixels is None else _image(pixels) as image:
                 yield image
@@ -320,7 +320,7 @@ def _image(pixels: npt.NDArray[np.uint8]) -> Any:
 
 
 def _converted(image: Any, channels: int) -> Any:
-    """`image` of 8 bits in the mode of `channels`."""
+    """Return `image` of 8 bits in the mode of `channels`."""
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     elif image.mode == "CMYK" and channels == 4:
@@ -332,27 +332,27 @@ _HEADERS = 1000
 
 
 class PictureField:
-    """One field of image files; `mask`: values are kept as they are, and never mixed when scaled."""
+    """One field of image files; with `mask`, values stay unchanged, and scaling never mixes them."""
 
     def __init__(self, spec: SourceSpec, *, mask: bool = False) -> None:
         self._size = (spec.image_size[0], spec.image_size[1]) if spec.image_size else None
         self._channels, self._mask = spec.channels, mask
 
     def field(self, name: str, files: Iterable[tuple[str, bytes]]) -> Field:
-        """The field that these files make: their size and channels, by the headers of the first thousand."""
+        """Return the field of these files: size and channels come from the headers of the first thousand."""
 
         kinds = ImageKinds(size=self._size, channels=None if self._mask else self._channels, mask=self._mask)
         for path, content in itertools.islice(files, _HEADERS):
             try:
                 kinds.add(content, path)
             except UnreadableSample:
-                continue  # the writing meets it again and does what --on-error says
+                continue  # the writing finds it again and follows --on-error
         shape, dtype = kinds.settled()
         role = "target" if self._mask else "input"
         return Field(name=name, role=role, dtype=dtype, shape=shape)
 
     def read(self, content: Content, item: Field) -> Array:
-        """The pixels of a file."""
+        """Return the pixels of a file."""
 
         if self._mask:
             found = decode_mask(content, size=self._size)
@@ -367,5 +367,5 @@ class PictureField:
 
 
 def quantity_field(name: str) -> Field:
-    """The field of one measured number a sample."""
+    """Return the field of one measured number per sample."""
     return Field(name=field_name(name), role="target", dtype="float32")

@@ -1,8 +1,8 @@
-"""What a source is: it lists its samples once, on disk, then gives any of them by its row in the list.
+"""The interface of a source: it lists its samples once, on disk, and then reads any of them by its row in the list.
 
-Each format knows some flags about its source; any other is refused by name.
+Each format supports some flags about its source; others are refused by name.
 
-Folder of files: `rows.SPLIT` holds one fixed-size row per sample, `names` the files' names, each ended by a zero byte.
+The list is a folder: `rows.SPLIT` holds one fixed-size row per sample, `names` file names, each ended by a zero byte.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from hpcdl.data.sources.base.glance import has_folders_of_images
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
 MOST_SAMPLE_BYTES = 1 << 30
-"""An image file or record of more is no sample: it has to fit into memory several times."""
+"""A larger image file or record is refused: a sample must fit into memory several times."""
 
 
 FILES_LISTED = ("image-folder", "csv")
-"""Formats whose samples are files with a row each, that says size, time and inode."""
+"""Formats whose samples are single files, with size, time and inode in their rows."""
 CHANGED_ADVICE = (
     "shards of before and after would be mixed; let the source rest, and shard it anew into an empty folder"
 )
 
 
 class UnreadableSample(HpcdlError):
-    """One sample cannot be read; `--on-error skip` leaves it out."""
+    """One sample cannot be read; `--on-error skip` omits it."""
 
 
 class NotFinite(UnreadableSample):
-    """A picture holds NaN or infinity; `--nan` says what becomes of it."""
+    """An image holds NaN or infinity; `--nan` chooses what to do with it."""
 
     def __init__(self, count: int = 0) -> None:
         more = f", {counted(count, 'sample')} in all" if count else ""
@@ -55,14 +55,14 @@ class NotFinite(UnreadableSample):
 
 
 class SourceChanged(HpcdlError):
-    """The source is no longer what it was when its samples were listed."""
+    """The source has changed since its samples were listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Which source: everything that a source's constructor takes; plain values, so that a process can be given it.
+    """All arguments of a source's constructor, as plain values that can be passed to another process.
 
-    `checks`: refuse files of a wrong kind already when listing (off where they are to be skipped).
+    `checks`: refuse files of a wrong type during listing (off if they are to be skipped).
     """
 
     format: str
@@ -77,7 +77,7 @@ class SourceSpec:
     target_kind: str = ""
     categories: Sequence[str] = ()
     known_words: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By column, in the order of their codes: what another data folder has."""
+    """The words of another data folder by column, in the order of their codes."""
     nan: str = "stop"
     split_names: str = "auto"
     leave_out: Sequence[str] = ()
@@ -89,19 +89,19 @@ class SourceSpec:
     seed: int = 0
     checks: bool = True
     work: str = ""
-    """Folder for what a source unpacks; lives as long as the writing."""
+    """Folder for what a source unpacks; it exists until the writing ends."""
     reader: str = ""
-    """FILE.py:NAME of the user's own reader, and the SHA-256 of its file: no other content is ever run."""
+    """FILE.py:NAME of the user's own reader; `reader_digest` is the SHA-256 of its file: no other content ever runs."""
     reader_digest: str = ""
     workers: int = 1
-    """Most processes that read items of that reader while they are listed."""
+    """Most processes that read items of that reader during listing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPlace:
-    """Where an array's values lie in `file`, one behind the other from byte `offset` on; `shape` is a sample's.
+    """The position of an array in `file`: its values are contiguous from byte `offset`; `shape` is a sample's.
 
-    `offsets` names a file of int64: where each sample starts, counted along the first axis, where lengths vary.
+    `offsets` names a file of int64 if lengths vary: the start of each sample, counted along the first axis.
     """
 
     file: str
@@ -113,12 +113,12 @@ class ArrayPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """What listing found: `sample_shape` (H, W, C) is None for image files; `files` are those that rows count.
+    """The results of listing: `sample_shape` (H, W, C) is None for image files; `files` are indexed by rows.
 
-    `samples_are` says what samples come as: `pixels` (arrays), `files` (JPEG, PNG, ... bytes) or `fields`. Then rows
-    count parts of the source: the `arrays` of part p are those from p x len(fields) on, one for each of the `fields`;
-    `stamps` are theirs. `remarks` is what was decided about them, for the user to read; `skipped` names samples
-    that listing has left out because they cannot be read.
+    `samples_are` gives the form of samples: `pixels` (arrays), `files` (JPEG, PNG, ... bytes) or `fields`. With
+    `fields`, rows index parts of the source: the `arrays` of part p start at p x len(fields), one for each of the
+    `fields`, and `stamps` belong to the arrays. `remarks` tell the user what was decided; `skipped` names samples that
+    listing omitted because they cannot be read.
     """
 
     class_names: Sequence[str]
@@ -132,12 +132,12 @@ class SourceFacts:
     remarks: Sequence[str] = ()
     skipped: Sequence[str] = ()
     left_out: Sequence[str] = ()
-    """Splits that were not looked at, as --leave-out asks."""
+    """Splits omitted because of --leave-out."""
     linked: Sequence[str] = ()
-    """Files outside the source that links in it lead to."""
+    """Files outside the source that its links lead to."""
     num_samples: int = 0
     decodes: bool = False
-    """Image files become a field: --image-size and --channels are obeyed."""
+    """Whether image files become a field: --image-size and --channels then apply."""
 
 
 class Source(Protocol):
@@ -147,52 +147,52 @@ class Source(Protocol):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Whether the files at `location` are of this format, as far as a look at their names and heads tells."""
+        """Return whether the files at `location` are of this format, judging by their names and first bytes."""
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """List every sample, split by split (`all` where the source is not divided). SourceError says what is wrong."""
+        """List every sample, split by split (`all` for an undivided source); SourceError says what is wrong."""
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:
-        """The sample of a row: the bytes of a file, or an (H, W, C) array; valid until the next read.
+        """Return the sample of a row: the bytes of a file, or an (H, W, C) array; valid until the next read.
 
-        UnreadableSample, SourceChanged.
+        Raises UnreadableSample or SourceChanged.
         """
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """How a message names the sample of a row."""
+        """Return the name of a row's sample for messages."""
 
 
 class FieldsReader(Protocol):
-    """What a source of fields also does."""
+    """The additional methods of a source of fields."""
 
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The fields of the sample of a row; valid until the next read. UnreadableSample, SourceChanged."""
+        """Return the fields of a row's sample, valid until the next read; UnreadableSample, SourceChanged."""
 
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
-        """How long field `number` of each row's sample is along its first axis."""
+        """Return the length of field `number` of each row's sample along its first axis."""
 
 
 def open_source(spec: SourceSpec) -> Source:
-    """The source of a spec whose format is settled."""
+    """Return the source of a spec, whose format must be determined."""
     source: Source = SOURCES.load(spec.format)(spec)
     return source
 
 
 @contextmanager
 def examining(location: str) -> Iterator[None]:
-    """SourceError for what reading a source's files may meet: no leave, links in a circle, more than memory holds."""
+    """Turn errors of reading a source into SourceError: no permission, circular links, too little memory."""
     try:
         yield
     except MemoryError as error:
         raise SourceError(f"{location} tells of more than memory holds; is it what it should be?") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # the list of samples is what does not fit
+            raise  # the list of samples does not fit on the disk
         raise SourceError(f"cannot read {os.fsdecode(error.filename or location)}: {error.strerror}") from error
 
 
 def check_location(location: str) -> Path:
-    """The file or folder at `location`; SourceError where there is none, or what is neither (a pipe, a device)."""
+    """Return the file or folder at `location`; SourceError if there is none, or for a pipe or device."""
     path = Path(location).expanduser()
     if path.is_dir() or path.is_file():
         return path
@@ -202,7 +202,7 @@ def check_location(location: str) -> Path:
 
 
 def _ask_of_images_beside(path: Path, name: str) -> None:
-    """SourceError where array files lie beside folders of images: a model, a mean, or the data?"""
+    """Raise SourceError if array files are beside folders of images: they may be a model, a mean, or the data."""
     if name in ("hdf5", "numpy", "tfrecord") and path.is_dir() and has_folders_of_images(path):
         raise SourceError(
             f"{path} holds files of {name} and folders of images: give --format {name}, or --format image-folder for a "
@@ -211,7 +211,7 @@ def _ask_of_images_beside(path: Path, name: str) -> None:
 
 
 def recognise(location: str) -> str:
-    """The format of what lies at `location`; SourceError where none fits."""
+    """Return the format of the source at `location`; SourceError if none fits."""
     from hpcdl.data.format.dataset import PREFIX
 
     if location.startswith(PREFIX):
@@ -250,7 +250,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "zip": ("target_kind", "nan", *_NAMES),
     "image-folder": ("input", "target", "target_kind", "nan", *_NAMES),
 }
-"""By format; one that a site has added gets every flag."""
+"""The flags that each format takes; a format added by a site gets every flag."""
 _UNSET = (None, False, "auto", (), "names", "first")
 _REMEDIES = {
     "image_field": "images are the files of the folders",
@@ -262,7 +262,7 @@ _REMEDIES = {
 
 
 def check_flags(name: str, chosen: Any) -> None:
-    """UsageError for the first setting in `chosen` that is given and that the format `name` does not know."""
+    """Raise UsageError for the first given setting in `chosen` that the format `name` does not support."""
     if name not in _TAKEN:
         return
     every = dict.fromkeys(flag for taken in _TAKEN.values() for flag in taken)
@@ -284,7 +284,7 @@ def check_flags(name: str, chosen: Any) -> None:
 
 
 def knows(flag: str, name: str) -> bool:
-    """Whether the format `name` takes this flag."""
+    """Return whether the format `name` takes this flag."""
     return name not in _TAKEN or flag in _TAKEN[name]
 
 
@@ -293,16 +293,16 @@ def _typed(flag: str) -> str:
 
 
 ROW = np.dtype([("place", "<i8"), ("size", "<i8"), ("label", "<i8"), ("stamp", "<i8"), ("file", "<i8")])
-"""place: where the sample is (in `names`, or its number or offset in file `file`); size: encoded bytes, or 0;
-stamp: modification time in ns of a file of its own, or 0."""
+"""place: position of the sample (in `names`, or its number or offset in file `file`); size: encoded bytes, or 0;
+stamp: modification time in ns if the sample is a single file, or 0."""
 Rows = npt.NDArray[Any]
 _CHUNK = 1 << 16
 _AT_ONCE, _FEW = 32 << 20, 64
-"""A list of up to so many bytes is read whole where more than one row in so many is wanted."""
+"""A list of at most this many bytes is read whole if more than one row in this many is wanted."""
 
 
 class IndexWriter:
-    """Takes rows split by split; a split exists once it was named."""
+    """Writes rows split by split; a split exists once it has been named."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -340,7 +340,7 @@ class IndexWriter:
         label: int | list[int],
         entries: Sequence[tuple[bytes, os.stat_result]],
     ) -> None:
-        """Append samples that are files, name and state each, of one `file` and label or one each."""
+        """Append samples that are files, each with name and state; `file` and `label` are common to all or one each."""
         rows = np.zeros(len(entries), ROW)
         place = self._names.tell()
         for row, (name, stat) in zip(rows, entries, strict=True):
@@ -354,24 +354,24 @@ class IndexWriter:
         self.add(split, rows)
 
     def note(self, stat: os.stat_result) -> None:
-        """Have the state of one more file count in `state`."""
+        """Include the state of one more file in `state`."""
         self._state.update(b"%d %d %d\0" % (stat.st_size, stat.st_mtime_ns, stat.st_ino))
 
     def state(self) -> str:
-        """A checksum of the files' sizes, times and inodes."""
+        """Return a checksum of the files' sizes, times and inodes."""
         return self._state.hexdigest()
 
     def include(self, content: bytes) -> None:
-        """Let the fingerprint stand for this, too."""
+        """Include `content` in the fingerprint."""
         self._digest.update(content)
 
     def fingerprint(self) -> str:
-        """A checksum of the list: names, sizes and labels."""
+        """Return a checksum of the list: names, sizes and labels."""
         return self._digest.hexdigest()
 
 
 class Index:
-    """Reads rows and names by number, with pread: nothing is held in memory."""
+    """Reads rows and names by number with pread; nothing is kept in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -383,12 +383,12 @@ class Index:
         return self._descriptors[name]
 
     def rows(self, split: str, numbers: npt.NDArray[np.int64]) -> Rows:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         descriptor, size = self._descriptor(f"rows.{split}"), ROW.itemsize
         num_bytes = os.fstat(descriptor).st_size
         if num_bytes <= _AT_ONCE and len(numbers) * _FEW >= num_bytes // size:
             return np.frombuffer(os.pread(descriptor, num_bytes, 0), ROW)[numbers]
-        found = np.empty(len(numbers), ROW)  # filled in place: of millions of rows a list would be five times as large
+        found = np.empty(len(numbers), ROW)  # filled in place: for millions of rows a list would be five times as large
         if len(numbers) * _FEW < num_bytes // size:
             into = found.view(np.uint8).data
             for at, number in enumerate(numbers):
@@ -403,19 +403,19 @@ class Index:
         return found
 
     def chunks(self, split: str) -> Iterator[Rows]:
-        """All rows in order, some thousand at once."""
+        """Yield all rows in order, some thousand at a time."""
         descriptor, offset = self._descriptor(f"rows.{split}"), 0
         while content := os.pread(descriptor, _CHUNK * ROW.itemsize, offset):
             offset += len(content)
             yield np.frombuffer(content, ROW)
 
     def name(self, place: int) -> bytes:
-        """The name that starts at `place`."""
+        """Return the name that starts at `place`."""
         content = os.pread(self._descriptor("names"), 4096, place)
         return content.partition(b"\0")[0]
 
     def numbers(self, split: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Row numbers at `positions` of a divided split (`members.SPLIT`, int64)."""
+        """Return the row numbers at `positions` of a divided split (`members.SPLIT`, int64)."""
         descriptor = self._descriptor(f"members.{split}")
         return np.frombuffer(b"".join(os.pread(descriptor, 8, at * 8) for at in positions.tolist()), "<i8")
 

@@ -1,6 +1,6 @@
-"""Names that say which split a part of a source belongs to, and names that belong to no data at all.
+"""Names that tell which split a part of a source belongs to, and names that are never data.
 
-Where the names of a source leave two readings, the question names both and the flag that chooses.
+If the names of a source are ambiguous, the question states both readings and the flag that chooses.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SPLIT_WORDS = {
     "heldout": "val", "eval": "val", "evaluation": "val",
     "test": "test", "testing": "test", "tst": "test",
 }  # fmt: skip
-"""What people call the three splits, in lower case."""
+"""Usual names of the three splits, in lower case."""
 _PLAIN = r"(?:set|sets|data|dataset|images?|imgs?|split|files?|samples?|new|full|final|folder|dir)"
-"""Words beside a split's that say nothing more."""
+"""Words next to a split's name that add no meaning."""
 _WORD = re.compile(rf"({'|'.join(sorted(SPLIT_WORDS, key=len, reverse=True))}){_PLAIN}?")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
@@ -37,23 +37,23 @@ _MOST_SHOWN = 5
 
 
 def is_clutter(name: str) -> bool:
-    """Whether a file or folder was left by a system or program: hidden, __MACOSX, @eaDir, Thumbs.db."""
+    """Return whether a system or program made a file or folder: hidden, __MACOSX, @eaDir, Thumbs.db."""
     return bool(_CLUTTER.fullmatch(name))
 
 
 def splits_in(name: str) -> set[str]:
-    """The splits that words within a file's or array's name say."""
+    """Return the splits named by words within a file's or array's name."""
     return {SPLIT_WORDS[word[1]] for part in _PARTS.findall(name) if (word := _WORD.fullmatch(part.lower()))}
 
 
 def split_in(name: str) -> str | None:
-    """The split that a name says; None for no such word, or for several splits."""
+    """Return the split that a name contains; None if there is no such word, or several splits."""
     found = splits_in(name)
     return found.pop() if len(found) == 1 else None
 
 
 def split_called(name: str) -> str | None:
-    """The split that a folder is called by as a whole: train, Testing, val_set, train2017; not test_tubes."""
+    """Return the split that a whole folder name means: train, Testing, val_set, train2017; not test_tubes."""
     left = [part.lower() for part in _PARTS.findall(name)]
     words = [part for part in left if _WORD.fullmatch(part)]
     others = [part for part in left if part not in words and not part.isdigit() and not re.fullmatch(_PLAIN, part)]
@@ -61,7 +61,7 @@ def split_called(name: str) -> str | None:
 
 
 def folder_splits(names: Sequence[str]) -> dict[str, str]:
-    """Split by name, of the folders that are called by one; seg_train beside seg_test too: the rest is the same."""
+    """Return the split of each folder named after one; also seg_train beside seg_test, whose other words agree."""
     found = {name: split for name in names if (split := split_called(name))}
     if found:
         return found
@@ -76,24 +76,24 @@ def folder_splits(names: Sequence[str]) -> dict[str, str]:
 
 
 def left_out(name: str, patterns: Iterable[str]) -> bool:
-    """Whether `--leave-out` names a file or folder, as a whole or by a pattern with *."""
+    """Return whether `--leave-out` matches a file or folder, by full name or by a pattern with *."""
     return any(fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
 
 
 def leaves_out_split(split: str, patterns: Iterable[str]) -> bool:
-    """Whether `--leave-out` names a split, by its own name or by any word for it: testing is test."""
+    """Return whether `--leave-out` names a split, by its own name or by any word for it: testing is test."""
     return any(left_out(split, [pattern]) or SPLIT_WORDS.get(pattern.lower()) == split for pattern in patterns)
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
+    """Return the first few names, for a message."""
     listed = list(names)
     more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
     return ", ".join(map(shown, listed[:_MOST_SHOWN])) + more
 
 
 def remarks_on_missing(paths: Iterable[Path]) -> list[str]:
-    """A line for each set of files, numbered as NAME-00000-of-00003, that is not complete."""
+    """Return a remark for each incomplete set of files numbered as NAME-00000-of-00003."""
     sets: dict[tuple[Path, str, str, str], set[int]] = {}
     for path in paths:
         if found := _NUMBERED.fullmatch(path.name):
@@ -109,9 +109,9 @@ def remarks_on_missing(paths: Iterable[Path]) -> list[str]:
 
 
 def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) -> dict[str, list[Path]]:
-    """Files by the split that their names (below `root`, with its folders) say; all in one where no name says any.
+    """Group files by the split in their names (or folders below `root`); one group if no name contains a split.
 
-    SourceError where some names say a split and others do not: files held out would join the training.
+    Raises SourceError if only some names contain a split: held-out files would join the training.
     """
     kept = [path for path in paths if not left_out(path.name, spec.leave_out)]
     if not kept:
@@ -134,21 +134,21 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
 
 
 def _said(path: Path, root: Path | None) -> set[str]:
-    """The splits that a file's own name says, else the folders above it below `root`."""
+    """Return the splits in a file's own name, else those in the folders above it below `root`."""
     above = path.relative_to(root).parts[:-1] if root is not None else ()
     names = [path.name.partition(".")[0], *reversed(above)]
     return next((found for name in names if (found := splits_in(name))), set())
 
 
 def _labels(said: Sequence[set[str]]) -> list[str | None]:
-    """One split each, by the words that not all have; None where that leaves none or several."""
+    """Return one split each, ignoring words common to all; None if that leaves none or several."""
     common = set.intersection(*said)
     own = [found - common for found in said]
     return [next(iter(found)) if len(found) == 1 else None for found in own]
 
 
 def member_splits(names: Sequence[str], spec: SourceSpec) -> list[str | None]:
-    """The split of each sample of an archive, by the folders in its name; all None where these say none."""
+    """Return the split of each sample of an archive, by the folders in its name; all None if these name no split."""
     folders = [name.split("/")[:-1] for name in names]
     labels = [next((split for part in own if (split := split_called(part))), None) for own in folders]
     words = {label for label in labels if label}

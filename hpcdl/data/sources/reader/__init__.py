@@ -1,1 +1,1 @@
-"""Sources that a reader of the user's own gives."""
+"""Sources that are read by a user's own reader."""

@@ -1,7 +1,7 @@
-"""Processes that read a reader's items for the list of samples, while this one puts what they find in order.
+"""Child processes that read a reader's items for the list of samples; the parent puts their results in order.
 
-Such a process, `python -m hpcdl.data.sources.reader.source SPEC DIGEST LOCATION PARENT`, runs the user's reader itself.
-It takes a line of JSON for some items. For each of them it answers a line of JSON and, behind it, the bytes kept.
+Each child, `python -m hpcdl.data.sources.reader.source SPEC DIGEST LOCATION PARENT`, runs the user's reader itself. It
+reads a JSON line with some items. For each of them it writes a JSON line followed by the bytes to keep.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hpcdl.data.sources.reader.samples import item_of, item_text
 from hpcdl.data.sources.reader.spool import NotedSample, NotedValue
 
 OTHERS_FROM_S = 3.0
-"""Reading that is left when processes are started: Python and the reader's libraries take a second and more."""
+"""Children start if more reading time than this remains: Python and the reader's libraries take a second or more."""
 TELLING_S = 0.2
-"""Reading after which it can be told how long an item takes."""
+"""Reading time after which the time per item can be estimated."""
 _CHUNK_S = 0.2
 _MOST_CHUNK = 1024
 _AHEAD = 3
-"""Chunks for each process that are asked for before the first of them is taken."""
+"""Chunks per process that are requested before the first result is used."""
 
 Found = NotedSample | SourceError
 ReadItem = Callable[[str, Any, Collection[str]], NotedSample]
@@ -43,7 +43,7 @@ ReadItem = Callable[[str, Any, Collection[str]], NotedSample]
 
 @dataclass(frozen=True, kw_only=True)
 class ItemsLeft:
-    """What is still to be read of a stream: `item_s` is how long an item takes, `keep` the values to be kept."""
+    """The unread rest of a stream: `item_s` is the time per item, `keep` names the values to keep."""
 
     stream: str
     items: Sequence[Any]
@@ -52,9 +52,9 @@ class ItemsLeft:
 
 
 def read_items(command: Sequence[str], left: ItemsLeft, workers: int) -> Iterator[Found]:
-    """What so many processes find of each item, in the items' order; SourceError in place of one that is not read.
+    """Yield the results of `workers` processes, in the order of the items; SourceError in place of an unreadable item.
 
-    HpcdlError where a process dies; its own words stand on stderr.
+    Raises HpcdlError if a process dies; its own messages are on stderr.
     """
     size = min(_MOST_CHUNK, max(1, int(_CHUNK_S / max(left.item_s, 1e-6))))
     chunks = [left.items[first : first + size] for first in range(0, len(left.items), size)]
@@ -90,7 +90,7 @@ class _Process:
     """One process that reads."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        # stderr stays the parent's: what a reader prints, and what a dying interpreter says, should be read.
+        # stderr is inherited: output of the reader, and of a crashing interpreter, must reach the user.
         self._process = subprocess.Popen(
             [*own_program("hpcdl.data.sources.reader.source", *command), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -99,7 +99,7 @@ class _Process:
         self._ended = False
 
     def found(self, stream: str, items: Sequence[Any], keep: Collection[str]) -> list[Found]:
-        """What it finds of these items."""
+        """Return the process's results for these items."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"stream": stream, "items": [item_text(item) for item in items], "keep": sorted(keep)}
@@ -115,14 +115,14 @@ class _Process:
             ) from error
 
     def end(self) -> None:
-        """Let it go: its input ends."""
+        """Close the input of the process, so that it exits."""
         assert self._process.stdin is not None
         self._ended = True
-        with suppress(BrokenPipeError):  # it died before it had taken all that was asked
+        with suppress(BrokenPipeError):  # it died before it had read all requests
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it now, unless it was let go."""
+        """Kill the process unless its input has been closed."""
         assert self._process.stdout is not None
         if not self._ended:
             self._process.kill()
@@ -132,11 +132,11 @@ class _Process:
 
 
 def serve(read: ReadItem, parent: int) -> None:
-    """Read items as the parent asks, until it ends or asks no more."""
+    """Read items as the parent requests, until the parent exits or closes the input."""
     end_with_parent(parent)
-    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole group; the parent decides
+    streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole process group; the parent decides
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a reader prints, be it from C, must not come between the answers
+    os.dup2(2, 1)  # output of a reader, even from C, must not mix with the answers
     for line in sys.stdin:
         asked = json.loads(line)
         for text in asked["items"]:

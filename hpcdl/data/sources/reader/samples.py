@@ -1,4 +1,4 @@
-"""What a reader of the user's own may return, as streams of samples; and a sample as named arrays and text."""
+"""Convert what a user's reader returns to streams of samples, and each sample to named arrays and text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hpcdl.data.sources.base.splits import SPLIT_WORDS
 Value = Array | bytes
 """Numbers, or the UTF-8 bytes of text."""
 Roles = tuple[tuple[str, ...], tuple[str, ...]] | None
-"""The names of inputs and of targets, where the reader says them."""
+"""The names of inputs and of targets, if the reader gives them."""
 _SPLIT = re.compile(r"\w[\w-]{0,63}", re.ASCII)
-"""It names a folder."""
+"""A split's name is also the name of a folder."""
 RETURNS = (
     "a reader returns a generator of samples, an object with items() and read(item), a tf.data.Dataset, a Keras "
     "PyDataset, a Hugging Face or xarray Dataset, anything with len() and [number], or a dict of these by split"
@@ -32,12 +32,12 @@ _SAMPLES = "a sample is a dict of arrays, numbers and strings, or a tuple (input
 
 
 class UnfitSample(ValueError):
-    """What a reader has returned is not a sample, or nothing that holds samples; the text says what to do."""
+    """A reader has returned something that is not a sample or holds no samples; the text says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserSample:
-    """A sample: values by name; `roles` are the names of inputs and of targets, where the reader says them."""
+    """A sample: values by name; `roles` are the names of inputs and of targets, if the reader gives them."""
 
     values: Mapping[str, Value]
     split: str
@@ -46,7 +46,7 @@ class UserSample:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleStream:
-    """Samples one after the other, or `items` of which `read` gives the sample: any of them, in any process."""
+    """Consecutive samples, or `items` that `read` turns into samples, in any order and in any process."""
 
     samples: Iterable[Any] = ()
     items: Iterable[Any] | None = None
@@ -55,7 +55,7 @@ class SampleStream:
 
 
 def streams_of(returned: Any) -> dict[str, SampleStream]:
-    """What a reader has returned, by split; UnfitSample where it is none of what a reader may return."""
+    """Return the streams of a reader's return value by split; UnfitSample if its type is not supported."""
     if not isinstance(returned, Mapping) or hasattr(returned, "data_vars"):
         return {UNSPLIT: _stream(returned)}
     if returned and all(hasattr(own, "dtype") for own in returned.values()):  # tables have a shape, too
@@ -64,7 +64,7 @@ def streams_of(returned: Any) -> dict[str, SampleStream]:
 
 
 def split_name(name: Any) -> str:
-    """The split that `name` means; UnfitSample where it cannot be one."""
+    """Return the split that `name` means; UnfitSample if it is no valid split name."""
     text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
     if not isinstance(text, str) or not _SPLIT.fullmatch(text):
         raise UnfitSample(f"{shown(name)} is not the name of a split; give train, val or test")
@@ -95,7 +95,7 @@ def _stream(own: Any) -> SampleStream:
 
 
 def _rows(arrays: Mapping[Any, Any]) -> SampleStream:
-    """Arrays whose first axis counts samples."""
+    """Return the stream of arrays whose first axis counts samples."""
     counts = {str(name): int(own.shape[0]) if own.shape else 0 for name, own in arrays.items()}
     if len(set(counts.values())) != 1:
         lengths = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -107,7 +107,7 @@ def _rows(arrays: Mapping[Any, Any]) -> SampleStream:
 
 
 def _variables(dataset: Any) -> dict[str, Any]:
-    """The variables of an xarray Dataset; the dimension that all of them begin with counts samples."""
+    """Return the variables of an xarray Dataset; their common first dimension counts samples."""
     own = {str(name): variable for name, variable in dataset.data_vars.items()}
     first = {str(variable.dims[0]) if variable.dims else "none" for variable in own.values()}
     if len(first) != 1 or "none" in first:
@@ -119,7 +119,7 @@ def _variables(dataset: Any) -> dict[str, Any]:
 
 
 def _class_names(own: Any) -> dict[str, list[str]]:
-    """The names of classes that a Hugging Face data set keeps of its columns."""
+    """Return the class names that a Hugging Face data set stores for its columns."""
     features = getattr(own, "features", None)
     if not isinstance(features, Mapping):
         return {}
@@ -127,7 +127,7 @@ def _class_names(own: Any) -> dict[str, list[str]]:
 
 
 def _from_batches(dataset: Any) -> Iterator[Any]:
-    """The samples of a Keras PyDataset, in the order of its batches."""
+    """Yield the samples of a Keras PyDataset, in the order of its batches."""
     if getattr(dataset, "num_batches", 0) is None:
         raise UnfitSample("the PyDataset never ends (num_batches is None); give it a __len__")
     for number in range(len(dataset)):
@@ -154,7 +154,7 @@ def _cut(tree: Any, at: int) -> Any:
 
 
 def sample_of(thing: Any) -> UserSample:
-    """A sample as a reader gives it; UnfitSample says what cannot be taken."""
+    """Convert a sample as returned by a reader; UnfitSample says what is not supported."""
     roles: Roles = None
     if isinstance(thing, Mapping):
         found = dict(_named(thing, ""))
@@ -173,7 +173,7 @@ def sample_of(thing: Any) -> UserSample:
 
 
 def _named(thing: Any, name: str, *, top: bool = True) -> Iterator[tuple[str, Any]]:
-    """The arrays of a tree by path; those of a tuple are numbered, and `name` is that of an array alone."""
+    """Yield the arrays of a tree by path; those of a tuple are numbered, and a single array gets the name `name`."""
     if isinstance(thing, Mapping):
         for key, own in thing.items():
             if not isinstance(key, str):
@@ -187,7 +187,7 @@ def _named(thing: Any, name: str, *, top: bool = True) -> Iterator[tuple[str, An
 
 
 def value_of(name: str, value: Any) -> Value:
-    """A value of a sample as numbers or text; UnfitSample where it is neither."""
+    """Return a value of a sample as numbers or text; UnfitSample if it is neither."""
     if isinstance(value, str | bytes):
         try:
             text = value.encode() if isinstance(value, str) else bytes(value)
@@ -206,7 +206,7 @@ def value_of(name: str, value: Any) -> Value:
         )
     try:
         found = np.asarray(value)
-    except Exception as error:  # any library's object may be asked to become an array
+    except Exception as error:  # np.asarray may run any library's code
         raise UnfitSample(f"{name} is {_kind(value)}, which does not become an array: {error}") from error
     only: Any = None if found.shape else found.item()
     if isinstance(only, str | bytes):
@@ -220,12 +220,12 @@ def value_of(name: str, value: Any) -> Value:
 
 
 def item_text(item: Any) -> str:
-    """An item in one line, of which `item_of` makes it again; UnfitSample for what could not be handed on."""
+    """Encode an item in one line for `item_of`; UnfitSample if it cannot be passed to another process."""
     return json.dumps(_plain(item))
 
 
 def item_of(text: str) -> Any:
-    """The item that `item_text` has written."""
+    """Decode an item written by `item_text`."""
     return _item(json.loads(text))
 
 

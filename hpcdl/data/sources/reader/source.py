@@ -1,10 +1,10 @@
-"""What a reader of the user's own gives: samples one after the other, or items that any process can read again.
+"""Source of a user's own reader: consecutive samples, or items that any process can read again.
 
-Listing takes every sample once. A generator's samples are kept in the work folder until the shards are written. Of
-items the small values alone are kept: each is read again when its shard is written, and must be what it was. Processes
-beside this one read items where that pays.
+Listing reads every sample once. Samples of a generator are stored in the work folder until the shards are written. For
+items only small values are stored: each item is read again when its shard is written, and must be unchanged. Child
+processes help to read items if that pays.
 
-A reader of the user's own, FILE.py:NAME: its code runs where the command line names it, and nowhere else.
+The reader is FILE.py:NAME, the user's own code. It runs only if the command line names it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FORM = "--reader FILE.py:NAME, a function or class that is called with the path 
 
 @dataclass(frozen=True, kw_only=True)
 class UserReader:
-    """What --reader names: `content` is what is run, `digest` its SHA-256."""
+    """The reader that --reader names: `content` is the code that runs, `digest` its SHA-256."""
 
     spec: str
     path: Path
@@ -73,10 +73,10 @@ class UserReader:
     digest: str
 
     def called(self, source: Path) -> Any:
-        """What the function or class returns for `source`; SourceError names the line that fails."""
+        """Return what the function or class returns for `source`; SourceError names the line that fails."""
         module = ModuleType(f"hpcdl_user_reader_{self.path.stem}")
         module.__file__ = str(self.path.absolute())
-        sys.modules[module.__name__] = module  # as an import does: classes in the file look themselves up there
+        sys.modules[module.__name__] = module  # as an import does: classes in the file look up their module here
         with self.running():
             exec(compile(self.content, str(self.path), "exec"), vars(module))
         function = getattr(module, self.name, None)
@@ -90,16 +90,16 @@ class UserReader:
 
     @contextmanager
     def running(self, what: str = "") -> Iterator[None]:
-        """Inside runs the user's code, on `what`: it prints to stderr, and its errors are one line that says where."""
+        """Run the user's code in this context, on `what`: it prints to stderr; errors become one line with a place."""
         try:
-            with redirect_stdout(sys.stderr):  # stdout is for --json, and for what writing processes report
+            with redirect_stdout(sys.stderr):  # stdout is for --json, and for the reports of writing processes
                 yield
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise SourceError(f"reader {self.spec}{what and f', {what}'} {failure(error, str(self.path))}") from error
 
 
 def user_reader(spec: str) -> UserReader:
-    """The reader that `spec` names, its file read but not run; UsageError where there is none."""
+    """Return the reader that `spec` names, its file read but not run; UsageError if there is none."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         raise UsageError(f"--reader {shown(spec)} is not understood; give {FORM}")
@@ -117,7 +117,7 @@ _SPLIT_ORDER = ("train", "val", "test")
 
 
 class ReaderSource(FieldSource):
-    """Runs the reader that the command line names on SOURCE."""
+    """Runs the reader named on the command line on SOURCE."""
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -131,11 +131,11 @@ class ReaderSource(FieldSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Never: a reader is run where --reader names it, and nowhere else."""
+        """Return False: a reader runs only if --reader names it."""
         return False
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Take every sample of the reader, and list them."""
+        """Read every sample of the reader, and list them."""
         self._check_flags()
         self._run()
         again = {stream.items is not None for stream in self._streams.values()}
@@ -168,18 +168,18 @@ class ReaderSource(FieldSource):
         )
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
-        """None: each sample is held against its checksum."""
+        """Return None: each sample is checked against its checksum."""
         return None
 
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
-        """The fields of a sample: the small ones as they were kept, the others read again."""
+        """Return the fields of a sample: small ones from the work folder, the others read again."""
         count, part = len(facts.fields), int(row["file"])
         places = facts.arrays[part * count : (part + 1) * count]
         direct = [place.file.endswith(DIRECT) for place in places]
         if not any(direct):
             return super().read_fields(row, facts)
         values = self._again(facts.files[count + part], int(row["place"]))
-        # Classes are kept as numbers: what the reader gives may be their names.
+        # Classes are stored as numbers, but the reader may return their names.
         kept = self._kept_fields(row, facts, direct)
         return [
             fitting(values[key], tuple(item.shape)) if again else own
@@ -187,24 +187,24 @@ class ReaderSource(FieldSource):
         ]
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
-        """The item of a sample, or its number."""
+        """Return the item of a sample, or its number."""
         path = facts.files[len(facts.fields) + int(row["file"])]
         if Path(path).stat().st_size:
             return _item_name(self._listed(path).origin(int(row["place"]))[1])
         return f"sample {int(row['place'])}"
 
     def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
-        """The parts as they are: names of a sample's values say nothing about splits."""
+        """Return the parts unchanged: names of a sample's values do not say splits."""
         return list(parts)
 
     def not_finite(self, item: Field, array: PlacedArray) -> Array:
-        """Whether a value of each sample is NaN or infinity, as was noted where it is not kept."""
+        """Return whether a value of each sample is NaN or infinity; as noted while listing if it is not stored."""
         if array.path.name.endswith(DIRECT):
             return np.fromfile(array.path, np.bool_)
         return super().not_finite(item, array)
 
     def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
-        """What training makes of a field's numbers; of those that are not kept, by their type alone."""
+        """Describe how training changes a field's numbers; if they are not stored, by their type only."""
         if not any(array.path.name.endswith(DIRECT) for array in arrays) or item.dtype == "uint8":
             return super().as_fed(item, arrays)
         wide = not np.can_cast(item.dtype, np.float32)
@@ -229,7 +229,7 @@ class ReaderSource(FieldSource):
             )
 
     def _run(self) -> None:
-        """Call the reader, and understand what it returns."""
+        """Call the reader, and interpret what it returns."""
         returned = self._reader.called(self._location)
         try:
             with self._reader.running():
@@ -238,7 +238,7 @@ class ReaderSource(FieldSource):
             raise self._unfit(error) from error
 
     def _taken(self, name: str, stream: SampleStream) -> Generator[tuple[NotedSample, tuple[str, Any], str]]:
-        """The samples of a stream, where they come from, and what a message calls them."""
+        """Yield the samples of a stream, their origins, and their names in messages."""
         if stream.items is None:
             samples = iter(stream.samples)
             number = 0
@@ -262,11 +262,11 @@ class ReaderSource(FieldSource):
                     self._skipped.append(_item_name(item))
 
     def _found(self, name: str, items: Sequence[Any]) -> Generator[Found]:
-        """What is found of each item: here and, where the rest takes long, in processes beside this one."""
+        """Yield the result for each item, read here and, if the rest takes long, in child processes."""
         began = 0.0
         for number, item in enumerate(items):
             taken, left = time.monotonic() - began, len(items) - number
-            # The first item also tells of the start of libraries.
+            # The first item also includes the start of libraries.
             item_s = taken / (number - 1) if number > 1 and taken > TELLING_S else 0.0
             if self._keep is not None and self._spec.workers > 1 and item_s * left > OTHERS_FROM_S:
                 own = (self._spec.reader, self._spec.reader_digest, self._spec.location)
@@ -280,9 +280,9 @@ class ReaderSource(FieldSource):
             began = began or time.monotonic()
 
     def noted(self, name: str, item: Any, keep: Collection[str] | None) -> NotedSample:
-        """What listing needs of an item of the stream `name`; SourceError where it cannot be read.
+        """Return what listing needs of an item of the stream `name`; SourceError if it cannot be read.
 
-        `keep` names the values whose bytes are kept; None: the first sample tells which.
+        `keep` names the values whose bytes are kept; if None, the first sample decides.
         """
         if not self._streams:
             self._run()
@@ -303,7 +303,7 @@ class ReaderSource(FieldSource):
             raise SourceError(f"reader {self._spec.reader}, {where}: {error}") from error
 
     def _unfit(self, error: SourceError) -> SourceError:
-        """An UnfitSample as it stands; other errors with the line in which they arose."""
+        """Return the error of an UnfitSample with its own text; other errors keep the line in which they arose."""
         cause = error.__cause__
         return SourceError(f"reader {self._spec.reader}: {cause}") if isinstance(cause, UnfitSample) else error
 
@@ -325,7 +325,7 @@ class ReaderSource(FieldSource):
             raise SourceError(f"reader {self._spec.reader}, {where}: {error}") from error
 
     def _name_roles(self) -> None:
-        """Inputs and targets as the reader says them, where no flag does."""
+        """Take inputs and targets from the reader, unless flags name them."""
         if self._roles is None:
             return
         self.inputs = self.inputs or [f"{name}={field_name(name)}" for name in self._roles[0]]
@@ -353,7 +353,7 @@ class ReaderSource(FieldSource):
         return self._items[path]
 
     def _again(self, path: str, number: int) -> Mapping[str, Value]:
-        """Read the item of a sample again; SourceChanged where it is not what it was."""
+        """Read the item of a sample again; SourceChanged if it has changed."""
         if not self._streams:
             self._run()
         listed = self._listed(path)
@@ -370,7 +370,7 @@ class ReaderSource(FieldSource):
         return values
 
     def _kept_fields(self, row: Any, facts: SourceFacts, direct: Sequence[bool]) -> Sequence[Array]:
-        """The fields that are kept; of the others nothing is read, and an empty array stands in their place."""
+        """Return the stored fields, with an empty array in place of each of the others, which are not read."""
         count, part = len(facts.fields), int(row["file"])
         wanted = [number for number in range(count) if not direct[number]]
         chosen = dataclasses.replace(
@@ -390,7 +390,7 @@ def _item_name(item: Any) -> str:
 
 
 def _with_class_names(facts: SourceFacts, keys: Sequence[str], known: Mapping[str, Sequence[str]]) -> SourceFacts:
-    """The classes by the names that the data set keeps of them."""
+    """Return `facts` with the class names that the data set stores."""
     fields = list(facts.fields)
     for number, (key, item) in enumerate(zip(keys, facts.fields, strict=True)):
         names = known.get(key, ())

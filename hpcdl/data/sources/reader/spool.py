@@ -1,4 +1,4 @@
-"""Samples that come one by one, kept in the work folder as arrays: their values, or what listing must know of them."""
+"""Store samples that arrive one by one as arrays in the work folder: their values, or what listing needs of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.reader.samples import Roles, UnfitSample, UserSample, Value, item_of, item_text
 
 DIRECT = ".direct"
-"""How the file of a field is called whose values are not kept, but read again from the source."""
+"""File ending of a field whose values are not stored, but read again from the source."""
 
 
 def digest_of(values: Mapping[str, Value]) -> int:
-    """A checksum of a sample's values, names, types and shapes."""
+    """Return a checksum of a sample's values, names, types and shapes."""
     found = xxhash.xxh3_64()
     for name in sorted(values):
         own = values[name]
@@ -33,7 +33,7 @@ def digest_of(values: Mapping[str, Value]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NotedValue:
-    """A value of a sample, as listing needs it: its bytes (`content`) where they are kept, else whether all is finite.
+    """A value of a sample, as listing needs it: its bytes (`content`) if they are kept, else whether all are finite.
 
     Text is an array of uint8.
     """
@@ -56,12 +56,12 @@ class NotedSample:
 
 
 def small_values(sample: UserSample) -> frozenset[str]:
-    """Names of text and single values: they may name classes, which takes those of all samples."""
+    """Return the names of text and single values: they may be classes, which are found from all samples."""
     return frozenset(name for name, own in sample.values.items() if isinstance(own, bytes) or math.prod(own.shape) == 1)
 
 
 def noted(sample: UserSample, keep: Collection[str] | None) -> NotedSample:
-    """What listing needs of a sample; `keep` names the values whose bytes are kept, None stands for all."""
+    """Return what listing needs of a sample; `keep` names the values whose bytes are kept, None means all."""
     return NotedSample(
         values={name: _noted(own, kept=keep is None or name in keep) for name, own in sample.values.items()},
         split=sample.split,
@@ -80,10 +80,10 @@ def _noted(value: Value, *, kept: bool) -> NotedValue:
 
 
 class SampleSpool:
-    """The samples of one split, in the order in which they come."""
+    """The samples of one split, in order of arrival."""
 
     def __init__(self, work: Path, *, again: bool) -> None:
-        """`again`: the items are kept, because each sample can be read again."""
+        """Open a new spool; `again`: the items are kept, because each sample can be read again."""
         self._work, self._again = work, again
         self._columns: dict[str, _Column] = {}
         self._digests = array("Q")
@@ -93,11 +93,11 @@ class SampleSpool:
 
     @property
     def names(self) -> list[str]:
-        """What the values of a sample are called."""
+        """The names of a sample's values."""
         return [*self._columns]
 
     def add(self, sample: NotedSample, origin: tuple[str, Any]) -> None:
-        """Take a sample; `origin` is the stream that it comes from, and its item. UnfitSample: unlike those before."""
+        """Add a sample; `origin` is its stream and its item. Raises UnfitSample if it differs from earlier samples."""
         values = sample.values
         if not self._columns:
             self._columns = {name: _Column(name, own, self._work) for name, own in values.items()}
@@ -112,24 +112,24 @@ class SampleSpool:
             self._items.append(self._items[-1] + self._file.write(item_text(origin).encode()))
 
     def close(self) -> None:
-        """Close the files: nothing is added any more."""
+        """Close the files; no more samples can be added."""
         self._file.close()
         for column in self._columns.values():
             column.close()
 
     def placed(self) -> dict[str, PlacedArray]:
-        """The arrays by name, of a spool that is closed."""
+        """Return the arrays by name; the spool must be closed."""
         self.path.with_suffix(".offsets").write_bytes(self._items.tobytes())
         self.path.with_suffix(".digests").write_bytes(self._digests.tobytes())
         return {name: column.placed() for name, column in self._columns.items()}
 
     def checksum(self) -> bytes:
-        """One checksum of all samples."""
+        """Return one checksum of all samples."""
         return xxhash.xxh3_64_digest(self._digests.tobytes())
 
 
 class SpooledItems:
-    """What a spool has kept of its samples' items."""
+    """The items that a spool has stored for its samples."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -137,11 +137,11 @@ class SpooledItems:
         self._digests = np.fromfile(self._path.with_suffix(".digests"), np.uint64)
 
     def digest(self, number: int) -> int:
-        """The checksum of sample `number` when it was listed."""
+        """Return the checksum of sample `number` when it was listed."""
         return int(self._digests[number])
 
     def origin(self, number: int) -> tuple[str, Any]:
-        """The stream that sample `number` comes from, and its item."""
+        """Return the stream of sample `number`, and its item."""
         first, stop = self._starts[number : number + 2].tolist()
         with self._path.open("rb") as file:
             file.seek(first)
@@ -162,7 +162,7 @@ class _Column:
         self._file = self._path.open("wb")
 
     def add(self, value: NotedValue) -> None:
-        """Take the value of a sample."""
+        """Add the value of a sample."""
         if value.text != self._text:
             raise UnfitSample(f"{self._name} is text in some samples, but not in all of them")
         self._lengths.append(value.shape[0] if value.shape else 1)
@@ -187,7 +187,7 @@ class _Column:
         self._file.close()
 
     def placed(self) -> PlacedArray:
-        """The values of all samples; those not kept have a byte each that says whether they are not finite."""
+        """Return the values of all samples; if they are not stored, a byte for each says whether it is not finite."""
         dtype, axes, rest = self._kind or (np.dtype(np.float64), 1, ())
         lengths = np.frombuffer(self._lengths, np.int64)
         if not axes:
@@ -202,7 +202,7 @@ class _Column:
 
 
 def fitting(value: Value, shape: tuple[int, ...]) -> Array:
-    """A value as a field of samples of `shape` takes it: an empty list has the shape of an empty array."""
+    """Return a value as a field of samples of `shape` needs it: an empty list gets the shape of an empty array."""
     own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
     return np.empty((0, *shape[1:])) if own.shape == (0,) else own
 

@@ -1,1 +1,1 @@
-"""The timeline of a step at sizes that have not been run yet."""
+"""The timeline of a step at sizes that have not been run."""

@@ -1,4 +1,4 @@
-"""The answer to one question: predictions, the hold-out test, crossings, servers, and which run to make next."""
+"""The answer to one question: predictions, the hold-out test, crossings, servers, and the next run to make."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from hpcdl.strategies.table import ALIASES
 
 FALLS_BELOW = 0.8
 MOST_NODES = 1 << 12
-"""How far a crossing is looked for."""
+"""Limit of the search for a crossing."""
 USUAL_STRATEGIES = ("ring", "halving-doubling", "ps", "sync-easgd")
-"""Told of beside those that were run, where nobody asks for others."""
+"""Strategies to predict beside the measured ones, if the question names none."""
 DEFAULT_BATCH = 32
 DEFAULT_REACH = 16
+"""By default predictions reach up to this many times the largest measured number of nodes."""
 _WORTH_TELLING = 1.05
-"""Intervals that are wider by less are as wide to a reader."""
+"""A smaller widening of intervals makes no difference to a reader."""
 _WORTH_RUNNING = 0.95
-"""A run that leaves more of an interval than this is not advised."""
-"""By default up to so many times the largest measured number of nodes."""
+"""A run that leaves more than this share of an interval is not advised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked. Empty or None means the usual."""
+    """A question. Empty or None means the usual."""
 
     nodes: tuple[int, ...] = ()
     strategies: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerChoice:
-    """The number and placement of servers that train most samples on so many nodes."""
+    """The number and placement of servers with the highest throughput on `nodes` nodes."""
 
     strategy: str
     model: str
@@ -65,9 +65,9 @@ class ServerChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class NextRun:
-    """The run that tells most of what was asked: what it costs in nodes, and how far the interval would shrink.
+    """The most informative run for the question: its cost in nodes, and how far the interval would shrink.
 
-    Widths are half intervals, relative to the value, at the largest size that was asked for.
+    Widths are half intervals, relative to the value, at the largest size of the question.
     """
 
     model: str
@@ -87,7 +87,7 @@ class NextRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything that is told; `counted` is what throughputs count."""
+    """The whole answer. `counted` is the unit of throughputs."""
 
     predictions: Sequence[Prediction]
     held_out: Mapping[str, Sequence[HeldOut]]
@@ -99,7 +99,7 @@ class Answer:
     parameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `predict --json`."""
+        """Return the document of `predict --json`."""
         return {
             "predictions": [_row(item) for item in self.predictions],
             "backtest": [
@@ -122,9 +122,9 @@ def answer(
     traced: Sequence[TracedRun] = (),
     run_dirs: Mapping[str, Path] = NO_RUN_DIRS,
 ) -> Answer:
-    """Predict from `runs`, or where there are none from the machine, the network and the model that are named.
+    """Predict from `runs`, or if there are none from the machine, network and model of the question.
 
-    `traced` are those of the runs that have traces, `run_dirs` where runs lie, by name.
+    `traced` are the runs that have traces; `run_dirs` holds the runs' directories by name.
     """
     network = None if question.network is None else read_network(question.network)
     for name in question.strategies:
@@ -195,7 +195,7 @@ def _of_network(question: Question, evidence: Evidence, network: Network | None)
 
 
 def _labels(evidence: Evidence, asked: Sequence[str]) -> list[str]:
-    """The strategies that are `asked` for, by default the usual ones, and each in the forms in which it was run."""
+    """Return the strategies `asked` for, by default the usual ones, each in the forms in which it was run."""
     measured = [label for label in evidence.strategies if label != "single"]
     if not asked:
         return list(dict.fromkeys([*measured, *USUAL_STRATEGIES]))
@@ -209,7 +209,7 @@ def _usual_nodes(evidence: Evidence) -> tuple[int, ...]:
 
 
 def job_for(question: Question, evidence: Evidence, label: str, nodes: int) -> StepJob | None:
-    """The job that is asked for on so many nodes; None where there is no room for it."""
+    """Return the requested job on `nodes` nodes; None if they have no room for it."""
     like = evidence.templates.get(label)
     servers = question.servers or (like.servers if like else 1) or 1
     job = evidence.job(label, nodes, servers, question.batch)
@@ -226,7 +226,7 @@ def _no_room(question: Question, refused: Sequence[tuple[str, int]]) -> str:
 
 
 def _below(question: Question, forecast: Forecast, strategies: Sequence[str]) -> list[dict[str, Any]]:
-    """Where each strategy's efficiency falls below 80 %: by doubling, between sizes by the logarithm of nodes."""
+    """Return where each strategy's efficiency falls below 80 %: by doubling, then interpolation in log nodes."""
     found: list[dict[str, Any]] = []
     for strategy in strategies:
         curve: list[tuple[int, Range]] = []
@@ -249,7 +249,7 @@ def _below(question: Question, forecast: Forecast, strategies: Sequence[str]) ->
 
 
 def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
-    """The first number of nodes at which this end of the range is below; None where it stays above."""
+    """Return the first number of nodes at which this end of the range is below; None if it stays above."""
     before: tuple[int, float] | None = None
     for nodes, found in curve:
         value = float(getattr(found, key))
@@ -263,7 +263,7 @@ def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
 
 
 def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """At which of the sizes another strategy becomes the best: most samples a second on the same nodes."""
+    """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes."""
     found: list[dict[str, Any]] = []
     before = ""
     for nodes in sorted({item.job.nodes for item in predictions}):
@@ -283,7 +283,7 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
 def _servers(
     question: Question, forecast: Forecast, strategies: Sequence[str], nodes: Sequence[int]
 ) -> list[ServerChoice]:
-    """For each strategy with servers and each size the best number and placement; measured as samples a second."""
+    """Return for each strategy with servers and each size their best number and placement, by samples per second."""
     found = []
     for strategy in (label for label in strategies if has_servers(parts_of(label)[0])):
         for count in nodes:
@@ -310,7 +310,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
-    """The cheapest run that halves the interval of `target`, else the one that narrows it most; None if none does."""
+    """Return the cheapest run that halves the interval of `target`, else the one that narrows it most, or None."""
     now = forecast.deviation(target)
     choices = [(job, forecast.deviation_after(target, job)) for job in _candidates(forecast, target)]
     if not choices:
@@ -328,7 +328,7 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
 
 
 def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
-    """Runs of the same strategy on up to half of the nodes that were asked for."""
+    """Return runs of the same strategy on up to half of the requested nodes."""
     evidence = forecast.evidence
     found = []
     nodes = 1
@@ -341,7 +341,7 @@ def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
 
 
 def command_of(job: StepJob, data: str) -> str:
-    """How to make this run on the data of the runs."""
+    """Return the command for this run on the data of the runs."""
     words = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
     servers = ["--servers", job.servers] if job.servers else []
     compress = ["--compress", job.compress] if job.compress != NONE else []
@@ -368,7 +368,7 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
 
 
 def _parameters(forecast: Forecast) -> dict[str, float]:
-    """The unknowns at their most probable values, and the noise between runs."""
+    """Return the unknowns at their most probable values, and the noise between runs."""
     values = {name: float(value[0]) for name, value in forecast.posterior.values().items()}
     return values | {"run_noise": forecast.posterior.run_noise}
 

@@ -1,8 +1,8 @@
-"""The unknowns of the timeline, and what measured steps tell of them: the most probable point, and its uncertainty.
+"""The unknowns of the timeline, estimated from measured steps: the most probable point and its uncertainty.
 
-Each is estimated on a scale where it is unbounded: positive ones as logarithms, shares as log odds. Least squares of
-logarithms with the priors as further observations (maximum a posteriori), linearised there (Laplace). The noise
-between runs is estimated with it: from repeats, and from what the timeline leaves unexplained.
+Each is estimated on a scale where it is unbounded: positive ones as logarithms, shares as log odds. The method is least
+squares of logarithms with the priors as further observations (maximum a posteriori), linearized there (Laplace). The
+noise between runs is estimated with it: from repeats, and from what the timeline does not explain.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _positive(value: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """One unknown: `center` and `spread` (mean and standard deviation) on the scale that `natural` leads back from.
+    """One unknown: `center` and `spread` (mean and standard deviation) on the scale that `natural` transforms back.
 
-    `words` say what it is, to a person.
+    `words` describe it to a person.
     """
 
     name: str
@@ -79,9 +79,9 @@ USUAL: tuple[Prior, ...] = (
 EFFICACY = "efficacy "
 CODING = "coding "
 EFFICACY_SPREAD = 0.15
-"""How much a strategy's exchange may differ from what its messages would take (logarithm)."""
+"""Standard deviation of the log ratio of a strategy's exchange time to that of its messages."""
 UNKNOWN_LAYERS_SPREAD = 0.6
-"""The same where only the sum of all layers is known."""
+"""The same if only the sum of all layers is known."""
 
 
 def priors(
@@ -91,10 +91,10 @@ def priors(
     *,
     layers_known: bool = True,
 ) -> list[Prior]:
-    """The priors: usual values, in place of them what the network states, then `stated`.
+    """Return the priors: usual values, replaced by those of the network, then by `stated`.
 
-    `strategies` are labels (jobs.py). `stated` holds values with the spreads of their logarithms. Where layers are not
-    known, buckets and the busiest server's share are guesses, and every strategy's own speed is wide.
+    `strategies` are labels (jobs.py). `stated` holds values with the spreads of their logarithms. If layers are
+    unknown, buckets and the busiest server's share are guesses, and every strategy's own speed has a wide prior.
     """
     known: dict[str, tuple[float, float]] = {}
     for prefix, latency, bandwidth in (
@@ -102,7 +102,7 @@ def priors(
         ("memory_", network.memory_latency_s, network.memory_bytes_per_second),
     ):
         if latency is not None:
-            # What a program waits for a message is more than what the wire takes.
+            # A program waits longer for a message than the wire takes.
             known[f"{prefix}latency_s"] = (latency + _SOFTWARE_S, max(network.spread, 0.5))
         if bandwidth is not None:
             known[f"{prefix}byte_s"] = (1 / bandwidth, network.spread)
@@ -122,7 +122,7 @@ def priors(
 
 
 def _coding(labels: Iterable[str]) -> list[Prior]:
-    """Of the forms that gradients are coded in: some passes over each value, more or fewer."""
+    """Return the priors of the coded forms of gradients: some passes over each value, more or fewer."""
     forms = sorted({form for _, form in map(parts_of, labels) if form})
     return [_log(CODING + form, 10e-9, 1.5, f"packing and unpacking a value as {form}") for form in forms]
 
@@ -131,18 +131,18 @@ _SOFTWARE_S = 5e-6
 
 
 def natural_values(items: Sequence[Prior], points: Array) -> dict[str, Array]:
-    """Points (sets, unknowns) as values by name, (sets,) each."""
+    """Return points (sets, unknowns) as values by name, with shape (sets,) each."""
     return {item.name: item.natural(points[:, place]) for place, item in enumerate(items)}
 
 
 USUAL_NOISE = 0.012
 USUAL_FREEDOM = 2.0
-"""Relative standard deviation of a run's mean step, and how many runs that prior weighs as."""
+"""Relative standard deviation of a run's mean step, and the number of runs that this prior is worth."""
 LEAST_ERROR = 0.005
-"""No timeline is better than this."""
+"""Minimum relative error of any timeline."""
 NUM_DRAWS = 400
 NUM_TRIED = 1000
-"""Points of which as many are chosen."""
+"""Number of points from which NUM_DRAWS are chosen."""
 _BENCH_ERROR = 0.15
 _WAIT_ERROR = 0.4
 _STEP = 1e-4
@@ -152,7 +152,7 @@ _ITERATIONS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The repeats of one job: seconds of a step of each, and the mean seconds of parts where they were measured."""
+    """The repeats of one job: seconds per step of each, and mean seconds of parts if they were measured."""
 
     job: StepJob
     seconds: tuple[float, ...]
@@ -167,10 +167,10 @@ class MeasuredStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What is known after the observations: `point` and `covariance` of the unknowns, on their own scales.
+    """The posterior: `point` and `covariance` of the unknowns, on their own scales.
 
-    `points` (sets, unknowns) are equally probable; `run_noise` is the relative standard deviation of a run around the
-    timeline, judged with so much `freedom`.
+    `points` (sets, unknowns) are equally probable. `run_noise` is the relative standard deviation of a run around the
+    timeline, estimated with `freedom` degrees of freedom.
     """
 
     items: tuple[Prior, ...]
@@ -182,15 +182,15 @@ class Calibration:
     freedom: float
 
     def values(self, points: Array | None = None) -> dict[str, Array]:
-        """The unknowns by name: at the most probable point, or at `points` (sets, unknowns)."""
+        """Return the unknowns by name: at the most probable point, or at `points` (sets, unknowns)."""
         return natural_values(self.items, self.point[None, :] if points is None else points)
 
     def step(self, job: StepJob, points: Array | None = None) -> StepTime:
-        """The timeline of `job`."""
+        """Return the timeline of `job`."""
         return simulate(job, self.values(points), self.network)
 
     def slopes(self, job: StepJob) -> Array:
-        """How the logarithm of the step's seconds changes with each unknown."""
+        """Return the derivatives of the logarithm of the step's seconds by each unknown."""
         rows = _slopes(lambda points: numpy.log(self.step(job, points).seconds)[:, None], self.point)
         result: Array = rows[0]
         return result
@@ -199,7 +199,7 @@ class Calibration:
 def calibrate(
     monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, *, draws: bool = True
 ) -> Calibration:
-    """The posterior of `items` by all observations, and by the all-reduces that were timed on the network.
+    """Return the posterior of `items` by all observations, and by the all-reduces that were timed on the network.
 
     Without `draws` its only point is the most probable one.
     """
@@ -222,18 +222,18 @@ def calibrate(
 
 
 def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array) -> Array:
-    """Equally probable points, the same in every call: of the linearisation, those chosen by what they really cost.
+    """Draw equally probable points, the same in every call: from the linearization, resampled by their true costs.
 
-    Costs that computing hides leave long flat valleys, where the linearisation alone would be far off.
+    Costs that computing hides form long flat valleys, where the linearization alone would be far off.
     """
     random = numpy.random.default_rng(7)
     values, vectors = numpy.linalg.eigh(covariance)
-    # The sign of an eigenvector is the linear algebra library's: on another processor the draws would be others.
+    # The linear algebra library chooses an eigenvector's sign: other processors would give other draws.
     vectors *= numpy.sign(vectors[numpy.abs(vectors).argmax(axis=0), numpy.arange(len(point))])
     normal = random.standard_normal((NUM_TRIED, len(point)))
     points = point + normal @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
     off = (normal**2).sum(axis=1) - _costs(residuals, points)
-    # Few points must not outweigh all others: weights are the fourth root of what they should be.
+    # Few points must not outweigh all others: weights are the fourth root of the exact ones.
     weights = numpy.exp((off - off.max()) / 8)
     result: Array = points[random.choice(NUM_TRIED, NUM_DRAWS, p=weights / weights.sum())]
     return result
@@ -248,7 +248,7 @@ def _residuals(
     monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, center: Array, spread: Array,
     noise: float, points: Array,
 ) -> Array:  # fmt: skip
-    """What is to become small: (sets, observations and priors), each in its own standard deviations."""
+    """Return the residuals to minimize: (sets, observations and priors), each in its own standard deviations."""
     values = natural_values(items, points)
     columns = []
     for seen in monitors:
@@ -272,7 +272,7 @@ def _residuals(
 def _noise(
     monitors: Sequence[MeasuredStep], items: Sequence[Prior], network: Network, point: Array, used: float
 ) -> tuple[float, float]:
-    """Relative standard deviation of runs and its degrees of freedom."""
+    """Return the relative standard deviation of runs and its degrees of freedom."""
     values = natural_values(items, point[None, :])
     squares, freedom = USUAL_FREEDOM * USUAL_NOISE**2, USUAL_FREEDOM
     missed = 0.0
@@ -286,7 +286,7 @@ def _noise(
 
 
 def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
-    """Levenberg and Marquardt."""
+    """Minimize by Levenberg and Marquardt."""
     point, damping = start.copy(), 1e-3
     here = residuals(point[None, :])[0]
     for _ in range(_ITERATIONS):
@@ -309,7 +309,7 @@ def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
 
 
 def _slopes(function: Callable[[Array], Array], point: Array) -> Array:
-    """The Jacobian by central differences: (results, unknowns)."""
+    """Return the Jacobian by central differences: (results, unknowns)."""
     moves = numpy.eye(len(point)) * _STEP
     found = function(numpy.concatenate([point + moves, point - moves]))
     ahead, behind = found[: len(point)], found[len(point) :]

@@ -1,11 +1,11 @@
-"""Several models of one step, the timeline and laws of scaling, weighed by what each said before it was measured.
+"""Several models of one step, the timeline and scaling laws, weighted by how well each predicted held-out sizes.
 
-A series is one strategy's measured sizes with all else the same, as seconds per sample of a worker. Each law is a prior
-over curves; what is measured weighs them (importance sampling, no search that could end in a wrong place). `none` is a
-line in the logarithm of workers whose slope wanders: the further away, the less is known.
+A series is one strategy's measured sizes with all else equal, as seconds per sample of a worker. Each law is a prior
+over curves, which measurements weight (importance sampling, without a search that could end in a wrong place). `none`
+is a line in the logarithm of workers whose slope varies randomly: uncertainty grows with distance.
 
-The timeline knows the strategy's messages; the laws know only how its steps have grown. What none of them
-explains is an error that grows with the distance from what was measured, most where much of a step is not computing.
+The timeline knows the strategy's messages; the laws know only how its steps have grown. What none of them explains is
+an error that grows with the distance from the measurements, most if much of a step is not computing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 NUM_CURVES = 8192
-"""Curves of each law's prior."""
+"""Number of curves of each law's prior."""
 _LEAST_CURVES = 30.0
-"""Were fewer left by what is measured, its errors are taken as larger: too few curves would look too sure."""
+"""If measurements leave fewer effective curves, increase their errors: too few curves would look too certain."""
 SLOPE, SLOPE_SPREAD = 0.04, 0.08
-"""Growth of the logarithm of a step for a doubling of workers that `none` expects, and how far it may be off."""
+"""Growth of the log of a step per doubling of workers that `none` expects, and its standard deviation."""
 WANDERING = 0.025
-"""By how much that slope changes from one doubling to the next."""
+"""Change of that slope from one doubling to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSizes:
-    """Workers, mean logarithms of seconds per sample, and their standard deviations; by rising workers."""
+    """Workers, mean logarithms of seconds per sample, and their standard deviations, by ascending workers."""
 
     workers: tuple[int, ...]
     logs: tuple[float, ...]
@@ -49,20 +49,20 @@ class MeasuredSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreseen:
-    """Normal distributions of a logarithm, weighed: (components,) each."""
+    """Weighted normal distributions of a logarithm: (components,) each."""
 
     weights: Array
     centers: Array
     spreads: Array
 
     def drawn(self, random: Any, size: int) -> Array:
-        """Values that are as probable."""
+        """Return values drawn from the distribution."""
         chosen = random.choice(len(self.weights), size, p=self.weights)
         result: Array = self.centers[chosen] + self.spreads[chosen] * random.standard_normal(size)
         return result
 
     def log_density(self, value: float, error: float) -> float:
-        """How probable `value` is, measured with this error."""
+        """Return the log density of `value`, measured with this error, up to a constant."""
         variances = self.spreads**2 + error**2
         parts = -((self.centers - value) ** 2) / variances / 2 - numpy.log(variances) / 2
         most = float(parts.max())
@@ -70,13 +70,13 @@ class Foreseen:
 
 
 def foresee(name: str, series: MeasuredSizes, workers: int, batch: float) -> Foreseen:
-    """What the model `name` says of a step of so many workers, `batch` samples each, with all sizes of `series`."""
+    """Return what model `name` predicts for a step of `workers` workers with `batch` samples each, from `series`."""
     found = _wandering(series, workers) if name == NONE else _weighed(name, series, workers)
     return dataclasses.replace(found, centers=found.centers + math.log(batch))
 
 
 def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
-    """A law's curves as probable as the series makes them."""
+    """Return a law's curves weighted by the series."""
     weights, level, spread = _fitted(name, series)
     return Foreseen(
         weights=weights, centers=level + _curves(name, (workers,))[:, 0], spreads=numpy.full(len(level), spread)
@@ -85,7 +85,7 @@ def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
 
 @functools.lru_cache(maxsize=64)
 def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
-    """How probable each curve of a law is by the series, and at which level, (curves,) each; the level's spread."""
+    """Return the probability and level of each curve of a law by the series, (curves,) each, and the level's spread."""
     curves = _curves(name, series.workers)
     errors = numpy.array(series.errors)
     while True:
@@ -108,7 +108,7 @@ def _usl(n: Array, random: Any) -> Array:
 
 
 def _alpha_beta(n: Array, random: Any) -> Array:
-    """Hockney 1994 for all-reduces: rounds, bytes, and bytes that take longer where many send at once."""
+    """Hockney 1994 for all-reduces: rounds, bytes, and bytes that take longer if many ranks send at once."""
     tree, ring = _positive(random, 0.003, 1.3), _positive(random, 0.001, 1.3)
     link, power = _positive(random, 0.08, 1.4), numpy.abs(0.25 * random.standard_normal((NUM_CURVES, 1)))
     result: Array = 1 + tree * numpy.log2(n) + ring * (n - 1) + link * (n - 1) / n * (n / 2) ** power
@@ -139,14 +139,14 @@ MODELS: Sequence[str] = (*LAWS, NONE)
 
 @functools.lru_cache(maxsize=64)
 def _curves(name: str, workers: tuple[int, ...]) -> Array:
-    """Logarithms of a step on these workers over an arbitrary one: (curves, sizes), the same in every call."""
+    """Return logs of a step on these workers relative to an arbitrary one: (curves, sizes), the same in every call."""
     random = numpy.random.default_rng(sum(map(ord, name)))
     found: Array = numpy.log(LAWS[name](numpy.array([workers], dtype=float), random))
     return found
 
 
 def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
-    """An integrated Wiener process, given what is measured."""
+    """Return an integrated Wiener process conditioned on the measurements."""
     x = numpy.log2(numpy.array([*series.workers, workers], dtype=float) / series.workers[0])
     short, long = numpy.minimum(x[:, None], x), numpy.maximum(x[:, None], x)
     covariance = 4.0 + SLOPE_SPREAD**2 * x[:, None] * x + WANDERING**2 * short**2 * (3 * long - short) / 6
@@ -164,32 +164,32 @@ TIMELINE = "timeline"
 TIMELINE_PRIOR = 2.0
 """How much more probable the timeline is than each other model before anything is held out."""
 SERVERS_PRIOR = 4.0
-"""That of saturation where workers queue at servers."""
+"""The same for saturation if workers queue at servers."""
 MOST_FROM_OTHERS = 1.0
-"""The most that another strategy's held-out size says for or against the timeline, as a logarithm of odds: it may be
-wrong about that strategy alone."""
+"""Limit of the log odds that another strategy's held-out size adds for or against the timeline: it may be wrong only
+about that strategy."""
 MODEL_ERROR = 0.01
-"""Relative standard deviation of what no model explains, for one doubling of workers beyond those measured."""
+"""Relative standard deviation of what no model explains, per doubling of workers beyond those measured."""
 EXCHANGE_ERROR = 0.07
-"""The same of the seconds that are not computing: a switch is full, a link is slower."""
+"""The same for the seconds that are not computing: a switch is full, a link is slower."""
 UNKNOWN_EXCHANGE_ERROR = {"mpi": 0.25}
-"""In its place where nobody knows the messages: a library changes its algorithm by the number of ranks."""
+"""Replacement if the messages are unknown: a library changes its algorithm with the number of ranks."""
 BATCH_ERROR = 0.12
-"""The same of computing for one doubling of the batch where all runs had one: nobody knows then what a batch costs
-besides its samples. Of a batch of 32 in all runs, the intervals for 64 and 128 then hold costs of up to 16 samples."""
+"""The same for computing per doubling of the batch if all runs had one batch size: the cost of a batch beyond its
+samples is then unknown. From runs with batch 32, the intervals for 64 and 128 cover costs of up to 16 samples."""
 _DRAWS = 2000
 OWN_SPEED_ERROR = 0.1
-"""That of the seconds that are not computing where the strategy itself was measured at one size, or nothing was."""
+"""The same for the non-computing seconds if the strategy was measured at one size, or nothing was measured."""
 NEVER_RUN_ERROR = 0.9
-"""The same where others were measured and the strategy never: it may have a law of its own. Found by calibration over
-clusters in which every strategy has one (decision 0187)."""
+"""The same if others were measured and the strategy never was: it may follow its own law. Calibrated over clusters in
+which every strategy does (decision 0187)."""
 
 
 def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSizes | None:
-    """What was measured of `job` on other numbers of workers; None where that is fewer than two, or none on its way."""
+    """Return what was measured of `job` on other numbers of workers; None if fewer than two, or none between nodes."""
     like = [seen for seen in evidence.monitors if _alike(seen.job, job, evidence.mode)]
     if job.nodes > 1 and not any(seen.job.nodes > 1 for seen in like):
-        return None  # how steps grow inside a node says nothing of the way to another
+        return None  # growth inside a node says nothing about other nodes
     sizes: dict[int, list[MeasuredStep]] = defaultdict(list)
     for seen in like:
         sizes[seen.job.workers].append(seen)
@@ -206,7 +206,7 @@ def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSiz
 
 
 def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
-    """Whether only the number of workers, and of servers in proportion, sets them apart."""
+    """Return whether they differ only in the number of workers, and of servers in proportion."""
     batch = job.batch if mode == "weak" else job.batch * job.workers / seen.workers
     if not math.isclose(seen.batch, batch, rel_tol=0.01) or seen.threads != job.threads:
         return False
@@ -220,19 +220,19 @@ def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weighing:
-    """The probability of each model, and how well a size that was held out was foreseen."""
+    """The probability of each model, and how well a held-out size was predicted."""
 
     weights: Mapping[str, float]
     prior: float = 0.0
     evidence: float = 0.0
-    """Logarithms of odds of the timeline against all others: before, and by what was held out."""
+    """Log odds of the timeline against all others: the prior, and the evidence of the held-out size."""
     center: float = 0.0
     spread: float = 1.0
     covered: bool = True
 
 
 def prior_weights(job: StepJob) -> dict[str, float]:
-    """Before anything is held out: what servers do, all at once fill up, or their kind do."""
+    """Return the probabilities before anything is held out. Servers make saturation more probable."""
     known = {TIMELINE: TIMELINE_PRIOR, **dict.fromkeys(MODELS, 1.0)}
     if job.servers:
         known["saturation"] = SERVERS_PRIOR
@@ -240,10 +240,10 @@ def prior_weights(job: StepJob) -> dict[str, float]:
 
 
 def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, float]]:
-    """The probability of each model, by strategy, with what all held-out sizes say of the timeline.
+    """Return the probability of each model, by strategy, with the evidence of all held-out sizes on the timeline.
 
-    The timeline describes the cluster, with all strategies on it: what it foresees of one speaks for it in the others.
-    The laws describe one strategy each, and share what is left by its own held-out sizes.
+    The timeline describes the cluster, with all strategies on it: success for one strategy supports it for the others.
+    The laws describe one strategy each, and share the remaining probability by its own held-out sizes.
     """
     clipped = {name: min(max(own[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS) for name, own in weighings.items()}
     result = {}
@@ -253,7 +253,7 @@ def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, f
         share = 1 / (1 + math.exp(-min(max(odds, -50.0), 50.0)))
         laws = {name: value for name, value in last.weights.items() if name != TIMELINE}
         rest = sum(laws.values())
-        if rest:  # of two sizes the smaller one alone gave the laws nothing to be weighed by: they stay as probable
+        if rest:  # with two sizes, the smaller one alone cannot weight the laws: they keep their probabilities
             result[strategy] = {TIMELINE: share, **{name: (1 - share) * value / rest for name, value in laws.items()}}
     return result
 
@@ -261,7 +261,7 @@ def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, f
 def weigh(
     seen: MeasuredStep, timeline: Foreseen, computing: float, series: MeasuredSizes | None, run_noise: float
 ) -> Weighing:
-    """Hold `seen` out: `timeline` is what its calibration without it foresaw, `series` are the smaller sizes.
+    """Hold `seen` out: `timeline` is the prediction calibrated without it, `series` are the smaller sizes.
 
     `computing` is the logarithm of the seconds of computing.
     """
@@ -295,15 +295,15 @@ def weigh(
 
 
 def _log_odds(weights: Mapping[str, float]) -> float:
-    """Of the timeline against all others; without others nothing is known of it."""
+    """Return the log odds of the timeline against all others; 0 without others."""
     others = sum(value for name, value in weights.items() if name != TIMELINE)
     return math.log(max(weights[TIMELINE], 1e-12) / max(others, 1e-12)) if len(weights) > 1 else 0.0
 
 
 def error_of(job: StepJob, logs: Array, computing: Array, largest: float, own_error: float = 0.0) -> Array:
-    """Standard deviation of what no model explains, where up to `largest` workers were measured.
+    """Return the standard deviation of what no model explains, if up to `largest` workers were measured.
 
-    `own_error` is that of the seconds that are not computing, for what is not known of this strategy.
+    `own_error` is the error of the non-computing seconds, for what is unknown about this strategy.
     """
     doublings = math.log2(max(1.0, job.workers / largest))
     share = numpy.maximum(0.0, 1 - numpy.exp(computing - logs))
@@ -316,7 +316,7 @@ def error_of(job: StepJob, logs: Array, computing: Array, largest: float, own_er
 def mixed(
     weights: Mapping[str, float], timeline: Array, series: MeasuredSizes | None, job: StepJob, random: Any
 ) -> Array:
-    """Logarithms of a step, of each model as many as it is probable: as many as `timeline` has."""
+    """Return logarithms of a step, as many as `timeline` has, in proportion to each model's probability."""
     result: Array = timeline.copy()
     if series is None:
         return result

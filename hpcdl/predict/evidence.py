@@ -1,4 +1,4 @@
-"""Runs as evidence: what each observed, how ranks lay on nodes, what was kept fixed; and what is missing."""
+"""Runs as evidence: what each observed, the placement of ranks, what was fixed, and what is missing."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _GUESS_SPREAD = 0.7
 _FUNCTION = "FILE.py:FUNCTION"
 NO_RUN_DIRS: Mapping[str, Path] = {}
 _ENOUGH_TO_JUDGE = 5
-"""So many repeats show that one of them is an outlier."""
+"""Number of repeats that is enough to identify an outlier."""
 _STARVED = 0.3
-"""Share of a step that waits for input beyond which the file system is what gives the pace."""
+"""Share of a step spent waiting for input above which the file system limits the throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """Epochs that a run with this global batch needed to reach the accuracy that is aimed at."""
+    """Epochs that a run with this global batch needed to reach the target accuracy."""
 
     global_batch: int
     epochs: float
@@ -61,9 +61,9 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that is known of one network's training. `stated` are priors about unknowns: value, spread of its logarithm.
+    """Evidence about one network's training. `stated` are priors of unknowns: value, spread of its logarithm.
 
-    `mode` is weak or strong; `batch` the samples per worker, or in strong mode of all workers.
+    `mode` is weak or strong; `batch` is the samples per worker, or in strong mode of all workers.
     """
 
     model: str
@@ -75,71 +75,71 @@ class Evidence:
     threads: int = 0
     gradient_bytes: int | None = None
     recorded: tuple[int, ...] = ()
-    """Elements of each variable's gradient as a run's record has them; empty where none does."""
+    """Elements of each variable's gradient as a run's record has them; empty if none does."""
     num_samples: float | None = None
     cores_per_node: int | None = None
     learning: tuple[Learning, ...] = ()
     remarks: tuple[str, ...] = ()
     templates: Mapping[str, StepJob] = field(default_factory=dict)
-    """The largest measured job of each strategy, by label (jobs.py): later ones have its settings."""
+    """The largest measured job of each strategy, by label (jobs.py). Predicted jobs have its settings."""
     coded_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Of each form of gradients that takes computing of its own and was run (messages.py)."""
+    """Bytes of each form of gradients that needs computing and was run (messages.py)."""
     data: str = ""
-    """What was trained on, as `--data` takes it; empty where no record says so."""
+    """The training data in the form that `--data` takes; empty if no record names them."""
     trained: str = ""
-    """What `--model` names as the network of the runs, where they do not tell their layers."""
+    """The network that `--model` names, if the runs do not show their layers."""
     ready: tuple[tuple[float, float], ...] = ()
-    """When gradients are there, where a trace has it (StepJob)."""
+    """When gradients are ready, if a trace shows it (StepJob)."""
 
     @property
     def layers_known(self) -> bool:
-        """Whether the network's layers are, and not only the sum of their bytes."""
+        """Whether the network's layers are known, not only the sum of their bytes."""
         return bool(self.recorded) or layers_known(self.model)
 
     @property
     def spec(self) -> str:
-        """The network as `hpcdl train --model` takes it; a placeholder where no function is known that builds it."""
+        """The network as `hpcdl train --model` takes it; a placeholder if no function that builds it is known."""
         names = (name for name in (self.trained, self.model) if not name.endswith(SAVED))
         return next((name for name in names if name in MODELS or name.startswith(EMULATED) or is_own(name)), _FUNCTION)
 
     @property
     def largest_nodes(self) -> int:
-        """The most nodes that were measured; 1 where nothing was."""
+        """The most nodes that were measured; 1 without measurements."""
         return max((seen.job.nodes for seen in self.monitors), default=1)
 
     @property
     def largest_workers(self) -> int:
-        """The most workers that were measured; 1 where nothing was."""
+        """The most workers that were measured; 1 without measurements."""
         return max(self.sizes, default=1)
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of workers that were measured."""
+        """The measured numbers of workers."""
         return sorted({seen.job.workers for seen in self.monitors})
 
     @property
     def strategies(self) -> list[str]:
-        """Those that were measured, by label."""
+        """The measured strategies, by label."""
         return sorted({seen.job.label for seen in self.monitors})
 
     def layout(self, label: str) -> RankLayout:
-        """That of its own runs, else that of others."""
+        """Return the layout of the strategy's own runs, else that of others."""
         others = max(self.layouts.values(), key=lambda item: item.workers_per_node, default=RankLayout())
         return self.layouts.get(label, RankLayout(workers_per_node=others.workers_per_node))
 
     def job(self, label: str, nodes: int, servers: int, batch: int | None = None) -> StepJob | None:
-        """The job on so many nodes; None where servers leave no room for workers, or `single` has more than one."""
+        """Return the job on `nodes` nodes; None without room for workers, or if `single` had more than one worker."""
         layout, strategy = self.layout(label), parts_of(label)[0]
         count = servers if has_servers(strategy) else 0
         workers = 1 if strategy == "single" else layout.workers(nodes, count)
         if nodes == 1 and count and workers < 1:
-            workers = layout.workers_per_node  # a worker and its server find room on one node
+            workers = layout.workers_per_node  # a worker and its server fit on one node
         if workers < 1 or (strategy == "single" and nodes > 1):
             return None
         return self.at(label, nodes, workers, count, batch)
 
     def at(self, label: str, nodes: int, workers: int, servers: int, batch: int | None = None) -> StepJob:
-        """The job with these numbers, and its strategy's settings as they were measured."""
+        """Return the job with these numbers, and with its strategy's settings as measured."""
         whole = batch or self.batch
         strategy, form = parts_of(label)
         like = self.templates.get(label) or self.templates.get(strategy)
@@ -162,7 +162,7 @@ _SETTINGS = (*_EXCHANGE, "period", "period_within", "fragments", "overlap")
 
 
 def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
-    """Those of `runs` whose messages a forecast can count, and what is said of the others; UsageError for no run."""
+    """Return the `runs` whose messages a forecast can count, and a remark on others. Raises UsageError for none."""
     shown = {
         model: coded_bytes_of([run for run in runs if run.model == model])
         for model in {run.model for run in runs if is_coded(_form(run))}
@@ -195,11 +195,11 @@ def gather_evidence(
     trained: str | None = None,
     run_dirs: Mapping[str, Path] = NO_RUN_DIRS,
 ) -> list[Evidence]:
-    """The evidence of each network among `runs`; `traced` are those that have traces, by name.
+    """Return the evidence of each network among `runs`. `traced` are those with traces, by name.
 
-    `trained`, as `--model` takes it, is the network of runs that do not tell its layers; where it is None either, the
-    model file of a run tells them, if one of `run_dirs` has it. UsageError says what is
-    missing where it is too little.
+    `trained`, as `--model` takes it, is the network of runs that do not show its layers. If it is None, the model file
+    of a run shows them, if one of `run_dirs` has it. Raises UsageError with what is missing if the evidence is not
+    enough.
     """
     runs, aside = _modelled(runs)
     usable = [run for run in runs if run.usable and run.global_batch > 0]
@@ -252,7 +252,7 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
 
 
 def _stated_lengths(runs: Sequence[Run], trained: str) -> tuple[int, ...]:
-    """Those of `trained`, the network of `runs`; UsageError where they tell their layers, or have other bytes."""
+    """Return the lengths of `trained`, the network of `runs`. Raises UsageError if runs show their own or others."""
     models = sorted({run.model for run in runs})
     with_gradients = [run.name for run in runs if sum(run.gradient_elements) > 0]
     if with_gradients or layers_known(models[0]):
@@ -325,9 +325,9 @@ def _of_model(
 
 
 def _saved_lengths(runs: Sequence[Run], run_dirs: Mapping[str, Path], remarks: list[str]) -> tuple[int, ...]:
-    """Those of the model file that one of the runs has left, or has trained; empty where none can be read.
+    """Return the lengths in a model file that a run has left, or has trained; empty if none can be read.
 
-    Code of a model is not run: neither a function that a run names nor what a file brings along.
+    Code of a model is not run: neither a function that a run names nor code in a file.
     """
     named = [
         (run_dirs[run.name] / MODEL_FILE, Path(run.config.get("model", ""))) for run in runs if run.name in run_dirs
@@ -355,7 +355,7 @@ def _saved_lengths(runs: Sequence[Run], run_dirs: Mapping[str, Path], remarks: l
 def _ready(
     runs: Sequence[Run], traced: Sequence[TracedRun], remarks: list[str]
 ) -> tuple[tuple[float, float], ...]:  # fmt: skip
-    """Of the trace with most buckets, and of these the one of most steps: each bucket tells a moment more."""
+    """Return the readiness from the trace with most buckets, then most steps: each bucket adds a moment."""
     names = {run.name for run in runs}
     known = [item for item in traced if item.name in names and item.ready]
     if not known:
@@ -369,7 +369,7 @@ def _ready(
 
 
 def _recorded(runs: Sequence[Run], remarks: list[str]) -> tuple[int, ...]:
-    """The elements of each variable as most runs have them; runs of one network's name may be of several networks."""
+    """Return each variable's elements as most runs have them. Runs with one network name may have several networks."""
     counted = Counter(tuple(run.gradient_elements) for run in runs if sum(run.gradient_elements) > 0)
     if not counted:
         return ()
@@ -418,7 +418,7 @@ def _job_of(
 
 
 def _period_of(strategy: str, run: Run) -> int:
-    """Steps from one exchange to the next; the strategy's default where nothing says what a run has found."""
+    """Return the steps between exchanges; the strategy's default if the run's choice is unknown."""
     asked = run.config.get("period", 1)
     return run.period or (
         STRATEGIES[ALIASES.get(strategy, strategy)].features.default_period if asked == AUTO else int(asked)
@@ -426,7 +426,7 @@ def _period_of(strategy: str, run: Run) -> int:
 
 
 def _bytes_of(size: str, run: Run) -> int:
-    """Of a bucket, as a record writes it down; the default where nothing says what a run has found."""
+    """Return the bytes of a bucket from a record; the default if the run's choice is unknown."""
     if size == AUTO:
         return BUCKET_BYTES
     try:
@@ -440,7 +440,7 @@ def _is_shared(job: StepJob) -> bool:
 
 
 def _without_outliers(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
-    """The repeats of a job but those far off the others: of few repeats nobody can tell which is the odd one."""
+    """Return the repeats of a job without outliers. With few repeats an outlier cannot be identified."""
     rates = [run.images_per_second or 0.0 for run in runs]
     off = outliers(rates) if len(runs) >= _ENOUGH_TO_JUDGE else []
     middle = f"{statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
@@ -463,7 +463,7 @@ def _observed(job: StepJob, runs: Sequence[Run]) -> MeasuredStep:
 
 
 def _fixed(runs: Sequence[Run]) -> tuple[str, int]:
-    """What is kept fixed, samples per worker or in all, and its value: the one that most runs have."""
+    """Return what is fixed, samples per worker or in total, and its value: the one that most runs have."""
     per_worker = Counter(round(run.global_batch / run.workers) for run in runs)
     in_all = Counter(run.global_batch for run in runs)
     if len(in_all) == 1 and len(per_worker) > 1:
@@ -472,7 +472,7 @@ def _fixed(runs: Sequence[Run]) -> tuple[str, int]:
 
 
 def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:
-    """Where the search for the unknowns begins, and what parts of steps say outright."""
+    """Return the start of the search for the unknowns, and values that parts of steps show directly."""
     first = min(monitors, key=lambda seen: seen.job.workers)
     step = statistics.geometric_mean(first.seconds)
     threads = max(1, first.job.threads)
@@ -497,13 +497,13 @@ def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, 
               if run.workers == 1 and run.step_seconds and run.step_seconds_p95
               and run.step_seconds_p95 > run.step_seconds]  # fmt: skip
     if lonely:
-        # What varies on one worker may vary on all at once; only what does not makes others wait.
+        # Part of the variation on one worker may hit all at once; only the rest makes others wait.
         found["noise"] = (min(0.5, max(0.005, 0.7 * statistics.median(lonely))), 0.6)
     return found
 
 
 def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
-    """Epochs to the accuracy, by linear interpolation between evaluations; UsageError where no run gets there."""
+    """Return epochs to the accuracy, interpolated between evaluations. Raises UsageError if no run reaches it."""
     found, best = [], 0.0
     for run in runs:
         before = (0.0, 0.0)
@@ -527,7 +527,7 @@ def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
 
 
 def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
-    """Nothing measured: computing from the network's MACs and the machine's cores, a guess within a factor of two."""
+    """Return evidence without measurements: computing from MACs and cores, a guess within a factor of two."""
     macs, lengths = _operations_of(model)
     found = read_machine(machine or "generic")
     cores = len(found.topology.cores)
@@ -553,7 +553,7 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
 
 
 def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
-    """Multiply-accumulates of one sample, forward, and the lengths of the gradients; UsageError where unknown."""
+    """Return one sample's multiply-accumulates, forward, and the gradients' lengths. Raises UsageError if unknown."""
     if model in MODELS:
         return MODELS[model].macs, lengths_of(model, None)
     if not is_own(model):
@@ -562,7 +562,7 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
             f" {', '.join(MODELS)}"
         )
     own = _facts_of(model)
-    if not own.macs:  # 0: its operations are of kinds that are not counted
+    if not own.macs:  # 0: it has only operations that are not counted
         run = typed("train", "--model", _FUNCTION if model.endswith(SAVED) else model, "--ranks", 1)
         raise UsageError(
             f"--model {model}: its graph does not tell its operations (a loop, an input of open shape, or none that are"
@@ -572,13 +572,13 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _facts_of(spec: str) -> OwnModel:
-    """What a network of the user's own says of itself, which takes TensorFlow some seconds to import."""
+    """Return facts about a user's own network. Importing TensorFlow takes some seconds."""
     runtime.silence()
     runtime.import_tensorflow()
     return facts_of(spec)
 
 
 def sample_bytes(model: str) -> int | None:
-    """Bytes of one sample in a shard, raw, a byte each value; None for a network that is not in the table."""
+    """Return the bytes of one raw sample in a shard, a byte per value; None for a network outside the table."""
     info = MODELS.get(model)
     return math.prod(info.input_shape) if info else None

@@ -1,8 +1,8 @@
-"""Predictions with their intervals, and the test on held-out sizes that weighs models and widens intervals.
+"""Predictions with their intervals, and the test on held-out sizes that weights models and widens intervals.
 
-An interval is of one more run: what the runs leave open of each model, how far the models differ, the noise between
-runs, and the model error, which grows with each doubling beyond what was measured; all of it times what the held-out
-sizes were missed by.
+An interval is for one more run. It covers each model's uncertainty, the differences between models, the noise between
+runs, and the model error, which grows with each doubling beyond the measurements. All of it is multiplied by the factor
+by which held-out sizes were missed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 INTERVAL = (0.05, 0.95)
 FAR = 16
-"""Beyond this many times the largest measured number of nodes a prediction is marked."""
+"""Factor of the largest measured number of nodes beyond which a prediction is marked."""
 _INTERVAL_DEVIATIONS = 3.29
-"""As many standard deviations is a 90 % interval of a normal distribution wide."""
+"""Width of a 90 % interval of a normal distribution, in standard deviations."""
 _TRUST_IN_INTERVALS = 3.0
-"""As many held-out points as would have been just as expected."""
+"""Number of additional held-out points that count as missed exactly as expected."""
 _MACHINE_SPREAD = 0.35
 _WORTH_TELLING = 0.02
 _UNLIKELY = 0.05
@@ -53,14 +53,14 @@ _UNLIKELY = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The median of what is predicted, and the ends of its 90 % interval."""
+    """The median of a prediction, and the ends of its 90 % interval."""
 
     mean: float
     low: float
     high: float
 
     def scaled(self, factor: float) -> Range:
-        """The range times an exact positive number."""
+        """Return the range times an exact positive number."""
         return Range(mean=self.mean * factor, low=self.low * factor, high=self.high * factor)
 
     @property
@@ -70,17 +70,17 @@ class Range:
 
 
 def range_of(values: Array) -> Range:
-    """Median and interval of equally probable values."""
+    """Return median and interval of equally probable values."""
     low, middle, high = (float(value) for value in numpy.quantile(values, [INTERVAL[0], 0.5, INTERVAL[1]]))
     return Range(mean=middle, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One job's step. `losses` are shares of the step beyond computing; `faster` what halving one cost would save.
+    """One job's step. `losses` are shares of the step beyond computing; `faster` is what halving one cost would save.
 
-    `models` are the probabilities of the models that it mixes. `marks` say why to trust it less. Node-hours and seconds
-    are per epoch, and up to the accuracy aimed at.
+    `models` are the probabilities of the mixed models. `marks` are reasons for less trust. Node-hours and seconds are
+    per epoch, and up to the target accuracy.
     """
 
     job: StepJob
@@ -99,7 +99,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """A measured size that was predicted from the smaller ones; `error` is predicted over measured less one."""
+    """A measured size that was predicted from the smaller ones. `error` is predicted over measured, minus 1."""
 
     strategy: str
     workers: int
@@ -117,8 +117,8 @@ class HeldOut:
 class Forecast:
     """One network's predictions.
 
-    All intervals are `widening` times what the models say, never less: the root mean square of the held-out sizes'
-    deviations, with as many just as expected as `_TRUST_IN_INTERVALS`. `weights` are those of the models by strategy.
+    All intervals are those of the models times `widening`, which is at least 1: the root mean square of the held-out
+    sizes' deviations, with `_TRUST_IN_INTERVALS` more as expected. `weights` are those of the models by strategy.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Forecast:
         )
 
     def _hold_out(self) -> tuple[HeldOut, ...]:
-        """The largest size of every strategy that has smaller ones, predicted without any of these."""
+        """Predict the largest size of every strategy that has smaller ones, without any of these sizes."""
         largest: dict[str, int] = {}
         for seen in self.evidence.monitors:
             sizes = {other.job.workers for other in self.evidence.monitors if other.job.label == seen.job.label}
@@ -196,7 +196,7 @@ class Forecast:
         return tuple(found)
 
     def _change_machine(self, cores: int) -> None:
-        """Computing in proportion to cores, which is a guess: other nodes have other cores."""
+        """Scale computing with the number of cores. This is a guess, because other nodes have other cores."""
         place = [item.name for item in self.posterior.items].index("image_s")
         point, covariance = self.posterior.point.copy(), self.posterior.covariance.copy()
         gain = math.log(cores / (self.evidence.cores_per_node or cores))
@@ -207,8 +207,8 @@ class Forecast:
         self.posterior = dataclasses.replace(self.posterior, point=point, covariance=covariance, points=points)
 
     def base(self, job: StepJob) -> StepJob:
-        """What efficiency is relative to: a worker alone where one was measured, of whatever strategy; else the fewest
-        workers of its own, with as many servers where there were; one worker where nothing was. The same batch.
+        """Return the base of efficiency: a single worker if one was measured, with any strategy; else the fewest
+        workers of the strategy, if possible with as many servers; one worker without measurements. The same batch.
         """
         workers, nodes, servers, label = 1, 1, 0, job.label
         known = [item.job for item in self.evidence.monitors]
@@ -222,7 +222,7 @@ class Forecast:
         return dataclasses.replace(self.evidence.at(label, nodes, workers, servers), batch=batch, threads=job.threads)
 
     def predict(self, job: StepJob) -> Prediction:
-        """The step of `job`, with everything that is told of it."""
+        """Return the prediction of the step of `job`."""
         seconds = numpy.exp(self._log_steps(job))
         rate = job.workers * job.batch
         step = range_of(seconds)
@@ -247,7 +247,7 @@ class Forecast:
         )
 
     def efficiency(self, job: StepJob) -> Range:
-        """Throughput per worker relative to the base's."""
+        """Return throughput per worker relative to the base's."""
         base = self.base(job)
         if base == job:
             return Range(mean=1.0, low=1.0, high=1.0)
@@ -255,13 +255,13 @@ class Forecast:
         return range_of(numpy.exp(relative) * job.batch / base.batch)
 
     def _step(self, job: StepJob) -> StepTime:
-        """The timeline's step at all points: several ask for that of the same job."""
+        """Return the timeline's step at all points. It is cached, because several callers need the same job."""
         if job not in self._steps:
             self._steps[job] = self.posterior.step(job, self._points)
         return self._steps[job]
 
     def _log_steps(self, job: StepJob) -> Array:
-        """One more run of `job` by all models, with what none of them explains."""
+        """Return logs of one more run of `job` by all models, with what none of them explains."""
         if job not in self._logs:
             self._logs[job] = self._drawn_logs(job, self._step(job))
         return self._logs[job]
@@ -283,16 +283,16 @@ class Forecast:
         return result
 
     def _batch_error(self, job: StepJob) -> Array:
-        """What a batch size that no run had may take more or less: the logarithm of a step, by its computing alone."""
+        """Return the error of a batch size that no run had, as a logarithm of a step, by its computing alone."""
         found = self._step(job)
         doublings = abs(math.log2(job.batch / self._only_batch)) if self._only_batch else 0.0
         result: Array = BATCH_ERROR * doublings * self._of_batch * numpy.minimum(1.0, found.compute / found.seconds)
         return result
 
     def _missed_elsewhere(self, nodes: int, workers: int) -> Array:
-        """How far all models of a measured strategy lie from the timeline at this size; of the one where it is most.
+        """Return the largest distance of a measured strategy's models from the timeline at this size.
 
-        What the timeline misses there it may miss of a strategy that was never run, which has no other model.
+        A strategy that was never run has no other model, and the timeline may miss the same there.
         """
         if (nodes, workers) not in self._missed:
             found = [self._beside_timeline(job) for job in self._measured_at(nodes, workers)]
@@ -322,7 +322,7 @@ class Forecast:
         return images_per_second.inverse.scaled(samples) if samples else None
 
     def _to_target(self, job: StepJob, epoch: Range | None) -> Range | None:
-        """Epochs to the accuracy as they grew with the global batch, times an epoch's seconds."""
+        """Return seconds to the accuracy: epochs as they grew with the global batch, times seconds per epoch."""
         if epoch is None or not self.evidence.learning:
             return None
         epochs = epochs_at(self.evidence.learning, job.workers * job.batch)
@@ -336,7 +336,7 @@ class Forecast:
         )
 
     def _faster(self, job: StepJob, seconds: float) -> dict[str, float]:
-        """Share of the step that is saved where one cost is halved."""
+        """Return the share of the step that is saved by halving each cost."""
         points = numpy.repeat(self.posterior.point[None, :], len(HALVED), axis=0)
         values = {name: array.copy() for name, array in self.posterior.values(points).items()}
         for row, names in enumerate(HALVED.values()):
@@ -364,14 +364,14 @@ class Forecast:
         return tuple(marks)
 
     def deviation(self, job: StepJob) -> float:
-        """Standard deviation of the logarithm of the step, for one more run of `job`."""
+        """Return the standard deviation of the log of the step, for one more run of `job`."""
         found = range_of(self._log_steps(job))
         return (found.high - found.low) / _INTERVAL_DEVIATIONS
 
     def deviation_after(self, job: StepJob, run: StepJob) -> float:
-        """What `deviation` would be once `run` were measured.
+        """Return what `deviation` would be after measuring `run`.
 
-        The timeline's part by its linearisation; the other models' and the model error in proportion to the distance.
+        The timeline's part follows from its linearization; other models and the model error scale with distance.
         """
         slopes = self.posterior.slopes(job)
         now, then = (
@@ -384,7 +384,7 @@ class Forecast:
         return math.hypot(min(now, then), rest * near / far if far else rest)
 
     def after(self, job: StepJob) -> Array:
-        """The covariance that is left once `job` has been run."""
+        """Return the covariance after a run of `job`."""
         slopes, before = self.posterior.slopes(job), self.posterior.covariance
         gain = before @ slopes
         result: Array = before - numpy.outer(gain, gain) / (slopes @ gain + self.posterior.run_noise**2)
@@ -402,14 +402,14 @@ HALVED: Mapping[str, tuple[str, ...]] = {
     "node": ("image_s",),
     "input": ("input_s",),
 }
-"""What could be made twice as fast, and the unknowns that it halves."""
+"""Parts that could be made twice as fast, and the unknowns that this halves."""
 
 
 def epochs_at(learning: Sequence[Learning], global_batch: float) -> tuple[float, float]:
-    """Epochs at another global batch, and the standard deviation of their logarithm.
+    """Return epochs at another global batch, and the standard deviation of their logarithm.
 
-    They grow with a power of the batch that two batch sizes or more tell; never fall. Beyond the largest batch that was
-    tried half a power more is thought possible.
+    They grow with a power of the batch, fitted to at least two batch sizes, and never fall. Beyond the largest tried
+    batch another half power is considered possible.
     """
     x = numpy.log([item.global_batch for item in learning])
     y = numpy.log([max(item.epochs, 1e-3) for item in learning])

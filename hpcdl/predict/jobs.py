@@ -1,4 +1,4 @@
-"""What is to be run, as far as it decides how long a step takes; and how ranks lie on nodes."""
+"""The jobs to predict, as far as their settings affect the time of a step, and the placement of ranks on nodes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob:
-    """One point. `batch` is samples per worker and step, `threads` per worker (0 unknown), `nodes` counts all.
+    """One point. `batch` is samples per worker and step, `threads` per worker (0 unknown); `nodes` counts all nodes.
 
-    `lengths` are the gradients' elements in creation order; one of them all where the network is not known. `ready`,
-    where a trace has it: shares of all bytes, as they leave, and of computing when these are there. The weights of
-    streaming-diloco are exchanged in `fragments`, each beside `overlap` steps. `period_within` (0: none) is that of the
-    workers of one node. Gradients travel as `compress` says; in forms with fewer than 16 bits a value `coded_bytes`
-    stand for what a rank sends (messages.py).
+    `lengths` are the gradients' elements in creation order; a single total if the network is unknown. `ready`, if a
+    trace shows it: shares of all bytes in sending order, and of computing when these are ready. The weights of
+    streaming-diloco are exchanged in `fragments`, each beside `overlap` steps. `period_within` (0: none) is for workers
+    of one node. Gradients travel as `compress` says; in forms with fewer than 16 bits per value, `coded_bytes`
+    represents what a rank sends (messages.py).
     """
 
     strategy: str
@@ -56,27 +56,27 @@ class StepJob:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all gradients as they travel."""
+        """Bytes of all gradients as sent."""
         return ITEM_BYTES * sum(self.lengths) // self.shrunk
 
     @property
     def shrunk(self) -> int:
-        """How many times fewer bytes a value has than float32; forms that are coded are counted otherwise."""
+        """Factor by which a value is shorter than float32; coded forms are counted in another way."""
         return 2 if self.compress in PLAIN and self.compress != NONE else 1
 
     @property
     def coded(self) -> bool:
-        """Whether gradients travel in a form that takes computing of its own."""
+        """Whether gradients are sent in a form that needs computing."""
         return self.compress not in PLAIN and not self.alone
 
     @property
     def label(self) -> str:
-        """Its strategy, with the form behind it where that is coded: what has a speed of its own."""
+        """The strategy, followed by the form if that is coded: what has its own speed."""
         return label_of(self.strategy, self.compress)
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to exchange with."""
+        """Whether there is no rank to exchange with."""
         return self.workers == 1 and self.servers == 0
 
     @property
@@ -86,43 +86,43 @@ class StepJob:
 
     @property
     def server_nodes(self) -> int:
-        """Nodes that hold servers alone; 0 where servers share the workers' nodes."""
+        """Nodes that hold only servers; 0 if servers share the workers' nodes."""
         return max(0, self.nodes - math.ceil(self.workers / self.workers_per_node))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """How the ranks of a strategy lie on nodes, as measured runs had it.
+    """The placement of a strategy's ranks on nodes, as in measured runs.
 
-    With `shared` servers come on top of a node's workers; else they are among the ranks of the nodes.
+    With `shared`, servers are added to a node's workers; else they are among the ranks of the nodes.
     """
 
     workers_per_node: int = 1
     shared: bool = False
 
     def workers(self, num_nodes: int, num_servers: int) -> int:
-        """Workers on so many nodes; below 1 where servers leave no room."""
+        """Return the workers on `num_nodes` nodes; below 1 if servers leave no room."""
         return num_nodes * self.workers_per_node - (0 if self.shared else num_servers)
 
 
 def is_coded(compress: str) -> bool:
-    """Whether gradients of this form cost what only runs tell; so do those of a word that nobody knows."""
+    """Return whether only runs show the cost of this form of gradients, which holds for unknown forms too."""
     return compress not in PLAIN
 
 
 def label_of(strategy: str, compress: str) -> str:
-    """`ring`, or `ring int8`: what measured sizes are of."""
+    """Return the label of measured sizes: `ring`, or `ring int8`."""
     return f"{strategy} {compress}" if is_coded(compress) else strategy
 
 
 def parts_of(label: str) -> tuple[str, str]:
-    """Strategy and form of a label; the form is empty where it is not coded."""
+    """Return strategy and form of a label; the form is empty if it is not coded."""
     strategy, _, compress = label.partition(" ")
     return strategy, compress
 
 
 def kind_of(strategy: str) -> str:
-    """Which timeline a strategy has: single, all-reduce, servers, center, sync-easgd or periodic; UnknownNameError."""
+    """Return its timeline: single, all-reduce, servers, center, sync-easgd or periodic. Raises UnknownNameError."""
     name = ALIASES.get(strategy, strategy)
     if name in _KINDS:
         return _KINDS[name]
@@ -143,20 +143,20 @@ _KINDS: Mapping[str, str] = {
 
 
 def has_servers(strategy: str) -> bool:
-    """Whether some ranks of it serve."""
+    """Return whether some of its ranks are servers."""
     return STRATEGIES[ALIASES.get(strategy, strategy)].features.servers
 
 
 def has_period(strategy: str) -> bool:
-    """Whether its workers may take several steps from one exchange to the next."""
+    """Return whether its workers may take several steps between exchanges."""
     features = STRATEGIES[ALIASES.get(strategy, strategy)].features
     return features.elastic or bool(features.periodic)
 
 
 def streaming_of(strategy: str, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """How many fragments a strategy's weights are exchanged in, and the steps beside each exchange.
+    """Return the number of fragments in which a strategy's weights are exchanged, and the steps beside each exchange.
 
-    By a run's settings, as far as they say so. What a model has fewer layers than that is not known here.
+    They come from the run's settings, if given. It is not known here if a model has fewer layers than fragments.
     """
     method = PERIODIC.get(ALIASES.get(strategy, strategy))
     if method is None or method.streaming is None:
@@ -170,16 +170,16 @@ def streaming_of(strategy: str, settings: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def is_synchronous(strategy: str) -> bool:
-    """Whether its workers wait for one another in every step."""
+    """Return whether its workers wait for one another in every step."""
     return STRATEGIES[ALIASES.get(strategy, strategy)].features.synchronous
 
 
 @functools.lru_cache(maxsize=64)
 def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The elements of a network's gradients in creation order; usual ones where only their bytes are known.
+    """Return the elements of a network's gradients in creation order; usual ones if only their bytes are known.
 
-    `recorded`: as a run of it had them, which is the truth. UsageError where not even their bytes are known. A network
-    that was given other classes keeps its layers: the last ones take up the difference.
+    `recorded`: the elements in a run's record, which are exact. Raises UsageError if not even the bytes are known. A
+    network with another number of classes keeps its layers: the last ones take up the difference.
     """
     if recorded:
         return recorded
@@ -198,7 +198,7 @@ def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...]
 
 
 def layers_known(model: str) -> bool:
-    """Whether the lengths of a network's variables are known, and not only their sum."""
+    """Return whether the lengths of a network's variables are known, not only their sum."""
     return _known_lengths(model) is not None
 
 
@@ -216,7 +216,7 @@ _USUAL_LAYERS = 32
 
 
 def _usual_lengths(total: int) -> tuple[int, ...]:
-    """So many elements as a network without a dominant layer has them: later layers are larger, weights have biases."""
+    """Return `total` elements as in a network without a dominant layer: later layers grow, weights have biases."""
     shares = [1.08**number for number in range(_USUAL_LAYERS)]
     weights = [int(total * share / sum(shares)) for share in shares]
     weights[-1] += total - sum(weights)

@@ -1,8 +1,8 @@
-"""What an exchange sends, bucket by bucket: the rounds and bytes that collectives and strategies state themselves.
+"""Messages of an exchange, bucket by bucket: the rounds and bytes that collectives and strategies state themselves.
 
-What packing and unpacking takes is an unknown of the timeline, for each form, which only runs with it tell.
+The time for packing and unpacking is an unknown of the timeline for each form, which only runs with it show.
 
-Here these are divided over the levels of the network: memory within a node, the way between nodes.
+This module divides messages over the levels of the network: memory within a node, links between nodes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hpcdl.strategies.parameter_server.placement import plan
 from hpcdl.strategies.table import ALIASES
 
 _ROUNDS = 2
-"""To all others at once, and back; of topk first how many values come."""
+"""Rounds: to all others at once, and back; for topk first the number of values."""
 _UNIT = 1 << 30
-"""Bytes of an all-reduce that are large enough for its cost to be in proportion to them."""
+"""Bytes of an all-reduce that are enough for its cost to be proportional to them."""
 _SCALE_BYTES = 4
 
 
 def coded_messages(job: StepJob, share: float, network: Network) -> Messages:
-    """The messages of a `share` of all gradients of a job whose form is coded.
+    """Return the messages for a `share` of all gradients of a job with a coded form.
 
     Powersgd sums two thin matrices by the strategy's own all-reduce. The others send each rank its part directly.
     """
@@ -58,15 +58,15 @@ def coded_messages(job: StepJob, share: float, network: Network) -> Messages:
 
 
 def _directly_sent(kind: str, workers: int) -> float:
-    """Of each coded byte, how many a rank sends: all of them to each other one, or a part there and a sum back."""
+    """Return bytes sent by a rank per coded byte: all of them to each other rank, or a part there and a sum back."""
     return workers - 1.0 if kind == "topk" else (workers - 1) / workers
 
 
 def coded_bytes_of(runs: Sequence[Run]) -> dict[str, float]:
-    """What stands for the bytes of each form that `runs` of one network have: `StepJob.coded_bytes`.
+    """Return `StepJob.coded_bytes` for each form that `runs` of one network have.
 
-    By the median of what those of several workers counted. Where none has counted, or workers do not exchange in each
-    step, by the form's own size. Forms of which neither is known are not in it.
+    It is the median of the counts in runs of several workers. If none has counted, or workers do not exchange in each
+    step, it is the form's own size. Forms without either are missing.
     """
     counted: dict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -99,19 +99,19 @@ def _counted(run: Run, form: str) -> list[float]:
 def _kind(form: str) -> str:
     try:
         return parse_compression(form).kind
-    except ValueError:  # a later version's, or a damaged record's
+    except ValueError:  # a form of a later version, or a damaged record
         return ""
 
 
 def _num_values(runs: Sequence[Run]) -> int:
-    """Of all gradients; 0 where nothing tells."""
+    """Return the number of values of all gradients; 0 if unknown."""
     recorded = (sum(run.gradient_elements) or (run.gradient_bytes or 0) // ITEM_BYTES for run in runs)
     known = next(filter(None, recorded), 0)
     return known or (sum(lengths_of(runs[0].model, None)) if layers_known(runs[0].model) else 0)
 
 
 def _own_size(form: str, num_values: int) -> float | None:
-    """By what the form is, of so many values; None for thin matrices, whose sides are not known."""
+    """Return the form's own size for `num_values` values; None for thin matrices, whose sides are unknown."""
     kind = _kind(form)
     if not num_values:
         return None
@@ -123,7 +123,7 @@ def _own_size(form: str, num_values: int) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """Rounds and bytes that follow one another, by level; `summed` bytes are added up on the way."""
+    """Consecutive rounds and bytes, by level of the network. `summed` bytes are added up on the way."""
 
     memory_rounds: float = 0.0
     memory_bytes: float = 0.0
@@ -137,7 +137,7 @@ NOTHING = Messages()
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLoad:
-    """What one worker sends the busiest server in one bucket, in bytes, and what it sends all servers together."""
+    """Bytes that one worker sends in one bucket to the busiest server, and to all servers together."""
 
     busiest: float
     all_servers: float
@@ -145,7 +145,7 @@ class BucketLoad:
 
 @functools.lru_cache(maxsize=4096)
 def cost_of(name: str, num_ranks: int, num_bytes: int, num_nodes: int = 1) -> Cost:
-    """What the all-reduce itself says."""
+    """Return the cost that the all-reduce itself states."""
     module = importlib.import_module(COLLECTIVES.entry(name).target.partition(":")[0])
     whole = max(ITEM_BYTES, num_bytes // ITEM_BYTES * ITEM_BYTES)
     extra = {"num_nodes": num_nodes} if name == "hierarchical" else {}
@@ -154,7 +154,7 @@ def cost_of(name: str, num_ranks: int, num_bytes: int, num_nodes: int = 1) -> Co
 
 
 def allreduce_messages(strategy: str, job: StepJob, num_bytes: int, network: Network) -> Messages:
-    """The messages of one all-reduce of `num_bytes` by `strategy` over the workers."""
+    """Return the messages of one all-reduce of `num_bytes` by `strategy` over the workers."""
     name = ALIASES.get(strategy, strategy)
     name = _SAME_MESSAGES.get(name, name)
     if name == "auto":
@@ -182,7 +182,7 @@ _SAME_MESSAGES = {"grpc-ring": "ring", "nccl": "ring"}
 
 
 def _hierarchical(job: StepJob, num_bytes: int) -> Messages:
-    """Copies into and out of the window, and a share of the sums, in memory; a ring of lanes between nodes."""
+    """Count copies into and out of the window and a share of the sums in memory, and a ring of lanes between nodes."""
     per_node = max(1, math.ceil(job.workers / job.nodes))
     in_memory = 0.0 if per_node == 1 else 2.0 * num_bytes
     if job.local:
@@ -197,7 +197,7 @@ def _hierarchical(job: StepJob, num_bytes: int) -> Messages:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareAbroad:
-    """Of an all-reduce: shares of rounds and bytes that leave the node, and ranks that share its link then."""
+    """Shares of an all-reduce's rounds and bytes that leave the node, and the ranks that share its link then."""
 
     rounds: float
     bytes: float
@@ -205,7 +205,7 @@ class ShareAbroad:
 
 
 def _by_distance(job: StepJob) -> ShareAbroad:
-    """Partners at power-of-two distances: far ones swap the long messages, all ranks of a node at once."""
+    """Partners at power-of-two distances: distant ones swap the long messages, all ranks of a node at once."""
     total = max(1.0, math.log2(job.workers))
     abroad = math.log2(job.nodes) / total
     share = (1 - 1 / job.nodes) / (1 - 1 / job.workers)
@@ -235,7 +235,7 @@ _SHARES_ABROAD: Mapping[str, Callable[[StepJob], ShareAbroad]] = {
 
 @functools.lru_cache(maxsize=4096)
 def buckets_of(job: StepJob) -> tuple[int, ...]:
-    """Bytes of each bucket, in the order in which they leave."""
+    """Return the bytes of each bucket, in sending order."""
     sizes = [ITEM_BYTES * length // job.shrunk for length in job.lengths]
     plan_of_buckets = plan_buckets(sizes, job.bucket_bytes, small_first=True)
     return tuple(sum(sizes[index] for index in bucket) for bucket in plan_of_buckets)
@@ -243,9 +243,9 @@ def buckets_of(job: StepJob) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def server_loads(job: StepJob) -> tuple[BucketLoad, ...]:
-    """What each bucket puts on the servers, by the placement's true bytes."""
+    """Return each bucket's load on the servers, by the exact bytes of the placement."""
     placement = job.placement or DEFAULT_PLACEMENTS.get(job.strategy, "split")
-    # TensorFlow sends every variable by itself, as it comes: one bucket, whose busiest server bounds it.
+    # TensorFlow sends every variable separately, as it comes: one bucket, limited by its busiest server.
     bucket_bytes = job.bucket_bytes if job.strategy == "ps" else ITEM_BYTES * sum(job.lengths) + 1
     found = []
     for bucket in plan(job.lengths, job.servers, placement, bucket_bytes):

@@ -1,7 +1,7 @@
-"""What is known of a network before anything ran on it: a file, a name, two numbers, or a measured all-reduce.
+"""What is known of a network before a run: a file, a name, two numbers, or a measured all-reduce.
 
 A link carries n bytes in latency + n / bandwidth. There are three levels: memory (ranks of one node), node (two nodes),
-switch (nodes under different switches). What is not stated stays unknown, within what networks usually are.
+switch (nodes under different switches). Values that are not stated are unknown, within the usual range of networks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AllreduceTime:
 class Network:
     """Latencies in seconds, bandwidths in bytes per second; None means unknown.
 
-    `spread` is the standard deviation of the logarithm of what is stated. `nodes_per_switch` nodes share `uplinks`
+    `spread` is the standard deviation of the logarithm of the stated values. `nodes_per_switch` nodes share `uplinks`
     links of the same bandwidth. `measured` holds all-reduces that were timed on it.
     """
 
@@ -60,7 +60,7 @@ class Network:
                 raise UsageError(f"--network {self.name}: {key} is {value}; a network has more than nothing of it")
 
     def oversubscription(self, num_nodes: int) -> float:
-        """How many times longer bytes take that all nodes send far away at once: 1 on a full fat tree."""
+        """Return how much longer bytes take if all nodes send to distant ones at once: 1 on a full fat tree."""
         if self.nodes_per_switch is None or num_nodes <= self.nodes_per_switch:
             return 1.0
         share_crossing = 1 - self.nodes_per_switch / num_nodes
@@ -78,12 +78,12 @@ _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "ns": 1e-9, "s": 1.0, "": 1.0}
 
 
 def network_names(folder: Path | None = None) -> list[str]:
-    """The names that `--network` takes."""
+    """Return the names that `--network` takes."""
     return sorted(path.stem for path in (folder or share_folder() / "networks").glob("*.toml"))
 
 
 def read_network(choice: str) -> Network:
-    """The network that `choice` names, states or has measured; UsageError where it does neither."""
+    """Return the network that `choice` names, states or has measured. Raises UsageError if it does none of these."""
     if "," in choice and not Path(choice).is_file():
         return _from_numbers(choice)
     if choice in network_names():
@@ -126,7 +126,7 @@ def _from_table(path: Path) -> Network:
 
 
 def _from_bench(path: Path) -> Network:
-    """What `hpcdl bench allreduce --json` printed."""
+    """Return the network in the output of `hpcdl bench allreduce --json`."""
     try:
         document: Mapping[str, Any] = read_json(path)
         link, ranks, nodes = document["link"], int(document["ranks"]), int(document["nodes"])
@@ -146,6 +146,6 @@ def _from_bench(path: Path) -> Network:
     if not per_byte > 0 or ranks < 2 or any(not 0 < row.seconds < math.inf for row in measured):
         raise UsageError(f"--network {path}: its link's time does not grow with size; measure larger --sizes")
     known: dict[str, Any] = {"latency_s": max(latency, 1e-8), "bytes_per_second": 1 / per_byte}
-    if nodes == 1:  # it says what memory does, and nothing of the way to another node
+    if nodes == 1:  # it measures memory, and nothing between nodes
         known = {f"memory_{key}": value for key, value in known.items()}
     return Network(name=path.name, spread=0.3, measured=measured, **known)

@@ -1,7 +1,7 @@
-"""What a report says of sizes that its runs have not reached, and forecasts as figures.
+"""A report's forecasts for sizes that its runs have not reached, and forecasts as figures.
 
-A report asks nothing, so what is usual is answered: twice to sixteen times the largest measured size. It may be of
-thousands of runs and has to be quick: of many settings some are taken, and it is said which.
+A report has no question, so it answers the usual one: two to sixteen times the largest measured size. It must be quick
+for thousands of runs: of many settings it takes some, and names them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.prediction import forecast_figure
 
 MOST_SUBJECTS = 2
-"""Of a report: each takes about half a second."""
+"""Maximum number of subjects in a report, because each takes about half a second."""
 MOST_STRATEGIES = 4
 MOST_SIZES = 4
-"""Of a strategy: the smallest, and the largest ones."""
+"""Maximum number of sizes of a strategy: the smallest, and the largest ones."""
 _TIMELINE_KNOWS = frozenset(
     (
         "compress",
@@ -43,16 +43,16 @@ _TIMELINE_KNOWS = frozenset(
         "trace",
     )
 )
-"""Settings that cost time and that a forecast goes by; runs that differ in another one are never mixed.
+"""Settings that affect time and that a forecast models; runs that differ in another one are never mixed.
 
-Recording a trace costs less than runs differ.
+Recording a trace costs less than the differences between runs.
 """
 
 
 def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outlook]:
-    """For each network on each kind of node, those of most runs first, its forecasts or the reason why there are none.
+    """Return for each network on each kind of node, most runs first, its forecasts or the reason why there are none.
 
-    `runs` know what sets them apart (report/analysis/settings.py); `traced` are those of them that have traces.
+    `runs` have their distinguishing settings (report/analysis/settings.py); `traced` are those with traces.
     """
     groups: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
@@ -73,7 +73,7 @@ def _kind(run: Run) -> tuple[Any, ...]:
 
 
 def _subjects(firsts: Sequence[Run]) -> list[str]:
-    """A name for each kind: its network, and what else differs."""
+    """Return a name for each kind: its network, and what else differs."""
     kinds = [_kind(run) for run in firsts]
     values = list(zip(*((str(item) for item in kind[:4]) for kind in kinds), strict=True))
     places = [0, *(place for place in range(1, 4) if len(set(values[place])) > 1)] if kinds else []
@@ -99,7 +99,7 @@ def _outlook(subject: str, runs: Sequence[Run], traced: Sequence[TracedRun]) -> 
 
 
 def _taken(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """Those of `runs` that forecasts are made from, and what was left aside, in words."""
+    """Return those `runs` that forecasts use, and a text about the others."""
     taken, aside = list(runs), []
     if len({_setting(run) for run in runs}) <= MOST_STRATEGIES * MOST_SIZES:
         return taken, ""
@@ -144,16 +144,16 @@ def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
 
 
 def draw(predictions: Sequence[Mapping[str, Any]], folder: Path, counted: str) -> list[Path]:
-    """Write efficiency and throughput against nodes, one pair for each network, as SVG files into `folder`.
+    """Write efficiency and throughput against nodes, a pair for each network, as SVG files into `folder`.
 
-    `predictions` are rows of an answer's document, `counted` is what their throughputs count.
+    `predictions` are rows of an answer's document; `counted` is the unit of their throughputs.
     """
     make_output_folder(folder)
     figures = []
     for model in dict.fromkeys(row["model"] for row in predictions):
         rows = [row for row in predictions if row["model"] == model]
         for measure in ("efficiency", "throughput"):
-            name = re.sub(r"[^\w.-]", "-", model)  # a user's own is a path
+            name = re.sub(r"[^\w.-]", "-", model)  # a user's own model is a path
             figures.append(forecast_figure(f"{name}-{measure}", measure, rows, counted))
     check_outputs(folder / f"{figure.name}.svg" for figure in figures)
     return [path for figure in figures for path in save(figure, svg(figure), folder, ["svg"])]

@@ -1,8 +1,8 @@
 """The timeline of one step: a small discrete-event simulation, for many sets of parameters at once.
 
 Events are gradients that become ready, bucket by bucket, on the slowest of n workers; all-reduces that begin when their
-gradients are there and the one before is over; requests that queue at servers. Arrays are (parameter sets, steps): the
-steps stand for the distribution of what workers take, at evenly spaced probabilities, so that nothing is random.
+gradients are ready and the previous one is over; requests that queue at servers. Arrays are (parameter sets, steps):
+the steps represent the distribution of workers' times at evenly spaced probabilities, so that nothing is random.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 Parameters = Mapping[str, "Array"]
-"""Values by name (calibration.py), (parameter sets,) each."""
+"""Values by name (calibration.py), with shape (parameter sets,) each."""
 
 NUM_STEPS = 16
 BACKWARD_SHARE = 2 / 3
-"""Of computing, back-propagation takes two thirds: twice the forward pass."""
+"""Back-propagation takes two thirds of computing: twice the forward pass."""
 MESSAGE_BYTES = 2 << 20
-"""A server takes two messages of 1 MiB of each worker at once, and sums and sends them while the next are under way."""
+"""A server takes two messages of 1 MiB from each worker at once, and sums and sends them while others arrive."""
 GRID = 24
-"""Workers whose arrival at a server is followed one by one; of more, as many stand for all."""
+"""Maximum number of workers whose arrivals at a server are simulated. If there are more, these represent all."""
 QUEUE_ROUNDS = 10
 QUEUE_EVENTS = 60_000
 LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update", "coding")
@@ -40,7 +40,7 @@ LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "in
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Mean seconds of a step and of computing, and what the rest of it is lost to, (parameter sets,) each."""
+    """Mean seconds of a step and of computing, and the losses that make up the rest, (parameter sets,) each."""
 
     seconds: Array
     compute: Array
@@ -48,7 +48,7 @@ class StepTime:
 
 
 def simulate(job: StepJob, parameters: Parameters, network: Network) -> StepTime:
-    """The step of `job` for each set of parameters."""
+    """Return the step of `job` for each set of parameters."""
     compute = compute_seconds(job, parameters)
     timeline = _TIMELINES["single" if job.alone else kind_of(job.strategy)]
     losses = {**timeline(job, parameters, network, compute)}
@@ -63,7 +63,7 @@ def simulate(job: StepJob, parameters: Parameters, network: Network) -> StepTime
 
 
 def compute_seconds(job: StepJob, parameters: Parameters) -> Array:
-    """Mean seconds of computing of one worker."""
+    """Return the mean seconds of computing of one worker."""
     seconds: Array = parameters["image_s"] * (job.batch + parameters["batch_overhead"])
     if job.threads:
         seconds = seconds * job.threads ** -parameters["thread_power"]
@@ -71,20 +71,20 @@ def compute_seconds(job: StepJob, parameters: Parameters) -> Array:
 
 
 def coding_seconds(job: StepJob, parameters: Parameters) -> Array:
-    """What a worker computes to pack and unpack all gradients once, beside nothing: it takes the processor."""
+    """Return a worker's seconds to pack and unpack all gradients once. Nothing hides them: they need the processor."""
     result: Array = parameters[f"coding {job.compress}"] * sum(job.lengths)
     return result
 
 
 def exchange_seconds(job: StepJob, parameters: Parameters, network: Network) -> Array:
-    """One all-reduce of all gradients at once, with nothing beside it."""
+    """Return the seconds of one all-reduce of all gradients at once, with nothing beside it."""
     times = _by_cause(_unit_seconds(job, parameters) * _whole_messages(job.strategy, job, network))
     result: Array = numpy.maximum(_sum(times.values()), 1e-9)
     return result
 
 
 def _mean(steps: Array) -> Array:
-    """Over the steps, or workers, of each set; `mean` itself takes longer for so few."""
+    """Return the mean over the steps, or workers, of each set; `mean` itself takes longer for so few values."""
     result: Array = numpy.add.reduce(steps, axis=1) / steps.shape[1]
     return result
 
@@ -95,7 +95,7 @@ def _sum(arrays: Iterable[Array]) -> Array:
 
 
 def slowest_of(num: int, noise: Array) -> Array:
-    """The largest of `num` lognormal factors of mean 1 and coefficient of variation `noise`: (sets, steps).
+    """Return the largest of `num` lognormal factors of mean 1 and coefficient of variation `noise`: (sets, steps).
 
     The quantile of the largest of n at probability u is that of one at u^(1/n).
     """
@@ -106,7 +106,7 @@ def slowest_of(num: int, noise: Array) -> Array:
 
 @functools.lru_cache(maxsize=1024)
 def _deviations(num: int) -> Array:
-    """One standard normal deviation and the largest of `num`, at evenly spaced probabilities: (2, 1, steps)."""
+    """Return one standard normal deviation and the largest of `num`, at evenly spaced probabilities: (2, 1, steps)."""
     from scipy.special import ndtri
 
     chances = (numpy.arange(NUM_STEPS) + 0.5) / NUM_STEPS
@@ -114,9 +114,9 @@ def _deviations(num: int) -> Array:
 
 
 def in_order(num: int, noise: Array) -> tuple[Array, Array]:
-    """Factors of workers from the fastest to the slowest, at most GRID of them, and how many come with or after each.
+    """Return factors of at most GRID workers, fastest first, and the number of workers from each on to the slowest.
 
-    (sets, grid) and (grid,).
+    Their shapes are (sets, grid) and (grid,).
     """
     deviations, behind = _grid(num)
     return _factors(noise, deviations), behind
@@ -145,7 +145,7 @@ def _single(job: StepJob, p: Parameters, network: Network, compute: Array) -> Lo
 
 
 def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """Buckets leave while back-propagation goes on, one after the other; the last one's end is the exchange's."""
+    """Simulate buckets that leave one after another during back-propagation. The exchange ends with the last one."""
     slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
     messages = _bucket_messages(job, network)
     unit = _unit_seconds(job, p)
@@ -162,7 +162,7 @@ def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) ->
 
 @functools.lru_cache(maxsize=4096)
 def _bucket_messages(job: StepJob, network: Network) -> Array:
-    """Rounds and bytes between nodes, rounds and bytes in memory, bytes summed, of each bucket: (buckets, 5)."""
+    """Return rounds and bytes between nodes, rounds and bytes in memory, and summed bytes per bucket: (buckets, 5)."""
     sizes = buckets_of(job)
     if job.coded:
         found = [coded_messages(job, size / sum(sizes), network) for size in sizes]
@@ -173,7 +173,7 @@ def _bucket_messages(job: StepJob, network: Network) -> Array:
 
 @functools.lru_cache(maxsize=4096)
 def _whole_messages(strategy: str, job: StepJob, network: Network) -> Array:
-    """The same of all gradients at once by `strategy`: (5,)."""
+    """Return the same for all gradients at once by `strategy`: (5,)."""
     return numpy.array(_amounts(allreduce_messages(strategy, job, job.num_bytes, network)))
 
 
@@ -182,7 +182,7 @@ def _amounts(messages: Messages) -> tuple[float, ...]:
 
 
 def _unit_seconds(job: StepJob, p: Parameters) -> Array:
-    """What one of each of these takes: (sets, 5)."""
+    """Return the seconds of one unit of each of these amounts: (sets, 5)."""
     efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
     costs = (
         p["latency_s"],
@@ -195,15 +195,15 @@ def _unit_seconds(job: StepJob, p: Parameters) -> Array:
 
 
 def _by_cause(seconds: Array) -> Losses:
-    """Such seconds by what they are spent on."""
+    """Return such seconds by their cause."""
     in_memory = seconds[:, 2] + seconds[:, 3]
     return {"latency": seconds[:, 0], "link": seconds[:, 1], "memory": in_memory, "summing": seconds[:, 4]}
 
 
 def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Array]:
-    """When each bucket of so many bytes has its gradients, as a share of computing: (sets, 1) each.
+    """Return when each bucket of `sizes` bytes has its gradients, as a share of computing: (sets, 1) each.
 
-    As traces show it by bytes; without one in even steps over back-propagation.
+    The times follow a trace, by bytes; without one they are even steps over back-propagation.
     """
     if job.ready:
         share, ready = zip((0.0, 1 - BACKWARD_SHARE), *job.ready, strict=True)
@@ -214,20 +214,20 @@ def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Arra
 
 
 def _contention(job: StepJob, p: Parameters) -> Array:
-    """How much longer bytes take where many nodes send at once: 1 for two."""
+    """Return the factor by which bytes take longer if many nodes send at once: 1 for two."""
     result: Array = (max(job.nodes, 2) / 2) ** p["contention"]
     return result
 
 
 def _shares(exposed: Array, whole: Losses) -> Losses:
-    """Exposed seconds, divided as all of the exchange is."""
+    """Return exposed seconds, divided among causes as the whole exchange is."""
     total = _sum(whole.values())
     scale = exposed / numpy.maximum(total, 1e-30)
     return {name: seconds * scale for name, seconds in whole.items()}
 
 
 def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """Every worker's bucket queues at the busiest server, which sums piece by piece and sends the means back."""
+    """Simulate workers' buckets that queue at the busiest server, which sums pieces and sends the means back."""
     if job.strategy == "grpc-ps":
         return _grpc_servers(job, p, compute)
     slowest = compute[:, None] * slowest_of(job.workers, p["noise"])
@@ -245,7 +245,7 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
         came = numpy.maximum(numpy.maximum(came + job.workers * served[:, None], crowd), sent)
-        # The last pieces of all servers' means come to a worker through its own link.
+        # The last pieces of all servers' means reach a worker through its own link.
         piece = min(load.busiest, MESSAGE_BYTES) * byte_s
         own_pieces = min(load.all_servers, job.servers * MESSAGE_BYTES) * link_s
         passed = gone + numpy.maximum(job.workers * served[:, None], own_link)
@@ -260,15 +260,15 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
 
 
 def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, Array], Array]:
-    """When a server is through with a bucket if its workers come at once: the latest of what each of them allows.
+    """Return a function for when a server finishes a bucket if its workers come at once: the latest of their bounds.
 
-    `arrivals` (sets, grid) ascend, none counts later than the slowest worker's (sets, steps), and `behind` (grid,) come
-    with or after each. Those before the slowest are the same in all steps; of the others the first has most behind. The
-    result takes the share of computing after which the bucket is ready and the seconds it is served, (sets, 1).
+    `arrivals` (sets, grid) ascend; none counts later than the slowest worker's (sets, steps). `behind` (grid,) workers
+    come with or after each. Those before the slowest are the same in all steps; of the others the first has most behind
+    it. The function takes the share of computing after which the bucket is ready and its seconds of service, (sets, 1).
     """
     before = (arrivals[:, :, None] <= slowest[:, None, :]).sum(axis=1)
     late = numpy.append(behind, 0.0)[before]
-    early = numpy.zeros((len(arrivals), arrivals.shape[1] + 1))  # before the first there is nobody
+    early = numpy.zeros((len(arrivals), arrivals.shape[1] + 1))  # no worker is before the first
     places = before + numpy.arange(len(arrivals))[:, None] * early.shape[1]
 
     def crowd(ready: Array, served: Array) -> Array:
@@ -280,19 +280,19 @@ def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, A
 
 
 def _port(job: StepJob, p: Parameters, network: Network) -> tuple[Array, Array]:
-    """Seconds per byte at the busiest server's port, which others may share, and of a message's way."""
+    """Return seconds per byte at the busiest server's port, which others may share, and a message's latency."""
     if job.local:
         return p["memory_byte_s"] * p["server_factor"], p["memory_latency_s"]
     per_node = -(-job.servers // job.server_nodes) if job.server_nodes else -(-job.servers // job.nodes)
     crowding = float(per_node)
-    if not job.server_nodes:  # its node's workers send and receive through the same port
+    if not job.server_nodes:  # the workers of its node send and receive through the same port
         crowding += job.workers_per_node * job.servers / max(1, job.workers)
     far = network.oversubscription(job.nodes)
     return p["byte_s"] * p["server_factor"] * crowding * far * _contention(job, p), p["latency_s"]
 
 
 def _grpc_servers(job: StepJob, p: Parameters, compute: Array) -> Losses:
-    """TensorFlow sends variables as they come and fetches them as they are needed: beside the whole step."""
+    """Simulate TensorFlow, which sends variables as they come and fetches them when needed, beside the whole step."""
     slowest = _mean(compute[:, None] * slowest_of(job.workers, p["noise"]))
     busiest = sum(load.busiest for load in server_loads(job))
     efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
@@ -305,7 +305,7 @@ def _grpc_servers(job: StepJob, p: Parameters, compute: Array) -> Losses:
 
 
 def _center(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """Workers exchange with a center every `period` steps: in rank order, as they come, or without a lock."""
+    """Simulate exchanges with a center every `period` steps: in rank order, in order of arrival, or without a lock."""
     method = METHODS[job.strategy]
     between = job.period * compute
     efficacy = numpy.exp(p.get(f"efficacy {job.label}", 0.0 * p["noise"]))
@@ -325,13 +325,13 @@ def _center(job: StepJob, p: Parameters, network: Network, compute: Array) -> Lo
 
 
 class _Queue:
-    """Discrete events of workers that compute, ask, wait and go on, until the queue has settled."""
+    """Discrete events of workers that compute, request, wait and continue, until the queue is in a steady state."""
 
     def __init__(self, workers: int, *, in_order: bool, overlapped: bool) -> None:
         self._workers, self._in_order, self._overlapped = workers, in_order, overlapped
 
     def stretch(self, between: Array, served: Array, noise: Array) -> Array:
-        """How much longer than its bound a worker's cycle is, for each set: simulated for some, the others between."""
+        """Return a worker's cycle relative to its bound, for each set: simulated for some, interpolated for others."""
         load = self._workers * served / (between + served)
         size = min(len(load), max(4, QUEUE_EVENTS // self._workers))
         chosen = numpy.argsort(load)[numpy.linspace(0, len(load) - 1, size).round().astype(int)]
@@ -361,7 +361,7 @@ class _Queue:
             if order is not None:
                 ends = numpy.empty(shape)
                 ends.ravel()[order] = done
-            # What is overlapped asks at once for the next exchange, and goes on once both are over.
+            # With overlap a worker requests the next exchange at once, and continues when both are over.
             arrived = numpy.maximum(arrived + computing[number], ends) if self._overlapped else ends + computing[number]
         cycles: Array = (_mean(arrived) - settled) / (QUEUE_ROUNDS - half)
         return cycles
@@ -369,13 +369,13 @@ class _Queue:
 
 @functools.lru_cache(maxsize=24)
 def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
-    """The same in every simulation: when workers first ask, (sets, workers), and deviations for each round of them."""
+    """Return constant random numbers: when workers first request, (sets, workers), and deviations for each round."""
     random = numpy.random.default_rng(0)
     return random.random(shape), numpy.stack([random.standard_normal(shape) for _ in range(QUEUE_ROUNDS)])
 
 
 def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """All workers exchange at once every `period` steps; variant 3 beside the computing."""
+    """Simulate exchanges of all workers at once every `period` steps; in variant 3 they overlap computing."""
     factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(job.period))
     slowest = _mean(compute[:, None] * factors)
     whole = _by_cause(_unit_seconds(job, p) * _whole_messages(_EASGD_SUMS[job.variant], job, network))
@@ -388,8 +388,8 @@ def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -
 
 
 def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:
-    """One all-reduce of all weights every `period` steps, with nothing beside it; or of each fragment, beside steps."""
-    alone = job.period_within or job.period / job.fragments  # steps that nobody is waited for
+    """Simulate an all-reduce of all weights every `period` steps without overlap, or of each fragment beside steps."""
+    alone = job.period_within or job.period / job.fragments  # steps without waiting for other workers
     factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(alone))
     slowest = _mean(compute[:, None] * factors)
     whole = _by_cause(_unit_seconds(job, p) * _fragment_messages(job, network))
@@ -406,7 +406,7 @@ def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _fragment_messages(job: StepJob, network: Network) -> Array:
-    """As `_whole_messages`, of one of the fragments that all weights are exchanged in."""
+    """Return `_whole_messages` for one of the fragments in which all weights are exchanged."""
     if job.coded:
         return numpy.array(_amounts(coded_messages(job, 1 / job.fragments, network)))
     return numpy.array(_amounts(allreduce_messages("auto", job, job.num_bytes // job.fragments, network)))

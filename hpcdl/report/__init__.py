@@ -1,1 +1,1 @@
-"""From records to a report: records -> tables -> figures -> renderers; everything before the renderers is pure."""
+"""From records to a report: records -> tables -> figures -> renderers. Everything before the renderers is pure."""

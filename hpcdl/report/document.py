@@ -1,6 +1,6 @@
-"""What a report is made of, before anything is drawn: sections of text, tables and figures. Values, not strings.
+"""The parts of a report before anything is drawn: sections of text, tables and figures. They are values, not strings.
 
-A table's cells have one spelling of a number for all renderers.
+All renderers write the numbers in a table's cells in the same way.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpcdl.core.units import format_bytes, format_count, format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with the half width of its 95 % interval, None where it was measured once; `n` runs.
+    """A value with the half width of its 95 % interval (None if it was measured once), from `n` runs.
 
-    `seen`: the smallest and the largest value, where they are known. They stand in a table where the interval says
-    nothing: of two runs, and of runs so far apart that it would reach below 0.
+    `seen`: the smallest and the largest value, if known. A table shows them instead of an interval that says nothing:
+    for two runs, and for runs so far apart that the interval would reach below 0.
     """
 
     value: float
@@ -31,7 +31,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Interval | None:
-        """Mean and half width of the values that are known, finite and not negative; None without any."""
+        """Return mean and half width of the known, finite, non-negative values; None without any."""
         known = [value for value in values if value is not None and math.isfinite(value) and value >= 0]
         if not known:
             return None
@@ -40,9 +40,9 @@ class Interval:
 
     @classmethod
     def of_ratio(cls, pairs: Iterable[tuple[float, float] | None]) -> Interval | None:
-        """The ratio of two means, with the half width of a ratio estimator (Cochran, Sampling Techniques, chapter 6).
+        """Return the ratio of two means, its half width by a ratio estimator (Cochran, Sampling Techniques, chapter 6).
 
-        It is the share that the means themselves have, which the mean of the pairs' ratios is not.
+        It is the ratio of the means themselves, unlike the mean of the pairs' ratios.
         """
         known = [pair for pair in pairs if pair is not None]
         total = sum(whole for _, whole in known)
@@ -56,9 +56,9 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """A value with an interval that need not be symmetric, such as one of logarithms; None is an open end.
+    """A value with an interval that may be asymmetric, such as one of logarithms; None is an open end.
 
-    `n` runs, where it is a measurement.
+    `n` is the number of runs of a measurement.
     """
 
     value: float | None
@@ -72,20 +72,20 @@ Cell = str | int | float | Interval | Bounds | None
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """`kind` says how values are written: text, count, number, rate, percent, seconds, bytes."""
+    """A column of a table. `kind` says how to write its values: text, count, number, rate, percent, seconds, bytes."""
 
     name: str
     kind: str = "text"
 
     @classmethod
     def rate(cls, counted: str) -> Column:
-        """The column of throughputs; `counted` is what the report's runs count."""
+        """Return a column for throughputs. `counted` is the unit that the report's runs count."""
         return cls(name=f"{counted}/s", kind="rate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells; `note` stands below."""
+    """Rows of cells. `note` is printed below them."""
 
     title: str
     columns: Sequence[Column]
@@ -95,10 +95,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of a figure. `style`: measured (markers, line, error bars), dots (the same without the line), line,
-    ideal (dashed), fit (dotted), published (stars), stack (bars piled up; x are their names).
+    """Points of a figure. `style`: measured (markers, line, error bars), dots (the same without the line), line, ideal
+    (dashed), fit (dotted), published (stars), stack (stacked bars; x are their names).
 
-    `low` and `high` are the ends of error bars, None where there is none.
+    `low` and `high` are the ends of error bars, None if there is none.
     """
 
     label: str
@@ -108,16 +108,16 @@ class Series:
     high: Sequence[float | None] = ()
     style: str = "measured"
     color: int = 0
-    """Of a curve: its place in the palette's CURVES. Series of one figure that belong together have the same."""
+    """For a curve: its index in the palette's CURVES. Series of one figure that belong together share it."""
     strategy: str = ""
-    """Whose curve it is: a strategy has one colour in all figures of a document."""
+    """The strategy of the curve, which has one color in all figures of a document."""
     part: str = ""
-    """Of a stack: its name in the palette's PARTS."""
+    """For a stack: its name in the palette's PARTS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A plot: its data, what it shows in words (`alt`), and the same numbers as a table."""
+    """A plot: its data, a text that says what it shows (`alt`), and the same numbers as a table."""
 
     name: str
     title: str
@@ -130,14 +130,14 @@ class Figure:
     y_log: bool = False
     y_percent: bool = False
     x_counts: bool = True
-    """Whether ticks of a logarithmic x axis stand at the points; else at powers of two."""
+    """Whether ticks of a logarithmic x axis are at the points; else they are at powers of two."""
     square: bool = False
-    """Both axes alike, so that what is proportional to x is the diagonal."""
+    """Whether both axes have the same scale, so that values proportional to x are on the diagonal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Lines whose columns matter, a drawing in plain characters; `alt` says in words what they show."""
+    """Lines with fixed columns, a drawing in plain characters. `alt` says in words what they show."""
 
     title: str
     alt: str
@@ -146,7 +146,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One part of a report; it exists only where its data does."""
+    """One part of a report. It exists only if its data do."""
 
     name: str
     title: str
@@ -156,7 +156,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A whole report; `data` is what report.json holds, `rows` what scaling.csv holds."""
+    """A whole report. `data` is the content of report.json, `rows` that of scaling.csv."""
 
     title: str
     summary: Sequence[str]
@@ -166,11 +166,11 @@ class Document:
     rows: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
     def figures(self) -> list[Figure]:
-        """Every figure, in order."""
+        """Return every figure, in order."""
         return [item for section in self.sections for item in section.items if isinstance(item, Figure)]
 
     def tables(self) -> dict[str, Table]:
-        """Every table by a name for its file: that of its section, and its title in small letters and dashes."""
+        """Return every table by a file name: that of its section, and its title in lower case with dashes."""
         found: dict[str, Table] = {}
         for section in self.sections:
             for item in section.items:
@@ -188,7 +188,7 @@ plain = printable
 
 
 def shortened(labels: Sequence[str], most: int) -> list[str]:
-    """Labels of at most about `most` characters that still differ: `1: async-easgd, batch…`."""
+    """Return labels of at most about `most` characters that still differ, such as `1: async-easgd, batch…`."""
     whole = [plain(label) for label in labels]
     if max(map(len, whole), default=0) <= most:
         return whole
@@ -200,7 +200,7 @@ def shortened(labels: Sequence[str], most: int) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three to four significant digits with thousands separators: `1,240`, `98.7`, `0.0123`."""
+    """Return three to four significant digits with thousands separators: `1,240`, `98.7`, `0.0123`."""
     if not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -214,7 +214,7 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as percent: `95.2 %`."""
+    """Return a share as percent: `95.2 %`."""
     return f"{100 * value:.1f} %" if math.isfinite(value) else MISSING
 
 
@@ -229,7 +229,7 @@ _WRITERS: Mapping[str, Callable[[float], str]] = {
 
 
 def cell_text(column: Column, cell: Cell) -> str:
-    """What stands in the cell."""
+    """Return the text of a cell."""
     if cell is None:
         return MISSING
     if isinstance(cell, str):
@@ -243,7 +243,7 @@ def cell_text(column: Column, cell: Cell) -> str:
 
 
 def is_numeric(column: Column) -> bool:
-    """Whether the column is aligned to the right."""
+    """Return whether the column is aligned to the right."""
     return column.kind != "text"
 
 
@@ -252,7 +252,7 @@ def _bounds(write: Callable[[float], str], cell: Bounds) -> str:
     if cell.low is None and cell.high is None:
         return f"{middle} †" if cell.n == 1 else middle
     if cell.low == cell.high == cell.value:
-        return middle  # a base: 1 by definition
+        return middle  # a base, which is 1 by definition
     ends = [MISSING if end is None else write(end) for end in (cell.low, cell.high)]
     unit = " %" if all(end.endswith(" %") for end in ends) else ""
     return f"{middle} [{', '.join(end.removesuffix(unit) for end in ends)}{unit}]"
@@ -273,7 +273,7 @@ def _interval(kind: str, write: Callable[[float], str], cell: Interval) -> str:
 
 
 def _same_digits(value: float, half: float) -> str:
-    """Value and half width to the digits that the half width justifies (two significant ones)."""
+    """Return value and half width with the digits that the half width justifies (two significant ones)."""
     if half <= 0:
         return f"{number(value)} ± 0"
     digits = max(0, 1 - math.floor(math.log10(half)))

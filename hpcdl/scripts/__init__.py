@@ -1,1 +1,1 @@
-"""hpcdl in a user's own Keras script."""
+"""Support for hpcdl in the user's own Keras script."""

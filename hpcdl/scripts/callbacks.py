@@ -1,4 +1,4 @@
-"""The Keras callback of a distributed `fit`, and what becomes of the others beside it."""
+"""The Keras callback of a distributed `fit`, and its effect on the other callbacks."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _OF_RECORD = {
     },
     **{name: name for name in ("loss", "val_loss")},
 }
-"""Keras's names of what a record's history has."""
+"""Keras's names of the fields of a record's history."""
 
 
 class AgreeOverRanks(keras.callbacks.Callback):
-    """Starts alike, evaluates alike, ends epochs together: see docs/how-to/scripts.md.
+    """Starts training and evaluates equally on all ranks, and ends epochs together: see docs/how-to/scripts.md.
 
-    It stands last in the list, wherever it is put: stop_training that any callback sets on one rank then counts on all.
+    It is always moved to the end of the list: stop_training that any callback sets on one rank then counts on all.
     """
 
     def __init__(self, here: Session, group: ScriptGroup, state: State | None = None) -> None:
         super().__init__()
-        own = group is not here.group  # a process set's, which talks beside its exchange
+        own = group is not here.group  # a process set's group, whose messages must not mix with those of its exchange
         self._communicator = group.keep("callbacks", group.messages.duplicate) if own else here.communicator
         self.group, self._run, self._seen = group, here.run, here.communicator.monitor
         self._state = state
@@ -59,17 +59,17 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
         self.checkpoints: list[Any] = []
-        """Keras's ModelCheckpoints of this fit, which look at the weights on rank 0 alone."""
+        """Keras's ModelCheckpoints of this fit, which check the weights on rank 0 only."""
         self._steps = self._epoch = 0
         self._epochs_before = 0
-        """Of a state, when the fit began."""
+        """Epochs of the state when the fit began."""
         self._counts_on: bool | None = None
-        """Whether the epochs of this fit come on top of those; None before its first one."""
-        self._alone = False  # in an evaluation outside a fit of its own
+        """Whether this fit's epochs are added to those; None before its first epoch."""
+        self._alone = False  # during an evaluation outside a fit
         self._began_s = self._mark_s = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AgreeOverRanks:
-        """One like it for another fit: KerasTuner copies its callbacks. What talks to the other ranks is one."""
+        """Return an equal callback for another fit: KerasTuner copies its callbacks. Both share one communicator."""
         return AgreeOverRanks(session(), self.group, self._state)
 
     @property
@@ -78,12 +78,12 @@ class AgreeOverRanks(keras.callbacks.Callback):
         return self._state is not None and self._state.waits
 
     def set_model(self, model: Any) -> None:
-        """Before the step is traced: see prepare_model."""
+        """Prepare the model before its step is traced: see prepare_model."""
         super().set_model(model)
         prepare_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start alike. UsageError where each rank would decide for itself whether to take a step, or update alone."""
+        """Make all ranks start alike. Raises UsageError if each rank would skip steps or update by itself."""
         optimizer = self.model.optimizer
         if hasattr(getattr(optimizer, "inner_optimizer", None), "exchanges"):
             raise UsageError(LATE_SCALE)
@@ -108,7 +108,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._began_s = time.monotonic()
 
     def _is_distributed(self) -> bool:
-        """By its own optimizer, or by those that a model with a train_step of its own holds."""
+        """Return whether its own optimizer, or one that a model with its own train_step holds, is distributed."""
         own_step = type(self.model).train_step is not keras.Model.train_step
         return own_step or any(hasattr(one, "exchanges") for one in optimizers_of(self.model))
 
@@ -116,7 +116,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         return [center for center in map(center_of, optimizers_of(self.model)) if center is not None]
 
     def _start_alike(self) -> None:
-        """Shared variables become rank 0's at each fit; what is a rank's own only once, where it begins."""
+        """Set shared variables to rank 0's at each fit, but a rank's own variables only once, when they begin."""
         begun = self.group.keep("own variables that have begun", set[str])
         new = [one for one in fixed_and_own(self.model) if key_of(one) not in begun]
         existing_alike(self.group, {key_of(one) for one in self.model.weights})
@@ -125,7 +125,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combined.begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Steps are counted from here on."""
+        """Count steps from here on."""
         self._epoch, self._steps = epoch, 0
         if self._counts_on is None:  # fit(epochs=n - state.epoch) begins at 0; with initial_epoch= Keras counts itself
             self._counts_on = epoch == 0
@@ -138,7 +138,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             one.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the step; save and leave where that is asked for."""
+        """Count the step. Save and leave if that is requested."""
         taken, self._steps = batch + 1 - self._steps, batch + 1
         now_s = time.monotonic()
         self._seen.doing(f"epoch {self._epoch + 1}", self._steps)
@@ -150,9 +150,9 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._state.commit()
 
     def _end_steps(self) -> None:
-        """The steps of an epoch are over on this rank: take part in those of the others, then stop where any has.
+        """End the epoch's steps on this rank: take part in those of the others, then stop if any rank stops.
 
-        A rank that had fewer steps takes over the weights of the one that had the most.
+        A rank with fewer steps takes the weights of the rank with the most.
         """
         last = self.group.join()
         by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
@@ -161,7 +161,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         over = stops or self._epoch + 1 == (self.params or {}).get("epochs")
         for one in self._centers():
             one.end_steps(last, unequal=self.group.unequal or differ, over=over)
-        if self.group.unequal or differ:  # Keras rounds the numbers of steps up to those of steps_per_execution
+        if self.group.unequal or differ:  # Keras rounds the number of steps up to a multiple of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, shared_variables_of(self.model), last)
             set_rates([self.model.optimizer], self._communicator.allgather_json(rates_of([self.model.optimizer]))[last])
@@ -176,7 +176,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate alike: batch normalisation's moving statistics become the mean over the ranks."""
+        """Evaluate alike: average the moving statistics of batch normalization over the ranks."""
         self.group.agree("the start of an evaluation")
         self._shown = [one for one in self._centers() if one.to_center()]
         self._combine()
@@ -187,14 +187,14 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics.in_evaluation = True
 
     def _combine(self) -> None:
-        """Moving statistics are averaged, and others as the script has chosen (hpcdl.combine)."""
+        """Average the moving statistics, and combine other variables as the script has chosen (hpcdl.combine)."""
         if self._combined is None:
             self._combined = CombinedVariables(self.model, self._communicator)
             self._combined.begin()
         self._combined.combine()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Outside a fit each rank continues with its own weights, and the model has its own metrics back."""
+        """Outside a fit, give each rank its own weights and the model its own metrics back."""
         for one in self._shown:
             one.to_own()
         if self._alone and self._metrics is not None:
@@ -202,7 +202,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._metrics, self._alone = None, False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Moving statistics are averaged and all variables compared; a stop on one rank is one on all."""
+        """Average moving statistics and compare all variables. If one rank stops, all stop."""
         self.group.agree("the end of an epoch")
         self._combine()
         own = self._combined.differing_own() if self._combined else []
@@ -220,7 +220,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._state.commit(stepped=False)
 
     def _note(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the epoch into the run's record."""
+        """Add the epoch to the run's record."""
         assert self._run is not None and self._metrics is not None
         self._run.meter.count(self._metrics.own_samples, self._steps)
         known: dict[str, Any] = {field: float(logs[name]) for name, field in _OF_RECORD.items() if name in logs}
@@ -228,11 +228,11 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
+        """Give the model its own metrics back, and send the best value of rank 0's checkpoints to all ranks."""
         known = self._communicator.allgather_json(
             [None if one.best is None else float(one.best) for one in self.checkpoints]
         )
-        for one, best in zip(self.checkpoints, known[0], strict=False):  # other ranks may have been given none
+        for one, best in zip(self.checkpoints, known[0], strict=False):  # other ranks may have no checkpoints
             one.best = best
         self._seen.doing("running the script")
         self._seen.script_steps.counted = False
@@ -244,10 +244,10 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
 
 def callbacks(state: State | None = None) -> Any:
-    """One Keras callback: all start with rank 0's weights, metrics are those of all samples, epochs end together.
+    """Return one Keras callback: ranks start with rank 0's weights, metrics cover all samples, epochs end together.
 
-    `fit` with a distributed optimizer has it anyway. With `state` (hpcdl.State) it also saves now and then, at the
-    time limit and at a signal; given to `evaluate` it makes that one over all ranks.
+    `fit` with a distributed optimizer adds it by itself. With `state` (hpcdl.State) it also saves at intervals, at the
+    time limit and at a signal. Given to `evaluate`, it makes that evaluation cover all ranks.
     """
     here = session()
     follow_fits()
@@ -255,7 +255,7 @@ def callbacks(state: State | None = None) -> Any:
 
 
 def follow_fits() -> None:
-    """From now on every `fit` with a distributed optimizer has the callback, in the last place, whoever forgot it."""
+    """Make every later `fit` with a distributed optimizer add the callback in last place, if the script has not."""
     if hasattr(keras.Model.fit, "over_ranks"):
         return
     if session().communicator.size > 1:
@@ -274,7 +274,7 @@ def follow_fits() -> None:
 
 
 def _never_around(plain: Callable[..., None]) -> Callable[..., None]:
-    """The making of a loss scale: UsageError around an optimizer that is distributed already."""
+    """Wrap the constructor of a loss scale: it raises UsageError if the inner optimizer is distributed already."""
 
     @functools.wraps(plain)
     def made(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -318,7 +318,7 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any) -> Any:
-    """The callbacks of a fit to `data`, a list or a CallbackList made by hand, with hpcdl's own among them."""
+    """Return the callbacks of a fit to `data`, a list or a user's CallbackList, with hpcdl's callback added."""
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
     there = [one for one in listed if isinstance(one, AgreeOverRanks)]
@@ -331,17 +331,17 @@ def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any) -> Any:
         return [*listed, own]
     own.set_params(given.params)
     given.callbacks.append(own)
-    given.set_model(model)  # which arranges them
+    given.set_model(model)  # this also arranges the callbacks
     return given
 
 
 def _arranged(given: Sequence[Any]) -> list[Any]:
-    """hpcdl's own callback last; without it (a fit of one rank alone, say) the list stays as it is."""
+    """Return the callbacks with hpcdl's last. Without it (a fit of one rank alone, for example) nothing changes."""
     own = [one for one in given if isinstance(one, AgreeOverRanks)]
     if not own:
         return list(given)
     others = [one for one in given if not isinstance(one, AgreeOverRanks)]
-    plain = [one.callback if isinstance(one, Kept) else one for one in others]  # a list is arranged more than once
+    plain = [one.callback if isinstance(one, Kept) else one for one in others]  # a list may be arranged more than once
     own[0].checkpoints = [one for one in plain if isinstance(one, keras.callbacks.ModelCheckpoint)]
     others = others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)
     run = session().run

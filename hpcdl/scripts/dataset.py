@@ -1,4 +1,4 @@
-"""`hpcdl.dataset`: each rank's part of a tf.data.Dataset, with as many batches on every rank."""
+"""`hpcdl.dataset`: give each rank its part of a tf.data.Dataset, with the same number of batches on every rank."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
 _ROWS = 256
-"""Of each array that a data set begins with, by which ranks see whether they have the same."""
+"""Number of rows to compare of each source array, to check that all ranks have the same data."""
 _AHEAD = 2
-"""Elements; a fixed number, so that the script decides whether tf.data tunes itself."""
+"""Number of elements to prefetch. It is fixed, so that the script decides whether tf.data tunes itself."""
 
 
 def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
-    """This rank's part of `whole`, which every rank makes alike: every size-th element, as many on each. Collective.
+    """Return this rank's part of `whole`: every size-th element, the same number on each rank. Collective.
 
-    Elements are what `whole` gives: samples, which `batch_size` (per rank) puts into batches, or batches. Where their
-    number is unknown `steps` says how many this rank takes per epoch. What is left over is left out. UsageError where
-    ranks begin with other arrays or file names, or with the same in another order.
+    All ranks must build the same `whole`. Its elements are batches, or samples if `batch_size` (per rank) is given.
+    If their number is unknown, `steps` sets how many this rank takes per epoch. The remainder is dropped. Raises
+    UsageError if ranks have different source arrays or file names, or the same ones in another order.
     """
     here = session()
     rank, size = here.communicator.rank, here.communicator.size
@@ -48,19 +48,19 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
         steps = min(steps or most, most)
     if batch_size:
         own = own.batch(batch_size, drop_remainder=True)
-    # Where the number was unknown, one that has fewer begins again: all ranks take as many.
+    # If the number is unknown, a rank with fewer elements starts again, so that all ranks take the same number.
     own = own.take(steps) if number >= 0 else own.repeat().take(steps)
     return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
 
 
 def _check_alike(whole: Any, group: ScriptGroup) -> None:
-    """UsageError where ranks have other data: of their parts some samples would be in none, and others in two."""
+    """Raise UsageError if ranks have different data: their parts would then miss some samples and repeat others."""
     if group.size == 1 or not tf.executing_eagerly():
         return
     group.agree("hpcdl.dataset")
     by_rank = group.messages.allgather_json([_looks_of(one) for one in _arrays_in(whole)])
     if any(len(row) != len(by_rank[0]) for row in by_rank):
-        return  # made by another way on each rank, of which nothing can be said
+        return  # each rank made its data in a different way, so a comparison says nothing
     for rank, row in enumerate(by_rank[1:], 1):
         if not all(_same(*pair) for pair in zip(by_rank[0], row, strict=True)):
             raise UsageError(
@@ -71,7 +71,7 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
 
 
 def _arrays_in(whole: Any) -> list[Any]:
-    """The arrays, and names of files, that a data set is made from."""
+    """Return the source arrays of a data set, including its file names."""
     found = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
     for one in whole._inputs():
         found += _arrays_in(one)
@@ -79,7 +79,7 @@ def _arrays_in(whole: Any) -> list[Any]:
 
 
 def _looks_of(array: Any) -> list[Any]:
-    """Type, shape and some rows of an array: the digest of texts, the means of numbers."""
+    """Return type, shape and a summary of some rows of an array: a digest of texts, or the means of numbers."""
     form = [array.dtype.name, array.shape.as_list()]
     whole = array if array.shape.rank else array[None]
     places = numpy.linspace(0, max(len(whole) - 1, 0), min(len(whole), _ROWS)).astype(int)
@@ -92,7 +92,7 @@ def _looks_of(array: Any) -> list[Any]:
 
 
 def _same(first: list[Any], second: list[Any]) -> bool:
-    """Up to what processors of two kinds may round otherwise."""
+    """Return whether two summaries agree, up to the rounding differences of different processors."""
     *form, looks = first
     *other_form, other_looks = second
     if form != other_form or "float" not in form[0]:
@@ -101,9 +101,9 @@ def _same(first: list[Any], second: list[Any]) -> bool:
 
 
 def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
-    """`whole`, which every rank shuffles in the same order; UsageError where that cannot be.
+    """Return `whole` with the same shuffle order on every rank. Raises UsageError if that is impossible.
 
-    A part of an order that only this rank has would leave samples out, and take others twice.
+    With a different order on each rank, the parts would miss some samples and repeat others.
     """
     shuffles = _shuffles_in(whole)
     if not shuffles or group.size == 1:
@@ -113,7 +113,7 @@ def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
     by_rank = group.messages.allgather_json([seeds, int(numpy.random.SeedSequence().generate_state(1)[0])])
     if all(one != [0, 0] for one in seeds) and all(other == seeds for other, _ in by_rank):
         return whole
-    if shuffles == [whole]:  # nothing comes after it: the same shuffle with a seed that rank 0 has drawn
+    if shuffles == [whole]:  # the shuffle is the last stage: repeat it with a seed that rank 0 has drawn
         return whole._input_dataset.shuffle(
             whole._buffer_size, seed=by_rank[0][1], reshuffle_each_iteration=whole._reshuffle_each_iteration
         )
@@ -124,7 +124,7 @@ def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
 
 
 def _shuffles_in(whole: Any) -> list[Any]:
-    """Every shuffle that a data set is made of, the last one first."""
+    """Return all shuffles in a data set's pipeline, the last one first."""
     found = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
     for one in whole._inputs():
         found += _shuffles_in(one)

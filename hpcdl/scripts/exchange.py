@@ -1,7 +1,7 @@
-"""The gradients of a script's step, combined over the ranks: dense ones in buckets, sparse ones gathered and sparse.
+"""Combine the gradients of a script's step over the ranks: dense ones in buckets, sparse ones gathered and kept sparse.
 
-The exchange itself is the strategy's own (strategies/allreduce). Added here is what scripts need: ranks agree on the
-step's gradients first, None stays None, and weights become alike before the first step and are compared from then on.
+The exchange itself is the strategy's (strategies/allreduce). This module adds what scripts need: ranks first agree on
+the step's gradients, None stays None, and weights are made equal before the first step and compared from then on.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
 _TOGETHER = 1 << 62
-"""Bytes of a bucket that holds whatever there is."""
+"""Size in bytes of a bucket without a limit."""
 OWN_CHANGES = (
     "use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every update, and hpcdl.broadcast_variables "
     "for what the script sets itself"
 )
-"""What to do where a script's weights are not the same on all ranks."""
+"""Advice to print if a script's weights differ between ranks."""
 Choices = Literal["mean", "sum"], Literal["ranks", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSettings:
-    """How gradients are combined: what DistributedOptimizer and DistributedGradientTape take.
+    """How to combine gradients: the settings of DistributedOptimizer and DistributedGradientTape.
 
-    `average_over="samples"` weighs each rank's gradient by the samples in its batch, which is exact for unequal
+    `average_over="samples"` weights each rank's gradient by the samples in its batch, which is exact for unequal
     batches. `gradient_predivide_factor` f: gradients are divided by f before the sum, and by size / f after it.
-    `groups`: how many messages there are, or lists of variables that travel together. `servers`: how many of the ranks
-    are parameter servers beside their work (`ps`), the highest ones. `elasticity` and `moving_rate` are those of
-    `sync-easgd`, `outer_rate` and `outer_momentum` those of `slowmo` and DiLoCo (ElasticConfig). `period`: updates from
-    one exchange of weights to the next, by default the strategy's own.
+    `groups`: the number of messages, or lists of variables that travel together. `servers`: how many ranks, the highest
+    ones, also are parameter servers (`ps`). `elasticity` and `moving_rate` belong to `sync-easgd`, `outer_rate` and
+    `outer_momentum` to `slowmo` and DiLoCo (ElasticConfig). `period`: updates from one exchange of weights to the next,
+    by default the strategy's own.
     """
 
     strategy: str = "ring"
@@ -83,8 +83,8 @@ class ExchangeSettings:
     outer_momentum: float | None = None
 
     def checked(self) -> StrategyInfo:
-        """The strategy's entry; UsageError for what is no choice, or does not go together."""
-        keeps_rest(self.compress)  # refuses what is no form
+        """Return the strategy's entry. Raises UsageError for an invalid value or settings that exclude each other."""
+        keeps_rest(self.compress)  # refuses an unknown form of compression
         chosen = {"op": self.op, "average_over": self.average_over}
         for (name, value), kind in zip(chosen.items(), Choices, strict=True):
             if value not in get_args(kind):
@@ -109,7 +109,7 @@ class ExchangeSettings:
         return info
 
     def _check_weights(self, info: StrategyInfo) -> None:
-        """UsageError for settings that only an exchange of weights has, or only one of gradients."""
+        """Raise UsageError for a setting that does not fit the strategy's kind of exchange (weights or gradients)."""
         features = info.features
         gradients = ("op", "average_over", "groups", "bucket_size", "gradient_predivide_factor", "sparse_as_dense")
         odd = self._given(gradients) if moves_own_weights(info) else []
@@ -137,11 +137,11 @@ class ExchangeSettings:
             raise UsageError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
     def _given(self, names: Iterable[str]) -> list[str]:
-        """Those of the settings that differ from their defaults, as a script writes them."""
+        """Return those of the settings that differ from their defaults, written as in a script."""
         return [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
 
     def num_servers(self, num_ranks: int) -> int:
-        """Of `num_ranks`; UsageError where there are not so many."""
+        """Return the number of servers among the ranks. Raises UsageError unless it is from 1 to `num_ranks`."""
         if not check_scriptable(self.strategy).features.servers:
             return 0
         servers = 1 if self.servers is None else self.servers
@@ -156,7 +156,7 @@ _PLAIN = ExchangeSettings()
 
 
 def keeps_rest(compress: str) -> bool:
-    """Whether a form leaves something over for the next gradient; UsageError for what is no form."""
+    """Return whether a form of compression keeps a residual for the next gradient. Raises UsageError if unknown."""
     try:
         return parse_compression(compress).keeps_rest
     except ValueError as error:
@@ -164,7 +164,7 @@ def keeps_rest(compress: str) -> bool:
 
 
 def check_scriptable(strategy: str) -> StrategyInfo:
-    """The entry of a strategy that scripts may use; UsageError with the reason where they may not."""
+    """Return the entry of a strategy that scripts may use. Raises UsageError with the reason if they may not."""
     info = find_strategy(strategy)
     features = info.features
     if features.keras_fit:
@@ -183,14 +183,14 @@ def check_scriptable(strategy: str) -> StrategyInfo:
 
 
 def moves_own_weights(info: StrategyInfo) -> bool:
-    """Whether each rank has weights of its own, which are exchanged in place of gradients."""
+    """Return whether each rank has its own weights, which are exchanged instead of gradients."""
     return info.features.elastic or bool(info.features.periodic)
 
 
 class ScriptWorker(AllReduceWorker):
-    """The worker of an all-reduce whose sums ranks that have joined take part in, and which gathers rows too.
+    """The worker of an all-reduce in whose sums ranks that have joined take part. It also gathers rows.
 
-    `numbers`: of the variables whose gradients are summed next, by which what compression leaves over is kept.
+    `numbers` identifies the variables whose gradients are summed next; compression keeps its residuals by these.
     """
 
     def __init__(self, context: Context, group: ScriptGroup) -> None:
@@ -204,7 +204,7 @@ class ScriptWorker(AllReduceWorker):
         return ServersAmongWorkers(servers) if servers else super()._collective_of(context)
 
     def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """All ranks' rows of sparse gradients, in rank order, as sparse gradients."""
+        """Return all ranks' rows of sparse gradients, in rank order, as sparse gradients."""
         if self._group.size == 1:
             values = self.sum_up([one.values for one in slices], names)
             return [
@@ -238,9 +238,9 @@ class ScriptWorker(AllReduceWorker):
 
 
 class GradientExchange:
-    """Combines the gradients of one optimizer or tape over a group; `compared` are variables that it keeps alike.
+    """Combines the gradients of one optimizer or tape over a group. `compared` returns the variables to keep equal.
 
-    Making one is collective over the group.
+    Creating one is collective in the group.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class GradientExchange:
         self._compared = compared
         self._num_exchanges = 0
         self._name = name_in(group)
-        # What compression leaves over is that of one optimizer's gradients.
+        # The residual that compression keeps belongs to the gradients of one optimizer.
         self._keeps_rest = keeps_rest(settings.compress)
         shared_by = (config, context.num_servers, self._name if self._keeps_rest else "")
         self._worker = group.keep(shared_by, lambda: ScriptWorker(context, group))
@@ -278,16 +278,16 @@ class GradientExchange:
         save_once()
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps of this rank: what compression has left over of its gradients."""
+        """Return what a checkpoint keeps of this rank: the residual of its compressed gradients."""
         return self._worker.state()
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take it back; where there is none it is zero."""
+        """Restore what `state` returned. The residual is zero if `arrays` has none."""
         self._worker.restore(arrays)
 
     @property
     def loss_share(self) -> float | None:
-        """What a loss may be multiplied with so that the gradients' sum is what is asked for; None: it is no such."""
+        """Factor for a loss that makes the sum of the gradients the requested mean, or None if there is none."""
         settings = self.settings
         plain = settings.op == "mean" and settings.average_over == "ranks" and settings.gradient_predivide_factor == 1.0
         return 1 / self.group.size if plain and self.group.size > 1 else None
@@ -295,10 +295,10 @@ class GradientExchange:
     def combine(
         self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None, *, shared: bool = False
     ) -> list[Any]:
-        """The ranks' gradients combined, in the order given: tensors, IndexedSlices or None. Traced into the graph.
+        """Return the combined gradients in the given order: tensors, IndexedSlices or None. Traced into the graph.
 
-        `num_samples`: of this rank's batch, a number or scalar tensor, for `average_over="samples"`. `shared`: their
-        loss has been multiplied with `loss_share`.
+        `num_samples`: number of samples in this rank's batch, a number or scalar tensor, for `average_over="samples"`.
+        `shared`: the loss has already been multiplied by `loss_share`.
         """
         if self.settings.average_over == "samples" and num_samples is None:
             raise UsageError(
@@ -312,9 +312,9 @@ class GradientExchange:
         given = [with_shape_of(variable, one) for variable, one in zip(variables, given, strict=True)]
         details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
-        # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
+        # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
         first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
-        alone = self.group.size == 1  # nobody who could take another order
+        alone = self.group.size == 1  # no other rank that could use another order
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
             total, begun = self._begin(details, names, weight, first)
         before, after = (None, None) if shared else self._factors(weight, total)
@@ -337,14 +337,14 @@ class GradientExchange:
         return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
 
     def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any, first: Any) -> tuple[Any, Any]:
-        """All ranks' number of samples, once they have agreed on the step's gradients; and what to wait for.
+        """Agree on the step's gradients. Return the number of samples of all ranks, and a tensor to wait for.
 
-        `first`: the gradient that comes first, which is looked at where variables are compared.
+        `first`: the first gradient, which is checked when variables are compared.
         """
         if self.group.size == 1:
             return weight, weight
 
-        count = self.group.summing(self._count)  # one that has joined counts with the others
+        count = self.group.summing(self._count)  # a rank that has joined counts with the others
 
         def begin(mine: Array) -> Any:
             forms = [*details, self._name]
@@ -357,7 +357,7 @@ class GradientExchange:
         if self._compared is None:
             return total, total
         with tf.control_dependencies([total]):
-            # Inside a graph only reads keep their place before the writes of this step.
+            # In a graph, only reads are ordered before the writes of this step.
             return total, tf.cond(due, lambda: self._compare(first), lambda: tf.constant(True))
 
     def _count(self) -> None:
@@ -385,7 +385,7 @@ class GradientExchange:
         )
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
-        """What gradients are multiplied with before and after the sum; None for one."""
+        """Return the factors for gradients before and after the sum; None means 1."""
         size, settings = self.group.size, self.settings
         if size == 1 or settings.op == "sum":
             return None, None
@@ -394,7 +394,7 @@ class GradientExchange:
         return (share, None) if factor == 1.0 else (share * size / factor, factor / size)
 
     def _sum_up(self, dense: Mapping[int, Any], names: Sequence[str], variables: Sequence[Any]) -> dict[int, Any]:
-        """Sums over the ranks, those of one group in one message."""
+        """Return the sums over the ranks, with one message per group of gradients."""
         wide = {index: tf.cast(one, tf.float32) if one.dtype.size < 4 else one for index, one in dense.items()}
         summed: dict[int, Any] = {}
         for indices, bucket_bytes in self._groups(wide, variables):
@@ -407,12 +407,12 @@ class GradientExchange:
         return summed
 
     def _number(self, variable: Any) -> int:
-        """A variable's place among those of the optimizer, the same in every step and after every start."""
+        """Return a variable's index among those of the optimizer, the same in every step and after every restart."""
         places = {key_of(one): place for place, one in enumerate(self._compared() if self._compared else ())}
         return places[key_of(variable)]
 
     def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
-        """What is summed one after the other, with the bytes of its buckets."""
+        """Return the indices to sum one group after another, each with its bucket size in bytes."""
         if not dense:
             return []
         groups = self.settings.groups
@@ -437,14 +437,14 @@ class GradientExchange:
 
 
 def _in_python(text: str) -> str:
-    """A warning that names a setting as scripts do."""
+    """Return a warning with the setting as scripts write it."""
     return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
 
 
 def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool) -> None:
-    """One warning where all ranks have computed the same `values`: each takes the steps that one alone would.
+    """Warn once if all ranks have computed the same `values`: then each takes the steps that one rank alone would take.
 
-    Collective. `values` of a rank that has not `moved` (a gradient of zeros, weights as they began) tell nothing.
+    Collective. The `values` of a rank that has not `moved` (zero gradients, initial weights) prove nothing.
     """
     digests = group.messages.allgather_json(digest_of(values) if moved else None)
     if len(set(digests)) == 1 and digests[0] is not None:
@@ -452,7 +452,7 @@ def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool) -> 
 
 
 def _note_same_samples() -> bool:
-    """The warning, in words and in the run's record."""
+    """Print the warning and add it to the run's record."""
     here = session()
     text = (
         "all ranks computed the same gradient, as if each had the same samples: give them different ones, with "
@@ -466,14 +466,14 @@ def _note_same_samples() -> bool:
 
 
 def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
-    """Give every rank rank 0's values of those that have not been made alike before; when a graph is traced.
+    """Give every rank rank 0's values of variables that have not been made equal yet, when a graph is traced.
 
-    What a function's first tracing has made has no value before its second one, which comes before any step.
+    Variables created in the first trace of a function get a value only before its second one, which precedes any step.
     """
     if group.size == 1:
         return
     found = {key_of(variable): variable for variable in variables}
-    too_late = tf.executing_eagerly()  # the gradient has been computed; when a graph is traced, nothing has yet
+    too_late = tf.executing_eagerly()  # the gradient has been computed; while a graph is traced, it has not
     with outside_graphs():
         new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
         if new:
@@ -488,7 +488,7 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
 
 
 def _tell_of_own_weights(group: ScriptGroup, names: Sequence[str], variables: Sequence[Any]) -> None:
-    """One line where the first forward pass has used each rank's own weights: the gradient is not one of any model."""
+    """Warn if the first forward pass has used each rank's own weights: its gradient belongs to no single model."""
     rows = group.messages.allgather_json([digest_of(one) for one in variables])
     odd = [name for name, *digests in zip(names, *rows, strict=True) if len(set(digests)) > 1]
     if odd and group.rank == 0:
@@ -500,33 +500,33 @@ def _tell_of_own_weights(group: ScriptGroup, names: Sequence[str], variables: Se
 
 
 def name_in(group: ScriptGroup) -> str:
-    """What tells an optimizer's or tape's exchange from the others of the group.
+    """Return the name that identifies an optimizer's or tape's exchange in the group.
 
-    Two with gradients of the same shapes are two: who has joined takes part in the one that the others are in.
+    It separates exchanges with equal shapes: a rank that has joined takes part in the one that the others are in.
     """
     return f"optimizer or tape {next(group.keep('exchanges', lambda: itertools.count(1)))}"
 
 
 def note_updates(number: int, name: str) -> None:
-    """This rank has come to so many updates of the optimizer or tape `name`, for what is said of it."""
+    """Record that this rank has done `number` updates of the optimizer or tape `name`, for status and messages."""
     seen = session().communicator.monitor
     seen.num_updates = max(seen.num_updates, number)
     seen.script_steps.exchange(name)
 
 
 def compares_after(done: int, group: ScriptGroup) -> bool:
-    """After 1, 2, 4, 8, ... updates the variables are compared; not with ranks that have joined."""
+    """Return whether to compare the variables: after 1, 2, 4, 8, ... updates, but not if a rank has joined."""
     return not group.num_joined and done > 0 and done & (done - 1) == 0
 
 
 def held(variable: Any) -> Any:
-    """TensorFlow's variable of Keras's."""
+    """Return the TensorFlow variable that a Keras variable holds."""
     inner = getattr(variable, "value", None)
     return inner if isinstance(inner, tf.Variable) else variable
 
 
 def key_of(variable: Any) -> str:
-    """What tells a variable from all others of the process, Keras's from TensorFlow's that it holds as little."""
+    """Return a key that identifies a variable in the process, the same for Keras's and TensorFlow's object of it."""
     return unique(held(variable))
 
 
@@ -535,12 +535,12 @@ def _has_value(variable: Any) -> bool:
 
 
 def name_of(variable: Any) -> str:
-    """A variable's path in its model."""
+    """Return a variable's path in its model."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", "a tensor"))
 
 
 def _form_of(gradient: Any, variable: Any) -> str:
-    """A gradient as ranks compare it."""
+    """Describe a gradient's form for comparison between ranks."""
     if gradient is None:
         return "no gradient"
     kind = "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
@@ -548,13 +548,13 @@ def _form_of(gradient: Any, variable: Any) -> str:
 
 
 def with_shape_of(variable: Any, gradient: Any) -> Any:
-    """`gradient` with the static shape of its variable, which back-propagation loses where the batch size is open.
+    """Return `gradient` with the static shape of its variable, which back-propagation loses for an unknown batch size.
 
-    UsageError where neither has one: buckets are planned when the step is traced.
+    Raises UsageError if neither has one: buckets are planned when the step is traced.
     """
     shape = tf.TensorShape(variable.shape)
     if not shape.is_fully_defined():
-        # A gradient for a tensor, not a variable; or a variable whose shape may change.
+        # The gradient of a tensor instead of a variable, or of a variable whose shape may change.
         raise UsageError(
             f"{name_of(variable)} has the open shape {shape}: gradients over the ranks are those of variables of a "
             "fixed shape; take this one with a plain tf.GradientTape"
@@ -568,7 +568,7 @@ def with_shape_of(variable: Any, gradient: Any) -> Any:
 
 
 def scaled_by(factor: Any, gradient: Any) -> Any:
-    """A gradient, dense, sparse or none, multiplied with a number or scalar tensor; None and 1 leave it as it is."""
+    """Return a dense, sparse or missing gradient times a number or scalar tensor. Factors None and 1 change nothing."""
     if gradient is None or factor is None or (isinstance(factor, float) and factor == 1.0):
         return gradient
     if isinstance(gradient, tf.IndexedSlices):

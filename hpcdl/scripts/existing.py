@@ -1,7 +1,7 @@
-"""Weights that exist when training begins start alike, whether an optimizer is to move them or not.
+"""Make weights that exist when training begins equal on all ranks, even if no optimizer moves them yet.
 
-A target network that was copied before the first update, a discriminator that is trained later: no gradient names them
-yet, and every rank would begin with its own.
+Examples are a target network copied before the first update, or a discriminator that is trained later. No gradient
+refers to them yet, so every rank would begin with its own values.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 _SWEEPS_S = (0.0, 0.05, 0.2)
-"""How long to wait before each look for garbage, where ranks seem to have made different weights."""
+"""Seconds to wait before each garbage collection, if ranks seem to have made different weights."""
 
 
 def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *, too_late: bool = False) -> None:
-    """Give every rank rank 0's values of all weights that exist and no optimizer has moved yet; collective.
+    """Give every rank rank 0's values of all existing weights that no optimizer has moved yet. Collective.
 
-    What the script keeps (`hpcdl.combine(variable, "own")`) and what a plain optimizer of this rank has moved stays.
-    `trained`: names of those that training begins with; of others that differ a line tells, where it has begun, and
-    those that no model holds stay: gradients that a loop has summed up so far are each rank's own.
-    `too_late`: a forward pass has used them. A process set's ranks begin with what these are given alone.
+    Weights do not change if the script keeps them per rank (`hpcdl.combine(variable, "own")`) or a plain optimizer has
+    moved them. `trained`: names of the weights that training begins with. If others differ, print a line; those that no
+    model holds stay, because a loop may accumulate gradients in them. `too_late`: a forward pass has used the weights.
+    For a process set do nothing: its ranks start equal only in the weights that its exchange names.
     """
     if group.size == 1 or group is not session().group:
         return
@@ -47,9 +47,9 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         for wait_s in _SWEEPS_S:
             if all(row == rows[0] for row in rows):
                 break
-            # Garbage of one rank, which another has swept up; what TensorFlow's threads still hold takes a moment.
+            # One rank may hold garbage that another has collected. TensorFlow's threads release it only after a moment.
             time.sleep(wait_s)
-            found.clear()  # what it lists would be held, and listed again
+            found.clear()  # else the list would keep the garbage alive, and it would be listed again
             gc.collect()
             found = _listed(group)
             rows = _forms(group, found)
@@ -79,19 +79,19 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
 
 
 def _held_by_models() -> set[str]:
-    """All variables that Keras's layers or a tf.Module have."""
+    """Return the keys of all variables that Keras layers or tf.Modules hold."""
     of_keras, modules = _living(keras.Variable, tf.Module)
     variables = [one for module in modules for one in module.variables]
     return {unique(one) for one in [*(one.value for one in of_keras), *variables]}
 
 
 def unique(variable: Any) -> str:
-    """What tells a variable of TensorFlow's from all others of the process."""
+    """Return a key that identifies a TensorFlow variable within the process."""
     return str(getattr(variable, "_unique_id", id(variable)))
 
 
 def _listed(group: ScriptGroup) -> list[Any]:
-    """Weights that have not begun, in the order in which they were made."""
+    """Return the weights that have not been made equal yet, in the order of their creation."""
     optimizers, of_keras, variables = _living(keras.optimizers.Optimizer, keras.Variable, tf.Variable)
     kept = {unique(one.value) for optimizer in optimizers for one in _trained_alone(optimizer)}
     chosen = {unique(one.value) for one in of_keras if chosen_for(one) is not None}
@@ -102,7 +102,7 @@ def _listed(group: ScriptGroup) -> list[Any]:
 
 
 def _living(*classes: type) -> list[list[Any]]:
-    """All objects of each class; types are looked at, since asking each of a million objects takes longer."""
+    """Return all objects of each class. Checking the types first is faster than an isinstance per object."""
     objects = gc.get_objects()
     types = {type(one) for one in objects}
     wanted = [{kind for kind in types if issubclass(kind, one)} for one in classes]
@@ -110,7 +110,7 @@ def _living(*classes: type) -> list[list[Any]]:
 
 
 def _trained_alone(optimizer: Any) -> Iterator[Any]:
-    """The weights that a plain optimizer has moved on this rank alone."""
+    """Yield the weights that a plain (not distributed) optimizer has moved on this rank."""
     if not hasattr(optimizer, "exchanges") and optimizer.built and int(optimizer.iterations) > 0:
         yield from trained_by(optimizer)
 
@@ -121,7 +121,7 @@ def _is_weight(variable: Any) -> bool:
 
 
 def _number(name: str) -> int:
-    """TensorFlow numbers all that it makes: the order of making, the same on all ranks."""
+    """Return the number in a variable's key. TensorFlow numbers objects in creation order, the same on all ranks."""
     digits = name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else 0
 

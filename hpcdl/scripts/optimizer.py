@@ -1,8 +1,8 @@
-"""`hpcdl.DistributedOptimizer` and `DistributedGradientTape`: gradients combined over the ranks before they are used.
+"""`hpcdl.DistributedOptimizer` and `DistributedGradientTape`: combine gradients over the ranks before they are used.
 
-The optimizer itself is changed, not copied: its class, state, schedules and config stay what they are, and it is saved
-as plain Keras. Gradients are exchanged where Keras is about to clip them: after a loss scale has been taken off, and
-once for each update where batches are accumulated.
+The optimizer is changed in place, not copied. Its class, state, schedules and config stay, and it is saved as plain
+Keras. Gradients are exchanged just before Keras clips them: after a loss scale has been removed, and once per update if
+gradients are accumulated over several batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
 
 _OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
-"""Where optimizers of Keras 2 come from."""
+"""Prefixes of the modules that hold the optimizers of Keras 2."""
 
 
 def DistributedOptimizer(  # noqa: N802  as Keras names
@@ -67,13 +67,13 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
-    """`optimizer`, a Keras optimizer, its name or its config, made to combine gradients over the ranks. Collective.
+    """Make a Keras optimizer (an object, a name or a config) combine gradients over the ranks. Collective.
 
-    `exchange.ExchangeSettings` says what the settings mean. `backward_passes_per_step` is Horovod's word for Keras's
-    `gradient_accumulation_steps`, summed up unless `average_aggregated_gradients`. Under the policy mixed_float16 the
-    result scales the loss, on all ranks alike. Before its first update all ranks get rank 0's weights and state. With
-    `sync-easgd`, `local-sgd`, `slowmo` and `diloco` each rank moves weights of its own, which are exchanged instead.
-    UsageError for settings that do not go together.
+    `exchange.ExchangeSettings` describes the settings. `backward_passes_per_step` is Horovod's name for Keras's
+    `gradient_accumulation_steps`, summed unless `average_aggregated_gradients`. Under the policy mixed_float16 the
+    result scales the loss, equally on all ranks. Before the first update all ranks get rank 0's weights and state. With
+    `sync-easgd`, `local-sgd`, `slowmo` and `diloco` each rank moves its own weights, which are exchanged instead.
+    Raises UsageError for settings that exclude each other.
     """
     check_no_strategy(tf.distribute.get_strategy())
     chosen = _optimizer_of(optimizer)
@@ -107,7 +107,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
 
 
 def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, factor: float) -> Any:
-    """`chosen`, which combines gradients before it uses them; under mixed_float16 in a loss scale."""
+    """Make `chosen` combine gradients before it uses them. Under mixed_float16 it is wrapped in a loss scale."""
     if keras.mixed_precision.global_policy().name == "mixed_float16" and not scales(chosen):
         chosen = keras.optimizers.LossScaleOptimizer(chosen)
     if scales(chosen) and keeps_rest(settings.compress):
@@ -131,7 +131,7 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
 
 
 def _with_own_weights(optimizer: Any, settings: ExchangeSettings, group: ScriptGroup, passes: int) -> Any:
-    """`optimizer`, which moves weights of this rank's own; with a center on one rank it stays what it is."""
+    """Make `optimizer` move this rank's own weights. On one rank a strategy with a center leaves it unchanged."""
     if passes != 1:
         raise UsageError(
             f"backward_passes_per_step={passes}: strategy {settings.strategy!r} does not have it; leave it out, or use "
@@ -155,13 +155,13 @@ def _with_own_weights(optimizer: Any, settings: ExchangeSettings, group: ScriptG
 
 
 def load_model(path: Any, custom_objects: Any = None, **settings: Any) -> Any:
-    """A saved Keras model, compiled as it was, its optimizer made distributed with its state; every rank reads it.
+    """Load a compiled Keras model and make its optimizer, with its state, distributed. Every rank reads the file.
 
-    `settings` are DistributedOptimizer's. UsageError where the file would unpack to more than it may.
+    `settings` are those of DistributedOptimizer. Raises UsageError if the file would unpack to more than is allowed.
     """
     if Path(path).is_file():
         try:
-            check_saved(Path(path), code=False)  # whether code of the file may run is between the script and Keras
+            check_saved(Path(path), code=False)  # the script and Keras decide whether code in the file may run
         except ValueError as error:
             raise UsageError(f"{path}: {error}") from error
     model = keras.saving.load_model(path, custom_objects=custom_objects)
@@ -172,9 +172,9 @@ def load_model(path: Any, custom_objects: Any = None, **settings: Any) -> Any:
 
 
 def shared_variables(optimizer: Any) -> list[Any]:
-    """The weights that an optimizer moves and its own variables, as far as they are the same on all ranks.
+    """Return the weights that an optimizer moves and its own variables, if they are the same on all ranks.
 
-    What gradient accumulation has summed up before its exchange is each rank's own.
+    Gradients accumulated before their exchange differ between ranks, and are not included.
     """
     own = {id(one) for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)}
     return [*trained_by(optimizer), *(one for one in optimizer.variables if id(one) not in own)]
@@ -198,7 +198,7 @@ def _optimizer_of(given: Any) -> Any:
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
-    """Set up accumulation in Horovod's words; what Keras's mean over the passes is multiplied with."""
+    """Set up accumulation as Horovod means it. Return the factor for Keras's mean over the passes."""
     if passes < 1:
         raise UsageError(f"backward_passes_per_step={passes}: give 1 or more")
     if passes == 1:
@@ -211,7 +211,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
 
 
 def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
-    """Before the first update all ranks get rank 0's weights and optimizer variables; when the step is traced."""
+    """Give all ranks rank 0's weights and optimizer variables before the first update, when the step is traced."""
     plain, build = optimizer.apply, optimizer.build
 
     @unconverted
@@ -226,7 +226,7 @@ def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
 
     def build_all(variables: Any) -> None:
         build(variables)
-        for leaf in leaves_of(optimizer):  # a MultiOptimizer may make its own only now
+        for leaf in leaves_of(optimizer):  # a MultiOptimizer may create its optimizers only here
             if not hasattr(leaf, "counts_samples"):
                 raise UsageError(
                     "MultiOptimizer with a function: give it a keras.optimizers.OptimizerMap, whose optimizers are "
@@ -239,7 +239,7 @@ def _start_alike(optimizer: Any, group: ScriptGroup) -> None:
 
 
 def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, scaled: bool) -> None:
-    """Let one optimizer combine its gradients where Keras clips them."""
+    """Make one optimizer combine its gradients just before Keras clips them."""
     plain, clip = optimizer.apply, getattr(optimizer, CLIP)
     step: dict[str, Any] = {"variables": (), "there": (), "num_samples": None}
     counts = exchange.settings.average_over == "samples"
@@ -258,7 +258,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
         return plain(gradients, trainable_variables)
 
     def clip_gradients(grads: Any) -> Any:
-        remaining = iter(grads)  # Keras has left out what was None
+        remaining = iter(grads)  # Keras has removed the gradients that were None
         gradients = [next(remaining) if there else None for there in step["there"]]
         shared = getattr(optimizer, "shares_loss", bool)()
         combined = exchange.combine(gradients, step["variables"], step["num_samples"], shared=shared)
@@ -274,7 +274,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
 
 
 def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
-    """In Keras's own training step the loss is divided by the ranks: no pass over all gradients is needed for it."""
+    """Divide the loss by the number of ranks in Keras's own training step. This saves a pass over all gradients."""
     plain, share = optimizer.scale_loss, exchange.loss_share
     step = {"begun": False, "shared": False}
 
@@ -299,7 +299,7 @@ def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
 
 
 def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
-    """A loss scale skips a step on all ranks where gradients of one of them are not finite."""
+    """Make a loss scale skip a step on all ranks if the gradients of any rank are not finite."""
     check = optimizer.check_finite
 
     def check_finite(grads: Any) -> Any:
@@ -317,10 +317,10 @@ def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
 
 
 class DistributedGradientTape:
-    """`tape`, whose `gradient` is the mean over the ranks; the same settings as DistributedOptimizer.
+    """Wraps `tape`: `gradient` returns the mean over the ranks. The settings are those of DistributedOptimizer.
 
-    Used in place of the tape or around it, before or after it has recorded. Variables whose gradient is asked for get
-    rank 0's values before the first step, and are compared over the ranks after the first one and now and then.
+    Use it in place of the tape or around it, before or after recording. Variables whose gradient is asked for get rank
+    0's values before the first step. They are compared over the ranks after the first step and at intervals.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class DistributedGradientTape:
         self._tape = tf.GradientTape() if tape is None else tape
         self._group = group_of(process_set)
         use_kernels_of_launch()
-        if tape is None and tf.executing_eagerly():  # else a forward pass has been, or none has used a value yet
+        if tape is None and tf.executing_eagerly():  # else a forward pass is over, or no value is used yet
             self._group.keep("weights before the first tape", lambda: existing_alike(self._group))
         if keeps_rest(compress):
             raise UsageError(
@@ -374,7 +374,7 @@ class DistributedGradientTape:
 
     @unconverted
     def gradient(self, target: Any, sources: Any, *args: Any, num_samples: Any = None, **kwargs: Any) -> Any:
-        """The combined gradients, in the structure of `sources`; `num_samples` for `average_over="samples"`."""
+        """Return the combined gradients, structured as `sources`. `num_samples` is for `average_over="samples"`."""
         flat = tf.nest.flatten(sources)
         own = self._tape.gradient(target, flat, *args, **kwargs)
         variables = [source for source in flat if hasattr(source, "assign")]
@@ -384,7 +384,7 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, combined) if tf.nest.is_nested(sources) else combined[0]
 
     def _exchange(self, variables: Sequence[Any]) -> GradientExchange:
-        """One for all tapes that ask for these variables' gradients, step by step."""
+        """Return the exchange that all tapes with these variables share, step after step."""
         group, settings = self._group, self._settings
         keys = tuple(key_of(variable) for variable in variables)
         held = [weakref.ref(variable) for variable in variables]

@@ -1,9 +1,9 @@
-"""Weights that each rank of a script moves by itself, beside those that all share; and strategies with a center.
+"""Exchanges for strategies in which each rank of a script moves its own weights beside the shared ones or a center.
 
-In `fit` the variables hold this rank's weights while an epoch's steps go on, and the shared ones from their end on:
-validation, callbacks, files and the weights after `fit` are the shared ones.
+In `fit` the variables hold this rank's weights during the steps of an epoch, and the shared weights after them.
+Validation, callbacks, files and the weights after `fit` are therefore the shared ones.
 
-The equations are strategies/elastic's.
+The equations are those of strategies/elastic.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 
 class OwnWeights(ABC):
-    """What one optimizer trains on this rank. The layout of all flat buffers is that of its variables."""
+    """The own and shared weights of one optimizer. All flat buffers have the layout of its variables."""
 
     SHARED: ClassVar[str]
-    """What a message calls the shared value of a variable, before its name."""
+    """Term for the shared value of a variable in messages, before its name."""
 
     def __init__(self, group: ScriptGroup, info: StrategyInfo, optimizer: Any) -> None:
         self.group = group
@@ -70,14 +70,14 @@ class OwnWeights(ABC):
 
     @abstractmethod
     def shared(self) -> Array:
-        """The weights that all ranks share, flat."""
+        """Return the weights that all ranks share, as a flat array."""
 
     def own_variables(self) -> list[Any]:
-        """The optimizer's variables that are a rank's own."""
+        """Return the optimizer's variables that differ between ranks."""
         return []
 
     def to_center(self) -> bool:
-        """Put the shared weights into the variables, and this rank's aside; whether that was to be done."""
+        """Put the shared weights into the variables and set this rank's aside. Return whether that was necessary."""
         if not self._began or self._own is not None:
             return False
         self._own = self._flat()
@@ -85,13 +85,13 @@ class OwnWeights(ABC):
         return True
 
     def to_own(self) -> None:
-        """Put this rank's weights back."""
+        """Put this rank's weights back into the variables."""
         if self._own is not None:
             own, self._own = self._own, None
             self._assign(own)
 
     def begin_epoch(self, communicator: Communicator) -> None:
-        """Go on with each rank's weights; where somebody has set others since, they count for all; collective."""
+        """Continue with each rank's weights. If a rank has changed the variables, rank 0's count. Collective."""
         changed = self._own is not None and not numpy.array_equal(self._flat(), self.shared())
         by_rank = communicator.allgather_json([changed, self._num_updates])
         self._num_updates = max(number for _, number in by_rank)
@@ -101,17 +101,17 @@ class OwnWeights(ABC):
         self.to_own()
 
     def end_steps(self, last: int, *, unequal: bool, over: bool) -> None:
-        """The steps of an epoch are over on all ranks: the variables hold the shared weights from here on; collective.
+        """End the steps of an epoch on all ranks: from here on the variables hold the shared weights. Collective.
 
-        `last`: a rank that took the most steps, where they are `unequal`. `over`: the fit ends with this epoch.
+        `last`: a rank that took the most steps, if they are `unequal`. `over`: the fit ends with this epoch.
         """
         self.to_center()
 
     def say_period(self, steps: int | None) -> None:  # noqa: B027  a center holds ranks together
-        """Tell of a period that is long beside a fit's epoch of so many steps, None where nobody knows."""
+        """Warn of a period that is long compared with the number of steps of an epoch; None if it is unknown."""
 
     def _check_types(self, variables: Sequence[Any]) -> None:
-        """UsageError for a type that flat buffers of float32 do not hold."""
+        """Raise UsageError for a type that flat float32 buffers do not hold."""
         odd = sorted({one.dtype.name for one in variables} - {"float32"})
         if odd:
             raise UsageError(
@@ -120,11 +120,11 @@ class OwnWeights(ABC):
             )
 
     def _look(self, own: Array) -> None:
-        """Look once whether all ranks have moved their weights alike, away from the shared ones; collective."""
+        """Check once whether all ranks have moved their weights alike, away from the shared ones. Collective."""
         look_for_same_samples(self.group, own, moved=not numpy.array_equal(own, self.shared()))
 
     def _compare(self) -> None:
-        """Look whether all ranks hold the same shared weights; collective."""
+        """Check that all ranks hold the same shared weights. Collective."""
         parts = zip(self._names, self._parts(self.shared()), strict=True)
         named = {f"{index}: {self.SHARED} {name}": part for index, (name, part) in enumerate(parts)}
         check_same_weights(named, self.group.messages, self._after(), OWN_CHANGES)
@@ -135,7 +135,7 @@ class OwnWeights(ABC):
 
     @property
     def _forms(self) -> list[str]:
-        """What all ranks must have alike; the names beside it are an empty one and `_names`."""
+        """What must agree on all ranks. The names beside it are an empty one and `_names`."""
         return [self._name, *(str(tuple(one.shape)) for one in self._variables)]
 
     def _after(self) -> str:
@@ -161,9 +161,9 @@ class OwnWeights(ABC):
 
 
 class CenterExchange(OwnWeights):
-    """Moves what one optimizer trains by a strategy's own equations. Making one is collective over the group.
+    """Moves one optimizer's weights by the equations of a strategy with a center. Creating one is collective.
 
-    `update` is the optimizer's update. The layout of all flat buffers is that of the variables it was built with.
+    `update` replaces the optimizer's update. All flat buffers have the layout of the variables that it was built with.
     """
 
     SHARED = "the center of"
@@ -192,7 +192,7 @@ class CenterExchange(OwnWeights):
         save_once()
 
     def update(self, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        """Equations (1) and (2) on all variables; traced into the graph. Those without a gradient have one of zeros."""
+        """Apply equations (1) and (2) to all variables, traced into the graph. A missing gradient counts as zeros."""
         check_traceable()
         known = {
             key_of(one): with_shape_of(one, tf.convert_to_tensor(gradient))
@@ -200,7 +200,7 @@ class CenterExchange(OwnWeights):
         }
         moved = [held(one) for one in trained_by(self._optimizer)]
         self._check_types(moved)
-        # The gradient that comes first: a step whose data has ended must not begin what it cannot take part in.
+        # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
         first = next(reversed(known.values()))
         mine = [known.get(key_of(one), tf.zeros(one.shape, one.dtype)) for one in moved]
         with tf.control_dependencies([*turn_begins(), first]):
@@ -211,8 +211,8 @@ class CenterExchange(OwnWeights):
         turn_ends([weights])
 
     def _begin(self, weights: Array) -> bool:
-        """Begin this update's exchange, where it has one; at the first one the center is rank 0's weights."""
-        if self._own is not None:  # a loop of its own goes on from the center that `fit` has left
+        """Begin the exchange of this update, if it has one. At the first one the center becomes rank 0's weights."""
+        if self._own is not None:  # a custom loop continues from the center that `fit` has left
             self._own, self._began = None, False
         if not self._began or self._replica.exchanges_at(self._num_updates):
             new = float(not self._began)
@@ -248,26 +248,26 @@ class CenterExchange(OwnWeights):
         return moved
 
     def _follow(self) -> None:
-        """An exchange of the others after this rank has joined: its weights take part, without a gradient."""
+        """Take part in an exchange of the others after this rank has joined: with its weights, without a gradient."""
         self._replica.weights[:] = self._flat()
         self._replica.before_step(0)
         rate = numpy.array(self._replica.learning_rate)
         self._assign(self._move(numpy.zeros_like(self._replica.weights), rate))
 
     def shared(self) -> Array:
-        """The center."""
+        """Return the center."""
         center: Array = self._replica.center()
         return center
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps of this rank beside the center."""
+        """Return what a checkpoint keeps of this rank beside the center."""
         if not self._began:
             return {}
         own = self._flat() if self._own is None else self._own
         return {"weights": own.copy(), "updates": numpy.array(self._num_updates)}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `state` gave; the variables hold the center, and afterwards this rank's weights."""
+        """Restore what `state` returned. The variables hold the center before, and this rank's weights after."""
         self._own, self._began = None, bool("weights" in arrays and self._variables)
         if self._began:
             center = self._flat()
@@ -276,11 +276,11 @@ class CenterExchange(OwnWeights):
             self._replica.restore({})
             self._num_updates = int(arrays["updates"])
             self._assign(self._replica.weights)
-            self.group.started.update(map(key_of, self._variables))  # not to be made alike again
+            self.group.started.update(map(key_of, self._variables))  # not to be overwritten with rank 0's values
 
 
 def _check(info: StrategyInfo, elastic: ElasticConfig, optimizer: Any, num_ranks: int) -> None:
-    """UsageError for an optimizer whose rule is not the strategy's own, and for a moving rate that diverges."""
+    """Raise UsageError if the optimizer's rule is not the strategy's own, or if the moving rate diverges."""
     equations = f"strategy={info.name!r} moves weights by its own equations"
     if type(optimizer) is not keras.optimizers.SGD or optimizer.momentum or scales(optimizer):
         raise UsageError(f"{equations} (sgd), not by {type(optimizer).__name__}'s: give it keras.optimizers.SGD(rate) "

@@ -1,7 +1,7 @@
-"""Strategies in scripts whose ranks take many steps by themselves and meet now and then: local SGD, SlowMo, DiLoCo.
+"""Strategies in scripts whose ranks take many steps alone and meet periodically: local SGD, SlowMo, DiLoCo.
 
-A step is the optimizer's own, and exchanges nothing. One that ends with an exchange has it behind the update, in the
-same graph. Weights, equations and their state are strategies/periodic's.
+A step is the optimizer's own and exchanges nothing. At the end of a period an exchange follows the update, in the same
+graph. The weights, equations and their state are those of strategies/periodic.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
 _OF, _UPDATES, _OWN = "strategy", "updates", "weights"
-"""What a checkpoint names this rank's state by, beside the strategy's."""
+"""Names of this rank's state in a checkpoint, beside those of the strategy."""
 
 
 class PeriodicExchange(OwnWeights):
-    """Has ranks meet behind every `period`-th update of one optimizer. Making one is collective over the group."""
+    """Exchanges weights after every `period`-th update of one optimizer. Creating one is collective in the group."""
 
     SHARED = "the shared"
 
@@ -79,16 +79,16 @@ class PeriodicExchange(OwnWeights):
         save_once()
 
     def shared(self) -> Array:
-        """What the last exchange has left."""
+        """Return the weights that the last exchange produced."""
         return self._weights.weights
 
     def own_variables(self) -> list[Any]:
-        """All but the count of updates and the learning rate: momenta and the like never travel."""
+        """Return all variables but the update count and the learning rate: momenta and the like are never exchanged."""
         common = {id(self._optimizer.iterations), id(rate_variable(self._optimizer))}
         return [one for one in self._optimizer.variables if id(one) not in common]
 
     def around(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """`apply` of the optimizer, with an exchange behind the updates that end a period."""
+        """Wrap the optimizer's `apply`: an exchange follows each update that ends a period."""
 
         @unconverted
         def update(grads: Any, trainable_variables: Any = None) -> Any:
@@ -113,10 +113,10 @@ class PeriodicExchange(OwnWeights):
         return update
 
     def _announced(self, gradients: Sequence[Any], variables: Sequence[Any], moved: Sequence[Any]) -> Any:
-        """Whether this update, which waits for the answer, ends with an exchange; traced into the graph."""
+        """Return whether this update ends with an exchange, traced into the graph. The update waits for the answer."""
         pairs = [(name_of(one), grad) for one, grad in zip(variables, gradients, strict=True) if grad is not None]
         values = [tf.convert_to_tensor(getattr(grad, "values", grad)) for _, grad in pairs]
-        # A step whose data has ended has no gradient, and must not begin what it cannot take part in.
+        # A step whose data has ended has no gradient. It must not begin an exchange that it cannot take part in.
         fine = self._guard.before_exchange(values, [name for name, _ in pairs]) if values else tf.constant(True)
         rate = tf.cast(self._optimizer.learning_rate, tf.float64)
         with tf.control_dependencies([*turn_begins(), fine]):
@@ -130,13 +130,13 @@ class PeriodicExchange(OwnWeights):
         return tf.cond(starts, start, lambda: announced)
 
     def _announce(self, rate: Array) -> tuple[Any, Any]:
-        """An update begins: whether it is the first one, and whether it ends with an exchange."""
-        if self._own is not None:  # a loop of its own goes on from the shared weights that `fit` has left
+        """Begin an update. Return whether it is the first one, and whether it ends with an exchange."""
+        if self._own is not None:  # a custom loop continues from the shared weights that `fit` has left
             self._own, self._began = None, False
         return numpy.bool_(not self._began), numpy.bool_(self._began and self._step(float(rate)))
 
     def _start(self, weights: Array, rate: Array) -> Any:
-        """All ranks begin with rank 0's weights, which are the shared ones; collective."""
+        """Start all ranks with rank 0's weights, which become the shared ones. Collective."""
         self._meet(starts=True)
         self._start_with(weights)
         return numpy.bool_(self._step(float(rate)))
@@ -149,9 +149,9 @@ class PeriodicExchange(OwnWeights):
         self._began, self._num_updates = True, 0
 
     def _meet(self, *, starts: bool) -> None:
-        """All ranks have come to the start, or to an exchange; UsageError on all where some are in the other one.
+        """Wait for all ranks at the start or at an exchange. Raises UsageError on all if some are at the other.
 
-        One agreement for both: a rank that joins before the first exchange has to know it.
+        Both use one agreement, because a rank that joins before the first exchange has to know it.
         """
         begun = self.group.agree(
             "an exchange of weights", self._forms, names=["", *self._names], weight=float(starts)
@@ -174,7 +174,7 @@ class PeriodicExchange(OwnWeights):
         return exchanges
 
     def _exchange(self, own: Array) -> tuple[Array, bool]:
-        """This rank's weights after an exchange, and whether all have met; collective."""
+        """Return this rank's weights after an exchange, and whether all ranks met. Collective."""
         self._meet(starts=False)
         if not self.group.num_joined:
             self.group.keep("looked for the same samples", lambda: self._look(own))
@@ -187,9 +187,9 @@ class PeriodicExchange(OwnWeights):
         return own, self._weights.all_meet
 
     def _follow(self) -> None:
-        """An exchange of the others after this rank has joined: its weights take part as they are.
+        """Take part in an exchange of the others after this rank has joined, with its weights as they are.
 
-        Where it has not begun yet, with its data gone, the others start.
+        If this rank has not begun because it has no data, the others are at the start.
         """
         if not self._began:
             self._start_with(self._flat())
@@ -202,7 +202,7 @@ class PeriodicExchange(OwnWeights):
         self._level(joined=True)
 
     def _level(self, *, joined: bool) -> None:
-        """Ranks that have joined took other rates into account, or none: they follow one that goes on; collective."""
+        """Copy the shared state of a rank that continues: ranks that have joined used other rates. Collective."""
         going_on = self.group.messages.allgather_json(not joined)
         self._weights.level(self.group.messages, going_on.index(True))
 
@@ -213,7 +213,7 @@ class PeriodicExchange(OwnWeights):
                 momentum.assign(numpy.zeros(momentum.shape, numpy.float32))
 
     def end_steps(self, last: int, *, unequal: bool, over: bool) -> None:
-        """Where the fit ends here, all meet once more: its last step ends with an exchange, as a run's does."""
+        """At the end of a fit let all ranks meet once more: its last step ends with an exchange, as a run's does."""
         self.to_center()
         if not self._began:
             return
@@ -228,7 +228,7 @@ class PeriodicExchange(OwnWeights):
             self._assign(self.shared())
 
     def say_period(self, steps: int | None) -> None:
-        """Tell of a period that is long beside a fit's epoch, once."""
+        """Warn once of a period that is long compared with an epoch of a fit."""
         if is_long(self.period, steps or 0) and self.group.rank == 0:
             self.group.keep((self._name, "said that the period is long"), lambda: self._say_long(steps))
 
@@ -241,7 +241,7 @@ class PeriodicExchange(OwnWeights):
         return True
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps of this rank beside the shared weights."""
+        """Return what a checkpoint keeps of this rank beside the shared weights."""
         if not self._began:
             return {}
         own = self._flat() if self._own is None else self._own
@@ -253,7 +253,7 @@ class PeriodicExchange(OwnWeights):
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `state` gave; the variables hold the shared weights, and afterwards this rank's."""
+        """Restore what `state` returned. The variables hold the shared weights before, and this rank's after."""
         self._own, self._began = None, bool(_OWN in arrays and self._variables)
         if not self._began:
             return
@@ -273,7 +273,7 @@ class PeriodicExchange(OwnWeights):
 
 
 def _check(info: StrategyInfo, optimizer: Any) -> None:
-    """UsageError for an optimizer whose update is not one step of the weights that meet."""
+    """Raise UsageError if an update of the optimizer is not one step of the exchanged weights."""
     name = type(optimizer).__name__
     if scales(optimizer) or keras.mixed_precision.global_policy().name == "mixed_float16":
         raise UsageError(

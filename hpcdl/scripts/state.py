@@ -1,4 +1,4 @@
-"""`hpcdl.State`: what a script must not lose, saved now and then and when its time is over, and put back."""
+"""`hpcdl.State`: save the state of a script at intervals and when its time is over, and restore it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from hpcdl.supervision.control import FOR_MORE, Control, ControlFlags, Room, che
 class State:
     """Weights, optimizers, random states and `values` of a script (epoch=0, best=0.0), as attributes to read and set.
 
-    Under `hpcdl run --resume` it begins as the last part of the run has left it; elsewhere with `folder`, where there
-    is one to begin from. `model` and `optimizer` may be lists; optimizers that models were compiled with, or hold, are
-    known. A model without weights yet gets them back in `fit`; in a loop of one's own build it, or call it, before.
-    What an optimizer of `model` or `optimizer` has moved on each rank alone before begins as rank 0's. Collective.
+    Under `hpcdl run --resume` it starts as the last part of the run left it; outside a run from a checkpoint in
+    `folder`, if any. `model` and `optimizer` may be lists. Optimizers that models were compiled with, or hold, are
+    included. `fit` restores a model without weights; in a custom loop build or call it first. Weights that a plain
+    optimizer of these has moved on each rank alone start as rank 0's. Collective.
     """
 
     epoch: int = 0
@@ -78,7 +78,7 @@ class State:
         self._writer: checkpoints.CheckpointWriter | None = None
         self._pending: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self.step = 0
-        """Steps that were committed."""
+        """Number of committed steps."""
         self._mark_s = time.monotonic()
         self._read()
         self._begin_alike()
@@ -86,19 +86,19 @@ class State:
             self.restore()
 
     def _begin_alike(self) -> None:
-        """What plain optimizers have moved on each rank alone, to make their variables, begins as rank 0's.
+        """Give all ranks rank 0's values of variables that plain optimizers have moved on each rank alone.
 
-        Their own variables with it, which no gradient names later. A loop with a distributed tape has them alike.
+        This includes the optimizers' own variables, which no later gradient names. A distributed tape keeps them equal.
         """
         plain = [one for one in self._optimizers() if not hasattr(one, "exchanges") and one.built]
         own = {id(one) for one in self._own_variables()}
-        # Who moves what is a rank's own (hpcdl.combine) is its own too.
+        # An optimizer of a rank's own variables (hpcdl.combine) is the rank's own too.
         shared = [one for one in plain if not own & {id(weight) for weight in trained_by(one)}]
         listed = {id(one): one for optimizer in shared for one in (*trained_by(optimizer), *optimizer.variables)}
         found = [one for key, one in listed.items() if key not in own]
         rows = self._communicator.allgather_json([[str(one.dtype), list(one.shape), digest_of(one)] for one in found])
         if any([form[:2] for form in row] != [form[:2] for form in rows[0]] for row in rows):
-            return  # other variables on each rank: the first exchange compares what it moves
+            return  # the ranks have different variables: the first exchange compares those that it moves
         odd = [one for one, *forms in zip(found, *rows, strict=True) if any(form != forms[0] for form in forms)]
         broadcast_variables(self._communicator, odd)
         if odd and self._communicator.rank == 0:
@@ -107,13 +107,13 @@ class State:
             sys.stderr.write(f"hpcdl: {odd[0].path}{more} {text} (hpcdl.State)\n")
 
     def commit(self, samples: int | None = None, *, stepped: bool = True) -> None:
-        """After each step: save when it is time to; at a signal or the time limit save and leave with 75; collective.
+        """Call it after each step: save if due; at a signal or the time limit save and exit with code 75. Collective.
 
-        `samples` of this rank's batch make a rate of the record. In `fit` hpcdl.callbacks(state) calls it.
+        `samples` of this rank's batch give the throughput in the record. In `fit` hpcdl.callbacks(state) calls it.
         """
         self.step += stepped
         steps = self._communicator.monitor.script_steps
-        if stepped and not steps.counted:  # a fit counts its own
+        if stepped and not steps.counted:  # a fit counts its own steps
             steps.over()
         if samples is not None and self._run is not None:
             now_s = time.monotonic()
@@ -132,7 +132,7 @@ class State:
             self._leave_for_more()
 
     def _leave_for_more(self) -> None:
-        """Save, and leave so that more workers can start; where there is no room to save in, these go on."""
+        """Save, then leave so that more workers can start. If saving fails, these workers continue."""
         self.save()
         if self._writer is not None and self._writer.newest == self.step:
             text = f"stopped by {FOR_MORE} after step {self.step}, and saved; continue with --resume"
@@ -141,12 +141,12 @@ class State:
             self._room.refuse()
 
     def save(self) -> None:
-        """Write a checkpoint, and return when it is durable; collective."""
+        """Write a checkpoint and return when it is durable. Collective."""
         self._begin_to_save()
         self._finish_saving()
 
     def _begin_to_save(self) -> None:
-        """Begin a checkpoint, in the way of `--background`, once the one before is durable."""
+        """Begin a checkpoint, as `--background` says, once the previous one is durable."""
         began = time.monotonic()
         if self._writer is None:
             work = None if self._run is None else self._run.work
@@ -182,7 +182,7 @@ class State:
         self._note_cost(time.monotonic() - began)
 
     def _kept_values(self) -> dict[str, Any]:
-        """The script's own values as a checkpoint holds them; UsageError for what it cannot hold."""
+        """Return the script's own values as a checkpoint holds them. Raises UsageError for unsupported values."""
         found = {}
         for name in self._names:
             try:
@@ -194,7 +194,7 @@ class State:
         return found
 
     def _finish_saving(self) -> None:
-        """Return when what was begun is durable, or has left a warning."""
+        """Return when the checkpoint that was begun is durable, or has left a warning."""
         if self._writer is not None:
             self._writer.wait()
             self._log(self._writer.warnings)
@@ -211,11 +211,11 @@ class State:
 
     @property
     def waits(self) -> bool:
-        """Whether something was read that `restore` has not put back yet."""
+        """Whether `restore` has yet to restore what was read."""
         return self._pending is not None
 
     def restore(self) -> None:
-        """Put back what was read, once the models are built, and make all ranks alike; `fit` calls it for late ones."""
+        """Restore what was read, once the models are built. `fit` calls it for models built late. Collective."""
         if self._pending is None:
             return
         (shared, own, facts), self._pending = self._pending, None
@@ -238,7 +238,7 @@ class State:
             exchange.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
 
     def _read(self) -> None:
-        """Take the newest checkpoint that is whole; its values count at once, its arrays wait for `restore`."""
+        """Read the newest intact checkpoint. Its values count at once; its arrays wait for `restore`."""
         problems: list[str] = []
         rank = self._communicator.rank
         from_step = None if self._run is None else self._run.config.checkpoint.from_step
@@ -269,7 +269,7 @@ class State:
         self._log(problems)
 
     def _log(self, warnings: Sequence[str]) -> None:
-        """Warnings go into the run's record, or onto stderr where there is none."""
+        """Add warnings to the run's record, or print them on stderr if there is no run."""
         if self._run is not None:
             self._run.warnings += [text for text in warnings if text not in self._run.warnings]
         else:
@@ -279,7 +279,7 @@ class State:
         return [one for model in self._models for one in model.weights]
 
     def _own_variables(self) -> list[Any]:
-        """What each rank keeps for itself: queues, counters, gradients that are summed up before an update."""
+        """Return the variables that each rank keeps for itself: queues, counters, accumulated gradients."""
         found = [*(one for model in self._models for one in own_variables(model)), *kept_by_optimizers(self._given)]
         return list({id(one): one for one in found}.values())
 
@@ -288,7 +288,7 @@ class State:
         return list({id(one): one for one in found}.values())
 
     def _exchanges(self) -> list[tuple[int, Any]]:
-        """What exchanges weights or gradients, with the number of its optimizer."""
+        """Return the exchanges of weights or gradients, each with the index of its optimizer."""
         numbered = enumerate(map(exchange_of, self._optimizers()))
         return [(index, exchange) for index, exchange in numbered if exchange is not None]
 
@@ -300,7 +300,7 @@ class State:
         }
 
     def _moves(self) -> list[Any]:
-        """Which of the weights each optimizer moves, by number; None for one that has not been built."""
+        """Return the indices of the weights that each optimizer moves, or None for an optimizer that is not built."""
         number = {id(weight): index for index, weight in enumerate(self._weights())}
         return [
             [number[id(weight)] for weight in trained_by(optimizer) if id(weight) in number]
@@ -314,7 +314,7 @@ class State:
 
 
 def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
-    """As the run's settings have it; outside a run ten minutes."""
+    """Return the checkpoint interval of the run's settings, or ten minutes outside a run."""
     if run is None or run.started is None:
         return CheckpointInterval(600.0, node_mtbf_s=math.inf, num_nodes=1)
     limits = run.config.checkpoint
@@ -327,7 +327,7 @@ def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a script with Python's numbers in place of arrays' and tensors'."""
+    """Return a script's value with Python numbers in place of arrays and tensors."""
     if isinstance(value, dict):
         return {_plain(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""Many runs as one study: trials of a node, matrices of runs."""
+"""Many runs as one study: trials of a node and matrices of runs."""

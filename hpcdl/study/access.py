@@ -28,12 +28,12 @@ from hpcdl.study.points import prepare_points
 
 MOST_ATTACHED_BYTES = 1 << 20
 _NOT_HANDED_ON = ("ranks", "run-dir", "resume", "allow", "inject")
-"""Settings of a run that a new job chooses itself, or that only a test of failures has."""
+"""Settings that a new job chooses itself, or that only a test of failures uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessCase:
-    """A case, what a reader must know of its runs, and how its strategy parallelises."""
+    """A case, the caveats about its runs, and a description of its parallel strategy."""
 
     case: Case
     caveats: Sequence[str]
@@ -41,9 +41,9 @@ class AccessCase:
 
 
 def node_counts_for(template: AccessTemplate, target: int) -> list[int]:
-    """Numbers of nodes up to `target`, as many as the template asks for: halves of it, else even parts.
+    """Return as many numbers of nodes up to `target` as the template asks for: halves of it, else equal parts.
 
-    UsageError where `target` is too small for so many, or is no size of the template's partition.
+    Raises UsageError if `target` is too small for that many, or outside the sizes of the template's partition.
     """
     if template.nodes is not None and not template.nodes[0] <= target <= template.nodes[1]:
         least, most = template.nodes
@@ -74,9 +74,9 @@ def access_study(
     axes: Sequence[str] = (),
     zipped: Sequence[str] = (),
 ) -> tuple[Study, StudyRuns]:
-    """The study that `template` needs, of a study's file and flags as for a sweep, and its plan.
+    """Return the study that `template` needs, from a study's file and flags as for a sweep, and its plan.
 
-    UsageError without a target or numbers of nodes, and where a size cannot run.
+    Raises UsageError without a target or numbers of nodes, and if a size cannot run.
     """
     if target is None and not flags.get("nodes"):
         raise UsageError("--for needs the number of nodes that you will ask for: add --target NODES")
@@ -96,7 +96,7 @@ def access_study(
 
 
 def write_study(study: Study, template: AccessTemplate, target: int | None) -> Path:
-    """Write the study's file into the current folder, and return it."""
+    """Write the study's file into the current folder and return its path."""
     path = Path(f"{study.name}.toml")
     wanted = f" --target {target}" if target is not None else ""
     rules = f"{template.source.url}, read {template.source.read}"
@@ -114,9 +114,9 @@ def access_case(
     target: int | None = None,
     attached: Sequence[str] = (),
 ) -> AccessCase:
-    """All that a document rests on. `gathered` are runs that know what sets them apart.
+    """Return everything that a document is based on. `gathered` are runs with their distinguishing settings.
 
-    UsageError where the runs are several curves and none is named, and for a file that is not what it should be.
+    Raises UsageError if the runs form several curves and none is named, and for an unsuitable file.
     """
     files = _attached(template, attached)
     name, chosen = choose_curve(build_curves(gathered.runs), curve)
@@ -134,14 +134,14 @@ def access_case(
     strategy = chosen.first.strategy
     try:
         described = find_strategy(strategy).summary
-    except UnknownNameError:  # measured elsewhere, by something that is no strategy here
+    except UnknownNameError:  # measured elsewhere with a strategy that hpcdl does not have
         described = ""
     alike = [run for run in gathered.runs if run.strategy == strategy and run.model == chosen.first.model]
     return AccessCase(case=case, caveats=caveats(alike, gathered.unreadable, [chosen]), described=described)
 
 
 def _attached(template: AccessTemplate, given: Sequence[str]) -> dict[str, AttachedFile]:
-    """The user's files, `KIND=FILE`, by kind."""
+    """Return the user's files, given as `KIND=FILE`, by kind."""
     kinds = {kind.name: kind for kind in template.attachments}
     found = {}
     for text in given:
@@ -163,9 +163,9 @@ def _attached(template: AccessTemplate, given: Sequence[str]) -> dict[str, Attac
 
 
 def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
-    """The script of the largest point's job, and where it is from; empty, and why, where there is none.
+    """Return the script of the largest point's job and its origin, or "" and the reason why there is none.
 
-    What `hpcdl sweep --jobs` has submitted comes first, then what `hpcdl submit --dry-run` would print here.
+    A script that `hpcdl sweep --jobs` has submitted comes first, then what `hpcdl submit --dry-run` would print here.
     """
     point = measured.points[-1]
     for path in paths:
@@ -189,7 +189,7 @@ def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
 
 
 def train_words(record: RunRecord) -> list[str]:
-    """The flags of `hpcdl train` that give the settings of a record again, as far as they are no defaults."""
+    """Return the flags of `hpcdl train` that reproduce those settings of a record that are not defaults."""
     words = []
     for key, item in settings_by_key(TrainConfig).items():
         value = record.config.get(key)

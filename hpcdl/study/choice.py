@@ -1,4 +1,4 @@
-"""Which of the values that a point has tried it runs with: the best by held-out samples, said with all others."""
+"""Choose the values of a point from those that its tries tested: the best by held-out samples, listed with others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpcdl.core.records.run_record import RunRecord
 from hpcdl.study.plan import StudyPoint
 
 TRIES = "tries"
-"""The folder of a study's tries, which reports leave out (report/runs/sources.py)."""
+"""The folder of a study's tries, which reports omit (report/runs/sources.py)."""
 _SETTINGS = settings_by_key(TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """`values` by key; `accuracies` are those of every try, in words of its values; `samples` says of which.
+    """The chosen `values` by key, the accuracy of every try by a text of its values, and the kind of `samples`.
 
-    An accuracy is None where a try has reached none: its loss was no number, or nothing has classes.
+    An accuracy is None if a try has none: its loss was not a number, or its data have no classes.
     """
 
     values: Mapping[str, Any]
@@ -31,22 +31,22 @@ class Chosen:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The choice as a sentence."""
         text = ", ".join(f"{name}: {_shown(accuracy)}" for name, accuracy in self.accuracies.items())
         if all(accuracy is None for accuracy in self.accuracies.values()):
             return f"runs with {_words(self.values)}, by the loss of its tries on {self.samples}; none has an accuracy"
         return f"runs with {_words(self.values)}, by the accuracy of its tries on {self.samples} ({text})"
 
     def as_json(self) -> dict[str, Any]:
-        """For the study's file."""
+        """Return the choice for the study's file."""
         values = {key: _SETTINGS[key].show(value) for key, value in self.values.items()}
         return {"values": values, "accuracies": dict(self.accuracies), "samples": self.samples}
 
 
 def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings) -> Chosen:
-    """The best of `tries` (one at least) at their end; at equal accuracy that of the smaller loss.
+    """Return the best of `tries` (at least one) by final accuracy; ties go to the smaller loss.
 
-    Training's accuracy counts only where no try was evaluated. All have the same data: a try without held-out accuracy
+    Training accuracy counts only if no try was evaluated. All tries have the same data: a try without held-out accuracy
     beside others with one has diverged, and is not chosen.
     """
     held_out = any(_last(record, "val_accuracy") is not None for record, _ in tries)
@@ -66,7 +66,7 @@ def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings)
 
 
 def _last(record: RunRecord, name: str) -> float | None:
-    """The newest value in the record's history; None where there is none, as after a loss that was no number."""
+    """Return the last value in the record's history; None if it has none, for example if the loss was not a number."""
     values = [getattr(point, name) for point in record.history]
     return next((float(value) for value in reversed(values) if value is not None), None)
 

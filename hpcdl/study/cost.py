@@ -1,6 +1,6 @@
-"""What a study will take and cost: from its own or earlier runs where there are some, else from the networks' sizes.
+"""The time and cost of a study: from its own or earlier runs if there are any, else from the networks' sizes.
 
-Nothing is started. Where nothing tells, the study has no cost and what is missing is said (UsageError).
+Nothing is started. Without any basis there is no cost, and UsageError says what is missing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 from hpcdl.study.state import StudyState
 
 START_S = 15.0
-"""Starting TensorFlow and tracing the step."""
+"""Seconds to start TensorFlow and trace the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEstimate:
-    """Totals over the runs still to do. `unknown` counts runs that nothing is known of; they are in no total."""
+    """Totals over the runs still to do. `unknown` counts runs without an estimate; no total includes them."""
 
     seconds_by_run: Mapping[str, float]
     seconds: float
@@ -51,10 +51,10 @@ def estimate_study(
     num_nodes: int,
     state: StudyState | None = None,
 ) -> StudyEstimate:
-    """Time and node-hours of the runs of `plan` that `state` does not hold as finished.
+    """Return the time and node-hours of the runs of `plan` that `state` does not list as finished.
 
-    Points that were measured count with their mean. Runs go side by side where `num_nodes` is more than they need:
-    `seconds` is the longer of the longest run and of all node-seconds over all nodes.
+    Measured points count with their mean. Runs go side by side if `num_nodes` exceeds their needs: `seconds` is the
+    longer of the longest run and of all node-seconds divided by the nodes.
     """
     done = {run.name for run in state.runs if run.status == "finished"} if state else set()
     known = _measured(state)
@@ -75,7 +75,7 @@ def estimate_study(
 
 
 def _measured(state: StudyState | None) -> dict[int, float]:
-    """Mean seconds of the finished runs of each point."""
+    """Return the mean seconds of each point's finished runs."""
     found: dict[int, list[float]] = {}
     for run in state.runs if state else ():
         if run.status == "finished" and run.seconds is not None:
@@ -84,9 +84,9 @@ def _measured(state: StudyState | None) -> dict[int, float]:
 
 
 def _computed(point: StudyPoint, run_plan: RunPlan, cores_per_node: int) -> float | None:
-    """Start and computing; communication is what a study is to find out. None for a network that is not in the table.
+    """Return seconds for start and computing, without communication, which the study is to measure; None if unknown.
 
-    MACs are the table's, scaled by the area of the samples; emulated computing says how long it takes.
+    MACs are the table's, scaled by the area of the samples. Emulated computing states its own time.
     """
     if emulation := parse_emulation(point.model):
         return START_S + run_plan.num_steps * emulation.seconds
@@ -110,12 +110,12 @@ def _elapsed(runs: Sequence[PlannedRun], seconds: Mapping[str, float], num_nodes
 
 
 START = Range(mean=START_S, low=START_S / 2, high=2 * START_S)
-"""Seconds that a run takes beside its steps, where no run of the study has told: a guess within a factor of two."""
+"""Seconds that a run takes besides its steps, if no run of the study has shown it: a guess within a factor of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Earlier runs, those of them with traces; of networks without any, `network` and `machine` stand in."""
+    """Earlier runs, and those with traces. For networks without runs, `network` and `machine` replace them."""
 
     runs: Sequence[Run] = ()
     traced: Sequence[TracedRun] = ()
@@ -125,7 +125,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class PointCost:
-    """`runs` are those still to do; `seconds` and `node_hours` are of one of them. `marks`: why to trust it less."""
+    """`runs` are those still to do; `seconds` and `node_hours` are of one run. `marks`: reasons for less trust."""
 
     point: StudyPoint
     runs: int
@@ -136,13 +136,13 @@ class PointCost:
 
     @property
     def node_hours(self) -> Range:
-        """Of one run."""
+        """Node-hours of one run."""
         return self.seconds.scaled(self.point.nodes / 3600)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyCost:
-    """Of all runs still to do; totals add up the ends of the intervals, as if all were off in the same way."""
+    """The cost of all runs still to do. Totals add the ends of the intervals, as if all errors had the same sign."""
 
     points: Sequence[PointCost]
     evidence: Sequence[str]
@@ -150,21 +150,21 @@ class StudyCost:
 
     @property
     def num_runs(self) -> int:
-        """Those still to do."""
+        """Number of runs still to do."""
         return sum(item.runs for item in self.points)
 
     @property
     def seconds(self) -> Range:
-        """One run after the other."""
+        """Seconds of the runs one after the other."""
         return _sum([item.seconds.scaled(item.runs) for item in self.points if item.runs])
 
     @property
     def node_hours(self) -> Range:
-        """All nodes' hours."""
+        """Node-hours of all runs."""
         return _sum([item.node_hours.scaled(item.runs) for item in self.points if item.runs])
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `sweep --predict --json`."""
+        """Return the document of `sweep --predict --json`."""
         return {
             "points": [
                 dataclasses.asdict(item.point) | {
@@ -194,9 +194,9 @@ def predict_cost(
     state: StudyState,
     known: Known,
 ) -> StudyCost:
-    """The cost of the runs of `plan` that `state` does not hold as finished; UsageError tells all that is missing.
+    """Return the cost of the runs of `plan` that are not finished in `state`. Raises UsageError with what is missing.
 
-    Points whose form of gradients no forecast models have none, and a warning names them.
+    Points with a form of gradients that no forecast models have no cost; a warning names them.
     """
     plan, left_out = _modelled(study, plan, run_plan, known)
     found: dict[str, Evidence] = {}
@@ -234,7 +234,7 @@ def predict_cost(
 def _modelled(
     study: Study, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known
 ) -> tuple[StudyRuns, list[str]]:  # fmt: skip
-    """`plan` without the points in a form of gradients that no earlier run of its network has; a line names these."""
+    """Return `plan` without points whose form of gradients no run of the network has, and a line that names them."""
     forms = {point.number: run_plan[point.number].config.exchange.compress for point in plan.points}
     shown = {
         model: set(coded_bytes_of([run for run in known.runs if run.model == model]))
@@ -295,12 +295,12 @@ def _label(point: StudyPoint, run_plan: Mapping[int, RunPlan]) -> str:
 
 
 def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> StepJob:
-    """The step that a run of `point` makes again and again, with the settings of this study."""
+    """Return the step that a run of `point` repeats, with the settings of this study."""
     exchange, elastic, strategy = run_plan.config.exchange, run_plan.config.elastic, _strategy(point)
     label = label_of(strategy, exchange.compress)
     job = evidence.at(label, point.nodes, point.workers, point.servers, run_plan.worker_batch)
     per_node = -(-point.workers // point.nodes)
-    default = run_plan.info.features.default_period  # what a run would find by itself only the run knows
+    default = run_plan.info.features.default_period  # a run finds another period only at run time
     fragments, overlap = streaming_of(strategy, vars(elastic))
     return dataclasses.replace(
         job,
@@ -318,7 +318,7 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
 
 
 def _threads(job: StepJob, per_node: int, evidence: Evidence) -> int:
-    """Those of runs with as many workers on a node; else the node's cores divided among them, as a run does it."""
+    """Return the threads of runs with as many workers per node, else the node's cores divided among the workers."""
     alike = [seen.job.threads for seen in evidence.monitors if seen.job.workers_per_node == per_node]
     return alike[0] if alike else max(1, (evidence.cores_per_node or job.threads * per_node) // per_node)
 
@@ -329,7 +329,7 @@ def _step(forecast: Forecast, point: StudyPoint, run_plan: RunPlan) -> tuple[Ran
 
 
 def _start(state: StudyState, training: Mapping[int, float]) -> Range:
-    """What finished runs took beyond `training`, the predicted seconds of all steps by point; else a guess."""
+    """Return the seconds of finished runs beyond `training` (predicted seconds of all steps by point), else a guess."""
     beside = [
         run.seconds - training[run.point]
         for run in state.runs
@@ -357,7 +357,7 @@ def _evidence_text(model: str, evidence: Evidence) -> str:
 
 
 def _doubts(point: StudyPoint, evidence: Evidence) -> list[str]:
-    """What of the study's points the evidence does not know."""
+    """Return warnings about aspects of the point that the evidence does not cover."""
     if point.threads and evidence.monitors and not evidence.threads:
         return [f"threads vary in the study, but not in the runs of {point.model}: all are taken to be as fast"]
     return []

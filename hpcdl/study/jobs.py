@@ -26,18 +26,18 @@ from hpcdl.study.state import StudyState, digest_of, new_state, read_state
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
-"""In a job: how long nothing may have changed in what an earlier call left, whose ranks may still end elsewhere."""
+"""Seconds without changes in what an earlier call left in a job, whose ranks may still be ending on other nodes."""
 LEAVING_S = 60.0
-"""What is kept of a job's time for runs under way to save and leave in."""
+"""Seconds of a job's time reserved for running runs to save and leave."""
 TRAIN = tuple(own_program("hpcdl", "train"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Nodes for the runs of a study, which the sweep hands to one run at a time, and how a run starts on some of them.
+    """Nodes for the runs of a study, which the sweep gives to one run at a time, and how a run starts on some of them.
 
-    `remedy` says how to get more nodes. `settle_s` is how long the folder of a run that an earlier call left must have
-    been still before it is used again. `nodes_variable` tells a run of its own nodes only, where nodes can be chosen.
+    `remedy` says how to get more nodes. `settle_s`: seconds for which the folder of a run that an earlier call left
+    must be unchanged before it is reused. `nodes_variable` gives a run only its own nodes, if nodes can be chosen.
     """
 
     nodes: Sequence[str]
@@ -47,14 +47,14 @@ class Allocation:
     command: Sequence[str] = TRAIN
 
     def environment(self, nodes: Sequence[str]) -> dict[str, str]:
-        """What the environment of a run on `nodes` has beyond the sweep's own."""
+        """Return what the environment of a run on `nodes` has beyond the sweep's own."""
         return {self.nodes_variable: ",".join(nodes)} if self.nodes_variable else {}
 
 
 def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ()) -> Allocation:
-    """The nodes that `environment` speaks of, this machine outside of a job; `sizes` are those that runs need.
+    """Return the nodes that `environment` names, or this machine outside a job. `sizes` are those that runs need.
 
-    UsageError inside a job step, whose ranks would each start a sweep, and where nodes cannot be chosen for a run:
+    Raises UsageError inside a job step, whose ranks would each start a sweep, and if nodes cannot be chosen for a run:
     under launchers other than Slurm's every run takes all nodes of the job.
     """
     inside = placement(environment)
@@ -82,9 +82,9 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
 
 
 def seconds_for_runs(environment: Mapping[str, str]) -> float | None:
-    """Seconds until the last run must have ended here; None where nothing limits them.
+    """Return the seconds until the last run must have ended; None without a limit.
 
-    What `hpcdl submit` has told the job, else the scheduler's own limit, less the time in which a run leaves.
+    The limit is what `hpcdl submit` has told the job, else the scheduler's own, less the time in which a run leaves.
     """
     told_s = seconds_left(environment)
     if told_s is not None:
@@ -94,7 +94,7 @@ def seconds_for_runs(environment: Mapping[str, str]) -> float | None:
 
 
 def check_room(plan: StudyRuns, allocation: Allocation) -> None:
-    """UsageError where a run needs more nodes than there are."""
+    """Raise UsageError if a run needs more nodes than the allocation has."""
     most = max(point.nodes for point in plan.points)
     if most > len(allocation.nodes):
         too_large = sum(point.nodes > len(allocation.nodes) for point in plan.points)
@@ -107,12 +107,12 @@ def check_room(plan: StudyRuns, allocation: Allocation) -> None:
 SCHEMA = "hpcdl.study-jobs/1"
 FILE_NAME, STUDY_FILE = "jobs.json", "study.toml"
 ALIVE = ("pending", "configuring", "running", "suspended", "requeued", "requeue_hold", "held")
-"""States in which a job still has its runs to do."""
+"""States of a job that still has runs to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartJob:
-    """The job that was submitted last for the points of `nodes` nodes."""
+    """The last job submitted for the points of `nodes` nodes."""
 
     nodes: int
     number: str
@@ -132,7 +132,7 @@ class JobsState:
 
 @dataclass(frozen=True, kw_only=True)
 class JobLimits:
-    """What each job asks of the batch system; with `until_done` a job at its time limit requeues itself and goes on."""
+    """What each job requests of the batch system. Under Slurm a job at its time limit requeues itself and continues."""
 
     time_s: float
     partition: str = ""
@@ -142,7 +142,7 @@ class JobLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The points of one number of nodes: how far they are, and the job that has them (empty once all is finished)."""
+    """The points of one number of nodes: their progress, and the job that runs them (empty once all are finished)."""
 
     nodes: int
     runs: int
@@ -155,9 +155,9 @@ class Part:
 
 
 def submit_parts(folder: Path, study: Study, plan: StudyRuns, limits: JobLimits, *, resume: bool) -> list[Part]:
-    """Submit a job for each part that has runs to do and no job in the queue; every part as it then stands.
+    """Submit a job for each part that has runs to do and no job in the queue. Return the state of every part.
 
-    UsageError where `folder` holds something else, or another study, or where there is no batch system.
+    Raises UsageError if `folder` holds something else or another study, or if there is no batch system.
     """
     state = _opened(folder, study, plan, resume=resume)
     by_nodes = {job.nodes: job for job in state.jobs}
@@ -181,7 +181,7 @@ def submit_parts(folder: Path, study: Study, plan: StudyRuns, limits: JobLimits,
 
 
 def part_folder(folder: Path, nodes: int) -> Path:
-    """Where the points of `nodes` nodes lie: a study of its own."""
+    """Return the folder of the points of `nodes` nodes, which is a study of its own."""
     return folder / (f"{nodes}-nodes" if nodes > 1 else "1-node")
 
 

@@ -22,7 +22,7 @@ _TRY = "try"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPoint:
-    """One setting that is measured. `batch_size` is per worker; `threads` None leaves them to the node profile.
+    """One setting to measure. `batch_size` is per worker. If `threads` is None, the node profile chooses them.
 
     `settings` are other keys of `hpcdl train` that vary in the study, with their values.
     """
@@ -40,9 +40,9 @@ class StudyPoint:
     threads: int | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     shared_threads: int | None = None
-    """Threads of a rank that are the same at every size of a weak study whose ranks share a node (study/points.py)."""
+    """Threads of a rank, equal at every size of a weak study whose ranks share a node (study/points.py)."""
     tried_for: int = 0
-    """The number of the point that this one is a try for (config/study.py); 0 of those that are measured."""
+    """The number of the point for which this one is a try (config/study.py); 0 for measured points."""
 
     @property
     def label(self) -> str:
@@ -63,7 +63,7 @@ class StudyPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One repeat of a point; `name` is that of its folder."""
+    """One repeat of a point. `name` is the name of its folder."""
 
     name: str
     point: StudyPoint
@@ -72,13 +72,13 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRuns:
-    """The runs in the order in which they start, and a line for each kind of combination that cannot be."""
+    """The runs in starting order, and a line for each kind of impossible combination."""
 
     points: Sequence[StudyPoint]
     runs: Sequence[PlannedRun]
     left_out: Sequence[str]
     remarks: Sequence[str] = ()
-    """What else to say of the plan."""
+    """Further remarks about the plan."""
 
     @property
     def node_counts(self) -> list[int]:
@@ -87,11 +87,11 @@ class StudyRuns:
 
     @property
     def measured(self) -> list[StudyPoint]:
-        """The points without those that are only tried."""
+        """The points without those that are only tries."""
         return [point for point in self.points if not point.tried_for]
 
     def only_nodes(self, nodes: int) -> StudyRuns:
-        """The points of that many nodes, under their names in the whole plan; UsageError where there are none."""
+        """Return the points of that many nodes, with their names in the whole plan. Raises UsageError if none."""
         points = [point for point in self.points if point.nodes == nodes]
         if not points:
             known = ", ".join(map(str, self.node_counts))
@@ -104,13 +104,13 @@ class StudyRuns:
         )
 
     def with_threads(self, threads: int, remarks: Sequence[str]) -> StudyRuns:
-        """The plan whose ranks all have so many threads, and what to say of it."""
+        """Return the plan with `threads` threads for all ranks, and with further remarks."""
         points = {point.number: dataclasses.replace(point, shared_threads=threads) for point in self.points}
         runs = [dataclasses.replace(run, point=points[run.point.number]) for run in self.runs]
         return dataclasses.replace(self, points=[*points.values()], runs=runs, remarks=[*self.remarks, *remarks])
 
     def without(self, refused: Mapping[int, str]) -> StudyRuns:
-        """The plan without some points, by number, and what they would try; with the reasons why."""
+        """Return the plan without some points, given by number, and without their tries. Adds the reasons."""
         kept = [point for point in self.points if not {point.number, point.tried_for} & refused.keys()]
         numbers = {point.number for point in kept}
         return StudyRuns(
@@ -122,7 +122,7 @@ class StudyRuns:
 
 
 def make_plan(study: Study) -> StudyRuns:
-    """The runs of `study`. UnknownNameError for a strategy; UsageError where no combination of the matrix can be."""
+    """Return the runs of `study`. Raises UnknownNameError for a strategy, UsageError if no combination is possible."""
     _check_seeds(study)
     points: list[StudyPoint] = []
     seen: set[StudyPoint] = set()
@@ -148,11 +148,11 @@ def make_plan(study: Study) -> StudyRuns:
 
 
 def _check_seeds(study: Study) -> None:
-    """UsageError where a run would be made twice: reports would count one draw of the dice as two measurements."""
+    """Raise UsageError if a run would be made twice: reports would count one random draw as two measurements."""
     repeats = study.plan.repeats
     for matrix in study.matrices:
         if any("seed" in group for group in matrix.zipped):
-            continue  # each seed has another value beside it
+            continue  # each seed is paired with another value
         seeds = sorted({int(seed) for seed in matrix.axes.get("seed", ())})
         for seed, following in itertools.pairwise(seeds):
             if following - seed < repeats:
@@ -164,7 +164,7 @@ def _check_seeds(study: Study) -> None:
 
 
 def _tries(points: Sequence[StudyPoint], choice: TriedSettings) -> list[StudyPoint]:
-    """What each point tries; the whole length of a try is trained, or one that stopped early would look worse."""
+    """Return the tries of each point. A try trains its whole length, because a stop would make it look worse."""
     fixed = {"target-accuracy": None, **choice.train}
     tries: list[StudyPoint] = []
     for point in points:
@@ -182,7 +182,7 @@ def _counted_reasons(reasons: Mapping[str, int]) -> list[str]:
 
 
 def _in_order(points: Sequence[StudyPoint], repeats: int, seed: int) -> list[PlannedRun]:
-    """Every point once in random order, then every point again: a machine that drifts favours none."""
+    """Return every point once in random order, then every point again, so that a drifting machine favors none."""
     shuffler = random.Random(seed)
     runs = []
     for repeat in range(1, repeats + 1):
@@ -193,7 +193,7 @@ def _in_order(points: Sequence[StudyPoint], repeats: int, seed: int) -> list[Pla
 
 
 def is_try(name: str) -> bool:
-    """Whether the run of that name is one to choose settings by."""
+    """Return whether the run of that name is a try."""
     return name.endswith(f"-{_TRY}")
 
 
@@ -203,7 +203,7 @@ def _run_name(point: StudyPoint, repeat: int) -> str:
 
 
 def _combinations(study: Study) -> Iterator[StudyPoint | str]:
-    """Each combination as a point without its number, or the reason why it cannot run."""
+    """Yield each combination as a point without a number, or the reason why it cannot run."""
     for matrix in study.matrices:
         for values in _products(matrix):
             try:
@@ -214,7 +214,7 @@ def _combinations(study: Study) -> Iterator[StudyPoint | str]:
 
 
 def _products(matrix: Matrix) -> Iterator[dict[str, Any]]:
-    """The values of each combination by key, once each; servers are 0 for strategies that have none."""
+    """Yield the values of each combination by key, once each. Servers are 0 for strategies without them."""
     axes = axes_of(matrix)
     groups = [list(group) for group in matrix.zipped]
     groups += [[key] for key in axes if not any(key in group for group in groups)]
@@ -237,7 +237,7 @@ def _matches(values: Mapping[str, Any], exclusion: Mapping[str, Sequence[str]]) 
 
 
 def _point(matrix: Matrix, values: Mapping[str, Any]) -> StudyPoint:
-    """UsageError where ranks, servers and batches do not fit each other."""
+    """Return the point of `values`. Raises UsageError if its ranks, servers and batches do not fit together."""
     info = find_strategy(values["strategy"])
     size = values.get("workers") or values.get("nodes") or 1
     servers = _servers(values["servers"], size)
@@ -252,12 +252,12 @@ def _point(matrix: Matrix, values: Mapping[str, Any]) -> StudyPoint:
 
 
 def _servers(share: int | str, workers: int) -> int:
-    """A number of servers, or the share of the workers that `workers/8` says, rounded up."""
+    """Return a number of servers, or the share of the workers that `workers/8` means, rounded up."""
     return share if isinstance(share, int) else -(-workers // int(share.partition("/")[2]))
 
 
 def _shape(matrix: StudyMatrix, size: int, ranks_per_node: int | None, servers: int) -> tuple[int, int, int]:
-    """Ranks, nodes and ranks on a node: of `size` workers and their servers, or of `size` nodes."""
+    """Return ranks, nodes and ranks per node: for `size` workers and their servers, or for `size` nodes."""
     if matrix.workers:
         ranks = size + servers
         on_node = min(ranks_per_node or ranks, ranks)
@@ -267,7 +267,7 @@ def _shape(matrix: StudyMatrix, size: int, ranks_per_node: int | None, servers: 
 
 
 def _share(global_batch: int, workers: int) -> int:
-    """Samples per worker."""
+    """Return the samples per worker. Raises UsageError if they are not a whole number."""
     if global_batch % workers:
         raise UsageError(f"a global batch of {global_batch} cannot be divided among {workers} workers evenly")
     return global_batch // workers

@@ -1,4 +1,4 @@
-"""A point of a study as `hpcdl train` takes it: settings and a node profile, all checked before anything runs."""
+"""Points of a study as `hpcdl train` takes them: settings and a node profile, all checked before anything runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OWN = {
     **dict.fromkeys(("model", "data", "strategy", "servers", "batch-size"), "list it in [matrix]"),
     **OF_A_STUDY,
 }
-"""Settings of a run that a study chooses, and where to say it."""
+"""Settings of a run that a study chooses, and where to set them instead."""
 
 
 def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, RunPlan]]:
-    """Every point as `hpcdl train` would prepare it, by number, and the plan without those that it would refuse.
+    """Return the plan without points that `hpcdl train` would refuse, and the prepared runs of the others by number.
 
-    ConfigError tells all that is wrong. A strategy that takes some points of a network and data set and refuses others
-    (too few workers, more samples a step than there are) is not wrong: what it refuses is left out, and said.
+    Raises ConfigError with all problems. A strategy may take some points of a network and data set and refuse
+    others (too few workers, more samples per step than there are). These are omitted, with a message.
     """
     problems = [f"{study.origin}: [train] {key}: {OWN[key]}" for key in study.train if key in OWN]
     profiled = "profile" in study.train or any("profile" in matrix.axes for matrix in study.matrices)
@@ -47,7 +47,7 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
             continue
         try:
             check_library(resolved.config.run.allocator)
-        except UsageError as error:  # what this node lacks is no combination that cannot be
+        except UsageError as error:  # a library missing on this node does not make a combination impossible
             problems.append(f"{study.origin}: {error}")
             continue
         try:
@@ -64,9 +64,9 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
 
 
 def _with_equal_threads(plan: StudyRuns, topology: Topology) -> StudyRuns:
-    """`plan` with the same threads for each rank at every size, where sizes would share a node's cores differently.
+    """Return `plan` with the same threads per rank at every size, if sizes would share a node's cores differently.
 
-    A worker alone with all cores, against which two have half of them each, is no weak scaling.
+    A single worker with all cores, compared with two workers with half the cores each, is not weak scaling.
     """
     shares = {point.ranks_per_node for point in plan.points}
     if len(shares) == 1 or any(point.threads for point in plan.points):
@@ -89,7 +89,7 @@ def _job(point: StudyPoint) -> tuple[str, str, str]:
 
 
 def settings_of_point(point: StudyPoint) -> dict[str, Any]:
-    """The point as settings of `hpcdl train`, by key."""
+    """Return the point as settings of `hpcdl train`, by key."""
     values: dict[str, Any] = {
         "model": point.model,
         "data": point.data,
@@ -101,7 +101,7 @@ def settings_of_point(point: StudyPoint) -> dict[str, Any]:
 
 
 def profile_of_point(point: StudyPoint, folder: Path) -> Path | None:
-    """The file in `folder` of a profile with the point's threads, made where it is missing; None without threads."""
+    """Return the file in `folder` of a profile with the point's threads, created if missing; None without threads."""
     threads = point.threads or point.shared_threads
     if threads is None:
         return None
@@ -122,9 +122,9 @@ def profile_of_point(point: StudyPoint, folder: Path) -> Path | None:
 
 
 def thread_settings(threads: int, ranks_per_node: int, topology: Topology) -> Settings:
-    """Settings that give each rank `threads` threads on as few hardware threads of a core as that takes.
+    """Return settings that give each rank `threads` threads on as few hardware threads per core as possible.
 
-    Where even all hardware threads are too few, nothing is bound: oversubscription is then what is measured.
+    If all hardware threads are too few, nothing is bound: the study then measures oversubscription.
     """
     cores_each = len(topology.usable_cores) // ranks_per_node
     per_core = math.ceil(threads / cores_each) if cores_each else topology.threads_per_core + 1

@@ -1,6 +1,6 @@
-"""What to try next, by Optuna: the only file that imports it. Trials live in a journal file, never in SQLite.
+"""Proposals for the next trials, by Optuna: only this file imports it. Trials are in a journal file, never in SQLite.
 
-A journal is appended to under a lock of its own, which shared file systems keep; databases on them lock up and corrupt.
+A journal is appended to under its own lock, which works on shared file systems; databases on them lock up and corrupt.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ JOURNAL = "journal.log"
 FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
 _STATES = {"COMPLETE": FINISHED, "PRUNED": STOPPED, "FAIL": FAILED, "RUNNING": RUNNING, "WAITING": RUNNING}
 _STARTUP = 10
-"""Trials at random before a model of the objective is made."""
+"""Number of random trials before a model of the objective is built."""
 _MOST_BYTES = 1 << 28
-"""Of a journal, which Optuna reads as a whole: a hundred thousand trials."""
+"""Largest size of a journal, which Optuna reads as a whole: about a hundred thousand trials."""
 _SEED_STEP = 1_000_003
-"""Between the seeds of one search before and after it was resumed."""
+"""Distance between the seeds of one search before and after it is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A trial: its number, the settings to try, how it stands, and its values by objective once it has finished."""
+    """A trial: its number, its settings, its state, and its values by objective once it has finished."""
 
     number: int
     settings: Mapping[str, Any]
@@ -43,9 +43,9 @@ class Proposal:
 
 
 class Proposals:
-    """The trials of one search, in a journal in `folder` that survives whoever writes it.
+    """The trials of one search, in a journal in `folder` that survives a killed process.
 
-    CorruptError where it is no such journal, or damaged; a last line that broke off is none, and is left out.
+    Raises CorruptError if the file is no such journal or is damaged. An incomplete last line is ignored.
     """
 
     def __init__(self, folder: Path, search: SearchStudy) -> None:
@@ -66,19 +66,19 @@ class Proposals:
             self._study.sampler = _sampler(search, len(self._study.get_trials(deepcopy=False)))
 
     def ask(self) -> Proposal:
-        """The next trial, already noted as running."""
+        """Return the next trial, already recorded as running."""
         with _quiet():
             trial = self._study.ask()
             values: dict[str, Any] = {}
             for item in self._search.space:
                 if item.applies({**self._search.train, **values}):
                     values[item.key] = _suggest(trial, item)
-            # What a choice stands for is kept as text: journals hold numbers, text and truth alone.
+            # Settings are kept as plain values: journals hold only numbers, texts and booleans.
             trial.set_user_attr("settings", {key: _plain(value) for key, value in values.items()})
         return Proposal(number=trial.number, settings=values, state=RUNNING, notes={})
 
     def progress(self, number: int, epoch: int, value: float) -> bool:
-        """Note how far a trial is; True where it should be stopped."""
+        """Record the progress of a trial. Return whether to stop it."""
         optuna = _optuna()
         if len(self._search.plan.objective) > 1 or not math.isfinite(value):
             return False
@@ -91,7 +91,7 @@ class Proposals:
             return bool(self._search.plan.halving and trial.should_prune())
 
     def tell(self, number: int, state: str, values: Sequence[float] = (), **notes: Any) -> None:
-        """Note how a trial ended; one that has ended already stays as it is, so that nothing counts twice."""
+        """Record how a trial ended. A trial that has already ended does not change, so that nothing counts twice."""
         optuna = _optuna()
         names = {kept: name for name, kept in _STATES.items() if name != "WAITING"}
         with _quiet():
@@ -102,13 +102,13 @@ class Proposals:
             for key, value in notes.items():
                 trial.set_user_attr(key, value)
             with contextlib.suppress(RuntimeError) if self._search.plan.sampler == "grid" else contextlib.nullcontext():
-                # A grid that is exhausted wants to stop a loop of Optuna's own, which is not used.
+                # An exhausted grid stops Optuna's own loop, which is not used here.
                 self._study.tell(
                     number, list(values) if state == FINISHED else None, state=optuna.trial.TrialState[names[state]]
                 )
 
     def all(self) -> list[Proposal]:
-        """Every trial so far, by number."""
+        """Return every trial so far, by number."""
         found = []
         for frozen in self._study.get_trials(deepcopy=False):
             notes = dict(frozen.user_attrs)
@@ -121,7 +121,7 @@ class Proposals:
         return found
 
     def front(self) -> list[int]:
-        """The numbers of the best trials: one, or those that no other beats in all objectives."""
+        """Return the numbers of the best trials: one, or those that no other beats in all objectives."""
         finished = [item for item in self.all() if item.state == FINISHED]
         if not finished:
             return []
@@ -131,7 +131,7 @@ class Proposals:
             return [trial.number for trial in self._study.best_trials]
 
     def importance(self) -> dict[str, float]:
-        """The share of each setting in what the first objective depends on; empty where too little was tried."""
+        """Return each setting's share of influence on the first objective; empty after too few trials."""
         optuna = _optuna()
         several = len(self._search.plan.objective) > 1
         with _quiet():
@@ -160,14 +160,14 @@ def _optuna() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna warns of each of its newer parts."""
+    """Suppress Optuna's warnings about its newer parts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _check(trial: Any) -> None:
-    """ValueError where a trial of a journal holds what no search has written."""
+    """Raise ValueError if a trial of a journal holds something that no search has written."""
     if not isinstance(trial.user_attrs.get("settings", {}), dict):
         raise ValueError(f"the settings of trial {trial.number} are no table")
     if any(isinstance(value, int) and abs(value) >= 2**63 for value in trial.params.values()):
@@ -176,7 +176,7 @@ def _check(trial: Any) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """CorruptError where a journal turns out to be damaged: Optuna looks at nothing before it takes it for sound."""
+    """Raise CorruptError if a journal is damaged: Optuna does not check it before reading."""
     remedy = "; choose another --out DIR"
     try:
         with open_regular(path) as file:
@@ -192,12 +192,12 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except (HpcdlError, OSError):
         raise
-    except Exception as error:  # whatever stumbles over it
+    except Exception as error:  # any failure while reading it
         raise CorruptError(f"{path} is damaged: {type(error).__name__}: {error}{remedy}") from error
 
 
 def _sampler(search: SearchStudy, num_trials: int) -> Any:
-    """The sampler of a search with so many trials: with the seed alone a resumed one would propose the same again."""
+    """Return the sampler of a search. Its seed depends on `num_trials`, so that a resumed search proposes new ones."""
     samplers, plan = _optuna().samplers, search.plan
     seed = (plan.search_seed + _SEED_STEP * num_trials) % 2**32
     with _quiet():

@@ -1,7 +1,7 @@
-"""Carries a study or a search out: starts its runs where there is room, watches them, and ends them when it must stop.
+"""Execute a study or a search: start its runs when there is room, watch them, and end them when it must stop.
 
-A run is a fresh `hpcdl train` process. What is to be started, and what an end means, is told by the runner's Policy: a
-sweep (sweep.py) or a search (search.py).
+A run is a fresh `hpcdl train` process. The runner's Policy, a sweep (sweep.py) or a search (search.py), decides what to
+start and what an end means.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hpcdl.tuning.trials import MARK, last_words
 
 LOGS, SETTINGS = "logs", "train.toml"
 SOFT_STOP_S = 20.0
-"""How long a run may take to leave when it is asked to."""
+"""Seconds that a run may take to leave when it is asked to."""
 Planned = TypeVar("Planned")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Room for one run: nodes of the allocation, and on one shared node the processors it may use (empty: all)."""
+    """Room for one run: nodes of the allocation, and on a shared node the processors it may use (empty: all)."""
 
     nodes: Sequence[str]
     cpus: Sequence[int] = ()
@@ -45,7 +45,7 @@ class Slot:
 
 @dataclass(kw_only=True, eq=False)
 class Task(Generic[Planned]):
-    """A run to start in `slot`: `hpcdl train --run-dir RUN_DIR` with `words` for the settings that `planned` has."""
+    """A run to start in `slot`: `hpcdl train --run-dir RUN_DIR` with `words` for the settings of `planned`."""
 
     planned: Planned
     run_dir: Path
@@ -55,7 +55,7 @@ class Task(Generic[Planned]):
 
 @dataclass(kw_only=True, eq=False)
 class Attempt(Task[Planned]):
-    """A task whose process has started; `log` takes all that it says."""
+    """A task whose process has started. `log` receives its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -64,29 +64,29 @@ class Attempt(Task[Planned]):
 
     @property
     def seconds(self) -> float:
-        """Time since its start."""
+        """Seconds since its start."""
         return time.monotonic() - self.began
 
 
 class Policy(Protocol[Planned]):
-    """What differs between a sweep and a search; each method is called by the Runner alone."""
+    """The differences between a sweep and a search. Only the Runner calls these methods."""
 
     def startable(self) -> Iterable[Task[Planned]]:
-        """What is to be started next on what is free, noted as running; nothing, with nothing under way, ends it."""
+        """Return the tasks to start next in free room, recorded as running. None, with no active run, ends the work."""
 
     def watch(self) -> Collection[Attempt[Planned]]:
-        """Look at what is under way, once a round; the attempts to be ended before their time."""
+        """Check the active attempts, once a round. Return those to end early."""
 
     def close(self, attempt: Attempt[Planned]) -> bool:
-        """Keep what has come of an attempt that is over; False where it was told to leave, as all others will be."""
+        """Record the result of an ended attempt. Return False if it was told to leave, as all others will be."""
 
 
 @dataclass(kw_only=True)
 class Runner(Generic[Planned]):
-    """One call of `hpcdl sweep` or `hpcdl search` in `folder`; `mark` is in the environment of all its processes.
+    """One call of `hpcdl sweep` or `hpcdl search` in `folder`. `mark` is in the environment of all its processes.
 
-    `settings` are those that all runs have, in words of their file. Where a run begins anew, what there is of it goes
-    into the folder `aside`. A run may take `run_timeout_s`, all of them `stop_after_s`: what the job's time limit
+    `settings` are common to all runs, as written in their file. If a run starts anew, its old files go into the folder
+    `aside`. A run may take `run_timeout_s`, all runs together `stop_after_s`, which is what the job's time limit
     leaves.
     """
 
@@ -106,9 +106,9 @@ class Runner(Generic[Planned]):
 
     @contextlib.contextmanager
     def opened(self, folders: Sequence[str] = ()) -> Iterator[None]:
-        """Inside, the folder with its `folders` is there and this call's alone, and a signal asks to stop.
+        """Hold the folder with its `folders` for this call alone; inside the context a signal requests a stop.
 
-        What a killed call has left running has ended.
+        Processes that a killed call has left running are ended first.
         """
         try:
             for folder in (self.folder, *(self.folder / name for name in folders)):
@@ -121,10 +121,10 @@ class Runner(Generic[Planned]):
             yield
 
     def carry_out(self, policy: Policy[Planned]) -> None:
-        """Start and close runs until nothing is left, or a signal or the time limit asks to stop (`stopping`)."""
+        """Start and close runs until none is left, or until a signal or the time limit requests a stop (`stopping`)."""
         try:
             while not self.stopping:
-                if self.ends_within(0.0):  # before anything starts, too: a job's last minute is no time for a run
+                if self.ends_within(0.0):  # also before any start: a job's last minute is too short for a run
                     self.stopping = True
                     break
                 for task in policy.startable():
@@ -135,7 +135,7 @@ class Runner(Generic[Planned]):
                 for attempt in [item for item in self.active if item.process.poll() is not None]:
                     self.active.remove(attempt)
                     if not policy.close(attempt):
-                        self.active.append(attempt)  # it begins anew with --resume
+                        self.active.append(attempt)  # it starts anew with --resume
                         self.stopping = True
                 time.sleep(self.poll_s)
         finally:
@@ -144,28 +144,28 @@ class Runner(Generic[Planned]):
                 end_marked(MARK, self.mark)
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the job's time limit is so near."""
+        """Return whether the job's time limit is at most `seconds` away."""
         return time.monotonic() >= self._stop_at - seconds
 
     def set_aside(self, run_dir: Path) -> Path:
-        """Where what there is of a run that begins anew is kept out of its way."""
+        """Return the place for the old files of a run that starts anew."""
         return free_name(self.folder / self.aside / run_dir.name)
 
     def _stop_soon(self, number: int) -> None:
-        """What a signal does; a flag and no lock, because a handler may interrupt whoever holds the lock."""
+        """Handle a signal. It sets a flag without a lock, because a handler may interrupt the holder of the lock."""
         self.stopping = True
 
     def _begin(self, task: Task[Planned]) -> None:
         if task.run_dir.exists():
             collect_abandoned(task.run_dir)
-            discard(task.run_dir, self.set_aside(task.run_dir))  # a part of a run is not a measurement
+            discard(task.run_dir, self.set_aside(task.run_dir))  # a partial run is not a measurement
         command = [*self.allocation.command, "--config", str(self.folder / SETTINGS)]
         environment = {**self.allocation.environment(task.slot.nodes), MARK: self.mark}
         log = self.folder / LOGS / f"{task.run_dir.name}.log"
         self.active.append(begin(task, command, environment, log))
 
     def _end(self, unwanted: Collection[Attempt[Planned]]) -> None:
-        """End the attempts under way that are unwanted, or beyond their time."""
+        """End active attempts that are unwanted or have used up their time."""
         limit = math.inf if self.run_timeout_s is None else self.run_timeout_s
         for attempt in self.active:
             if attempt.process.poll() is None:
@@ -175,13 +175,13 @@ class Runner(Generic[Planned]):
 
 
 def begin(task: Task[Planned], command: Sequence[str], environment: Mapping[str, str], log: Path) -> Attempt[Planned]:
-    """Start `task`: `command` is what its words are for, `environment` what it has beyond this process's own."""
+    """Start `task`: its words are appended to `command`; `environment` is added to that of this process."""
     line = [*command, "--run-dir", str(task.run_dir), *task.words]
     with os.fdopen(open_to_append(log), "ab") as output, _on(task.slot.cpus):
 
         def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
             own, none = {**os.environ, **environment}, subprocess.DEVNULL
-            # In a session of its own: Ctrl-C reaches the sweep alone, which asks the run to leave.
+            # A session of its own: Ctrl-C reaches only the sweep, which asks the run to leave.
             return subprocess.Popen(words, env=own, stdin=none, stdout=output, stderr=output, start_new_session=True)
 
         try:
@@ -195,7 +195,7 @@ def begin(task: Task[Planned], command: Sequence[str], environment: Mapping[str,
 
 @contextlib.contextmanager
 def _on(cpus: Sequence[int]) -> Iterator[None]:
-    """Inside, processes start on these processors alone; all where none are named."""
+    """Start processes only on these processors inside this context, or on all if none are named."""
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -206,7 +206,7 @@ def _on(cpus: Sequence[int]) -> Iterator[None]:
 
 
 def record_of(run_dir: Path) -> RunRecord | None:
-    """The record of a run; None where there is none, or where it cannot be read."""
+    """Return the record of a run; None if there is none or it cannot be read."""
     try:
         return read_record(run_dir)
     except CorruptError:
@@ -214,13 +214,13 @@ def record_of(run_dir: Path) -> RunRecord | None:
 
 
 def finished_record(run_dir: Path) -> RunRecord | None:
-    """The record of a run that came to its end; None where it did not."""
+    """Return the record of a finished run; None if it did not finish."""
     record = record_of(run_dir)
     return record if record is not None and record.status == "finished" else None
 
 
 def wall_seconds(record: RunRecord) -> float | None:
-    """Time from a run's start to its end, to the second; None where its record does not say both."""
+    """Return the time from a run's start to its end, to the second; None if its record lacks one of them."""
     try:
         began, ended = (datetime.strptime(text, TIME_FORMAT) for text in (record.started_at, record.finished_at))
     except ValueError:
@@ -229,7 +229,7 @@ def wall_seconds(record: RunRecord) -> float | None:
 
 
 def why_failed(attempt: Attempt[Any]) -> str:
-    """The last words of a run that failed."""
+    """Return the last message of a failed run."""
     code = attempt.process.returncode
     if attempt.timed_out:
         return f"ended after {attempt.seconds:.0f} s by --run-timeout"

@@ -1,7 +1,7 @@
-"""What a search asks of the runner: trials side by side, those behind the others ended early; nothing counts twice.
+"""The policy of a search: trials run side by side, those that fall behind end early, and nothing counts twice.
 
-A trial is a fresh `hpcdl train` on ranks of its own. What was proposed and what came of it stands in a journal
-(study/proposals.py); search.json, which the report reads, is made from it anew whenever something ends.
+A trial is a fresh `hpcdl train` on its own ranks. Proposals and results are in a journal (study/proposals.py);
+search.json, which the report reads, is rewritten from it whenever a trial ends.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from hpcdl.study.runner import (
 TRIALS, ASIDE = "trials", "aside"
 POLL_S = 0.2
 VOID = "killed before it began"
-"""What is noted of a trial that was proposed to nobody: it is in no count."""
+"""Note of a trial that was proposed but never begun: no count includes it."""
 _SETTINGS = settings_by_key(TrainConfig)
 
 
 @dataclass(kw_only=True)
 class _Trial:
-    """A trial under way: how many bytes of its journal are read, and whether it is behind the others."""
+    """An active trial: how many bytes of its metrics file are read, and whether it is behind the others."""
 
     proposal: Proposal
     read: int = 0
@@ -62,9 +62,9 @@ class _Trial:
 
 
 def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
-    """Room for trials side by side: parts of this node's cores, or groups of whole nodes.
+    """Return room for trials side by side: parts of this node's cores, or groups of whole nodes.
 
-    UsageError where --parallel asks for more than there is.
+    Raises UsageError if --parallel asks for more than fits.
     """
     cores = read_topology().usable_cores
     plan, nodes = search.plan, list(allocation.nodes)
@@ -91,7 +91,7 @@ def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
 
 
 def check_search(search: SearchStudy) -> None:
-    """ConfigError for settings that no trial could have: [train] with the ends and choices of each dimension."""
+    """Raise ConfigError for settings that no trial can have: [train] with the ends and choices of each dimension."""
     base = {"ranks": search.plan.ranks, **search.train}
     base |= {item.key: (item.choices or (item.low,))[0] for item in search.space if item.key in ("model", "data")}
     problems: list[str] = []
@@ -107,7 +107,7 @@ def check_search(search: SearchStudy) -> None:
 
 
 def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRecord:
-    """The search to begin with; nothing is written. UsageError where `folder` holds another one, or something else."""
+    """Return the initial state of the search; write nothing. Raises UsageError if `folder` holds anything else."""
     plan = search.plan
     fresh = SearchRecord(
         name=search.name, origin=search.origin, sampler=plan.sampler, objectives=list(plan.objective),
@@ -127,9 +127,9 @@ def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRec
 
 
 def _check_same_job(folder: Path, search: SearchStudy, before: SearchRecord) -> None:
-    """UsageError where the trials of `before` trained something else: they would compete, and the winner's command lie.
+    """Raise UsageError if the trials of `before` had other settings: they would compete, and the best command be wrong.
 
-    The space may change: each trial knows what it tried.
+    The space may change, since each trial records its own settings.
     """
     if not before.trials:
         return
@@ -147,12 +147,12 @@ def _check_same_job(folder: Path, search: SearchStudy, before: SearchRecord) -> 
 
 
 def _as_written(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As a file of them reads."""
+    """Return the settings as a file with them reads."""
     return tomllib.loads(toml_text(dict(settings)))
 
 
 class HyperparameterSearch:
-    """One call of `hpcdl search` on the search in `folder`; `notify` is told whenever a trial ends.
+    """One call of `hpcdl search` on the search in `folder`. `notify` is called whenever a trial ends.
 
     `stop_after_s` is what the job's time limit leaves.
     """
@@ -178,7 +178,7 @@ class HyperparameterSearch:
         )  # fmt: skip
 
     def run(self) -> SearchRecord:
-        """Try until all trials are done or the budget is spent. StoppedEarly after a signal."""
+        """Run trials until all are done or the budget is spent. Raises StoppedEarly after a signal."""
         with self._runner.opened([TRIALS, LOGS]):
             self._proposals = Proposals(self._folder, self._search)
             self._waiting = self._take_stock()
@@ -193,7 +193,7 @@ class HyperparameterSearch:
         return self.record
 
     def startable(self) -> Iterator[Task[_Trial]]:
-        """A trial for each slot that is free: those that begin anew, then new ones."""
+        """Yield a trial for each free slot: first those that start anew, then new ones."""
         taken = [attempt.slot for attempt in self._runner.active]
         for slot in [slot for slot in self._slots if slot not in taken]:
             proposal = self._waiting.pop(0) if self._waiting else self._next()
@@ -203,12 +203,12 @@ class HyperparameterSearch:
             yield Task(planned=trial, run_dir=run_dir, slot=slot, words=self._words(proposal))
 
     def watch(self) -> Collection[Attempt[_Trial]]:
-        """Note what the trials have reached by now; those that are behind the others are ended."""
+        """Record the progress of the trials. Return those that are behind the others, to be ended."""
         alive = [attempt for attempt in self._runner.active if attempt.process.poll() is None]
         return [attempt for attempt in alive if self._is_behind(attempt)]
 
     def close(self, attempt: Attempt[_Trial]) -> bool:
-        """Note what a trial has reached, or why it did not; False where it was told to leave."""
+        """Record the result of a trial, or why it failed. Return False if it was told to leave."""
         trial, run_dir = attempt.planned, attempt.run_dir
         record = finished_record(run_dir)
         if record is not None:
@@ -223,11 +223,11 @@ class HyperparameterSearch:
         return True
 
     def _take_stock(self) -> list[Proposal]:
-        """Trials that an earlier call left running: those that came to their end are noted, the others begin anew."""
+        """Settle trials that an earlier call left running: record those that finished, return those to start anew."""
         again = []
         for item in self._proposals.all():
             if item.state != RUNNING:
-                drop_heavy_results(self._run_dir(item.number))  # where it was killed before it did
+                drop_heavy_results(self._run_dir(item.number))  # if it was killed before it did that
                 continue
             if not item.settings:
                 self._proposals.tell(item.number, FAILED, message=VOID)
@@ -241,7 +241,7 @@ class HyperparameterSearch:
         return again
 
     def _next(self) -> Proposal | None:
-        """The next trial, None where there is none left, or no time for it."""
+        """Return the next trial; None if no trial or no time is left."""
         plan, items = self._search.plan, self._counted()
         most = plan.trials
         if plan.sampler == "grid":
@@ -254,7 +254,7 @@ class HyperparameterSearch:
         return [item for item in self._proposals.all() if item.notes.get("message") != VOID]
 
     def _words(self, proposal: Proposal) -> list[str]:
-        """What the command line of a trial says of its settings."""
+        """Return the command-line arguments for a trial's settings."""
         words = ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():
             words += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
@@ -268,7 +268,7 @@ class HyperparameterSearch:
         return trial.behind
 
     def _new_points(self, attempt: Attempt[_Trial]) -> Iterator[tuple[int, float]]:
-        """Epochs that a trial has newly evaluated, with the first objective as far as an epoch tells it."""
+        """Yield newly evaluated epochs of a trial with the first objective, if an epoch shows it."""
         trial, path = attempt.planned, attempt.run_dir / METRICS
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(trial.read)
@@ -282,7 +282,7 @@ class HyperparameterSearch:
                     yield max(1, round(event["epoch"])), value
 
     def _fail(self, attempt: Attempt[_Trial]) -> None:
-        """Note why a trial has not come to its end, in its record too where it has one."""
+        """Record why a trial did not finish, also in its run's record if there is one."""
         trial = attempt.planned
         state = STOPPED if trial.behind else FAILED
         message = "behind the others" if trial.behind else why_failed(attempt)
@@ -292,7 +292,7 @@ class HyperparameterSearch:
             write_record(attempt.run_dir, dataclasses.replace(record, status="failed", message=message))
 
     def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
-        """Keep what a finished run has reached; a run without it has failed."""
+        """Record the values of a finished run. A run without them has failed."""
         values = [_reached(name, record) for name in self._search.plan.objective]
         known = [value for value in values if value is not None and math.isfinite(value)]
         state = FINISHED if len(known) == len(values) else FAILED
@@ -318,7 +318,7 @@ class HyperparameterSearch:
         return f"trial {number} {trial.state}: {values or trial.message}  {settings}"
 
     def _write(self) -> None:
-        """search.json anew, from the journal."""
+        """Rewrite search.json from the journal."""
         front = self._proposals.front()
         items = self._counted()
         commands = [command_of(self._search, item) for number in front for item in items if item.number == number]
@@ -343,11 +343,11 @@ class HyperparameterSearch:
 
 _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
 _OF_SAMPLES = {"accuracy", "loss"}
-"""What is of held-out samples, where the data have any."""
+"""Objectives measured on held-out samples, if the data have any."""
 
 
 def command_of(search: SearchStudy, proposal: Proposal) -> str:
-    """The `hpcdl train` of a trial, as one would type it."""
+    """Return the `hpcdl train` command of a trial, as a user would type it."""
     values = {**search.train, "ranks": search.plan.ranks, **proposal.settings}
     words: list[str] = []
     for key, raw in values.items():
@@ -358,13 +358,13 @@ def command_of(search: SearchStudy, proposal: Proposal) -> str:
 
 
 def _so_far(objective: str, event: dict[str, Any]) -> float | None:
-    """What an epoch tells of an objective; times cannot be told before the end."""
+    """Return an objective's value at an epoch, or None: times are known only at the end."""
     names = {"accuracy": ("val_accuracy", "accuracy"), "loss": ("val_loss", "loss")}.get(objective, ())
     return next((float(event[name]) for name in names if event.get(name) is not None), None)
 
 
 def _reached(objective: str, record: RunRecord) -> float | None:
-    """An objective's value of a finished run; None where it has none."""
+    """Return an objective's value of a finished run; None if it has none."""
     seconds = record.seconds_to_target
     values: dict[str, float | None] = {
         "accuracy": record.accuracy,

@@ -1,4 +1,4 @@
-"""How far a study is: one JSON file beside its runs, replaced atomically whenever a run begins or ends."""
+"""The progress of a study: one JSON file beside its runs, replaced atomically whenever a run begins or ends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
 RUNS = "runs"
 RECORD_LOST = "it had finished, but its record is missing or damaged"
-"""The message of a run that waits again although it was done."""
+"""The message of a run that waits again although it had finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """One run: waiting, running, finished or failed. `attempts` counts failed ones, `message` says why the last did."""
+    """One run: waiting, running, finished or failed. `attempts` counts failed ones, `message` gives the last reason."""
 
     name: str
     point: int
@@ -41,7 +41,7 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyState:
-    """A study's file. `digest` names the plan and the settings of its runs, `mark` all processes of its runs."""
+    """A study's file. `digest` identifies the plan and the runs' settings, `mark` all processes of the runs."""
 
     schema: str = SCHEMA
     name: str
@@ -54,21 +54,21 @@ class StudyState:
     runs: Sequence[RunState] = ()
 
     def count(self, status: str) -> int:
-        """The number of runs with `status`."""
+        """Return the number of runs with `status`."""
         return sum(run.status == status for run in self.runs)
 
     def run(self, name: str) -> RunState:
-        """The state of one run."""
+        """Return the state of one run."""
         return next(run for run in self.runs if run.name == name)
 
     def changed(self, name: str, **values: Any) -> StudyState:
-        """The state with some values of one run replaced."""
+        """Return the state with some values of one run replaced."""
         runs = [dataclasses.replace(run, **values) if run.name == name else run for run in self.runs]
         return dataclasses.replace(self, runs=runs)
 
 
 def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> StudyState:
-    """The state to begin with; nothing is written. UsageError where `folder` holds a study and `resume` is not set."""
+    """Return the initial state; write nothing. Raises UsageError if `folder` holds a study and `resume` is not set."""
     if (folder / FILE_NAME).exists():
         if resume:
             return _resumed_state(folder, study, plan)
@@ -79,7 +79,7 @@ def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> 
 
 
 def new_state(study: Study, plan: StudyRuns) -> StudyState:
-    """The state of a study before its first run."""
+    """Return the state of a study before its first run."""
     return StudyState(
         name=study.name,
         mode=study.plan.mode,
@@ -93,17 +93,17 @@ def new_state(study: Study, plan: StudyRuns) -> StudyState:
 
 
 def write_state(folder: Path, state: StudyState) -> None:
-    """Replace the file in `folder`."""
+    """Replace the state file in `folder`."""
     write_json(folder / FILE_NAME, dataclasses.asdict(state))
 
 
 def read_state(folder: Path) -> StudyState:
-    """The state in `folder`; CorruptError where it is damaged or of another schema."""
+    """Return the state in `folder`. Raises CorruptError if it is damaged or of another schema."""
     return read_as(StudyState, folder / FILE_NAME, SCHEMA, "; choose another --out DIR")
 
 
 def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
-    """The state to go on with. UsageError where the study in `folder` is another one: points would mix settings."""
+    """Return the state to continue with. Raises UsageError if `folder` holds another study: settings would mix."""
     state = read_state(folder)
     if state.digest != digest_of(study, plan):
         raise UsageError(
@@ -117,12 +117,12 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
 
 
 def run_folder(folder: Path, run: PlannedRun) -> Path:
-    """Where a run of the study in `folder` lies."""
+    """Return the folder of a run of the study in `folder`."""
     return folder / (TRIES if run.point.tried_for else RUNS) / run.name
 
 
 def _is_kept(run_dir: Path) -> bool:
-    """Whether a record of a finished run can still be read there: without it nothing was measured."""
+    """Return whether the record of a finished run can still be read: without it nothing was measured."""
     try:
         return read_record(run_dir).status == "finished"
     except CorruptError:
@@ -130,14 +130,14 @@ def _is_kept(run_dir: Path) -> bool:
 
 
 def digest_of(study: Study, plan: StudyRuns) -> str:
-    """What two calls must agree in to be of one study: its points, their order and the settings of its runs."""
+    """Return a digest of what two calls of one study must share: its points, their order and the runs' settings."""
     runs = [[run.name, _identity(run.point)] for run in plan.runs]
     text = json.dumps([study.plan.mode, runs, dict(study.train)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _identity(point: StudyPoint) -> dict[str, Any]:
-    """Without what the point does not have, so that studies of older versions go on, and what its node makes of it."""
+    """Return a point without unset fields, so that old studies continue, and without its node's choices."""
     found = dataclasses.asdict(point)
     del found["shared_threads"]
     return {key: value for key, value in found.items() if value or key not in ("settings", "tried_for")}

@@ -1,4 +1,4 @@
-"""What a sweep asks of the runner: runs where there is room, again where they failed; what they measured is kept."""
+"""The policy of a sweep: start runs when there is room, repeat failed ones, and keep their measurements."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from hpcdl.study.state import RECORD_LOST, RUNS, StudyState, run_folder, write_s
 
 FAILED = "failed"
 CHOSEN = "chosen.json"
-"""By point's number: what it runs with, on which accuracies (config/study.py, TriedSettings)."""
+"""For each point number its chosen values and the accuracies behind them (config/study.py, TriedSettings)."""
 POLL_S = 0.1
 WARNED_EARLY_S = 90.0
-"""Slurm may warn ranks up to a minute before the time that was asked for."""
+"""Slurm may warn ranks up to a minute earlier than requested."""
 _SETTINGS = settings_by_key(TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What a sweep tells while it runs: the state, and a line where something ended."""
+    """What a sweep reports while it runs: the state, and a line if something ended."""
 
     state: StudyState
     running: Sequence[str]
@@ -45,9 +45,9 @@ class News:
 
 
 class Sweep:
-    """One call of `hpcdl sweep` on the study in `folder`; `notify` is told about ten times a second.
+    """One call of `hpcdl sweep` on the study in `folder`. `notify` is called about ten times a second.
 
-    `stop_after_s` is what the job's time limit leaves: then runs under way are ended, and StoppedEarly says so.
+    `stop_after_s` is what the job's time limit leaves: after it active runs are ended, and StoppedEarly is raised.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Sweep:
         )  # fmt: skip
 
     def run(self) -> StudyState:
-        """Run what is not finished; returns the state at the end. StoppedEarly after a signal."""
+        """Run what is not finished and return the final state. Raises StoppedEarly after a signal."""
         with self._runner.opened([RUNS, LOGS, FAILED, *([TRIES] if self._study.choice else [])]):
             self._take_stock()
             self._waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
@@ -83,7 +83,7 @@ class Sweep:
         return self.state
 
     def startable(self) -> Iterator[Task[PlannedRun]]:
-        """Those of the runs that wait, in their order, that fit onto free nodes together."""
+        """Yield the waiting runs, in their order, that fit together onto free nodes."""
         ready = [run for run in self._waiting if self._is_ready(run)]
         taken = {node for attempt in self._runner.active for node in attempt.slot.nodes}
         for run, nodes in _fitting(ready, [node for node in self._allocation.nodes if node not in taken]):
@@ -92,24 +92,24 @@ class Sweep:
             yield Task(planned=run, run_dir=self._run_dir(run), slot=Slot(nodes=nodes), words=self._words(run))
 
     def watch(self) -> Collection[Attempt[PlannedRun]]:
-        """Tell where the sweep is; no run is ended before its time."""
+        """Report the progress of the sweep. No run is ended early."""
         self._show()
         return ()
 
     def close(self, attempt: Attempt[PlannedRun]) -> bool:
-        """Keep what a run has measured, or note why it failed; False where it was told to leave."""
+        """Record what a run has measured, or why it failed. Return False if it was told to leave."""
         code = attempt.process.returncode
         if code == 0 and finished_record(attempt.run_dir) is not None:
             self._keep(attempt.planned, attempt.seconds)
             self._show(f"{attempt.planned.name} finished")
         elif code == StoppedEarly.exit_code and self._runner.ends_within(WARNED_EARLY_S):
-            return False  # the batch system has warned the run itself: no fault of its own
+            return False  # the batch system has warned the run itself, which is not the run's fault
         else:
             self._fail(attempt)
         return True
 
     def _take_stock(self) -> None:
-        """Settle what an earlier call left: runs that it did not see end, and failed ones, which get another chance."""
+        """Settle what an earlier call left: runs whose end it did not see, and failed ones, which are retried."""
         begun = [self._run_dir(run) for run in self._plan.runs if self.state.run(run.name).status == "running"]
         wait_until_still(begun, self._allocation.settle_s)
         for run in self._plan.runs:
@@ -129,7 +129,7 @@ class Sweep:
         write_state(self._folder, self.state)
 
     def _words(self, run: PlannedRun) -> list[str]:
-        """What the command line of a run says of its settings: a flag each, --set for what its study varies."""
+        """Return the command-line arguments for a run's settings: a flag each, --set for those that vary."""
         chosen = {} if run.point.tried_for or self._study.choice is None else self._chosen(run.point)
         values = {**settings_of_point(run.point), "seed": self._seed(run), **chosen}
         varied = {key for key, _ in run.point.settings if key != "seed"} | chosen.keys()
@@ -140,12 +140,12 @@ class Sweep:
         return words if profile is None else [*words, "--profile", str(profile)]
 
     def _seed(self, run: PlannedRun) -> int:
-        """Repeats that learn alike would be one run; a try is of no repeat: a run that chooses does not measure."""
+        """Return the run's seed, different for each repeat and for tries: a run that chooses does not measure."""
         first = settings_of_point(run.point).get("seed", self._study.train.get("seed", 0))
         return int(first) + run.repeat - 1 + (self._study.plan.repeats if run.point.tried_for else 0)
 
     def _is_ready(self, run: PlannedRun) -> bool:
-        """Whether all that `run` chooses from has been tried, and one of it has ended well."""
+        """Return whether all tries of `run` have ended, at least one of them successfully."""
         states = [self.state.run(item.name).status for item in self._tries_of(run.point.number)]
         return not states or ("finished" in states and not {"waiting", "running"} & {*states})
 
@@ -153,7 +153,7 @@ class Sweep:
         return [run for run in self._plan.runs if run.point.tried_for == number]
 
     def _chosen(self, point: StudyPoint) -> dict[str, Any]:
-        """The values with which the point's tries were best, by key; what was chosen is told and written down."""
+        """Return the best values of the point's tries, by key. Report the choice and write it down."""
         assert self._study.choice is not None
         tries = [run for run in self._tries_of(point.number) if self.state.run(run.name).status == "finished"]
         found = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
@@ -165,7 +165,7 @@ class Sweep:
         return dict(found.values)
 
     def _fail(self, attempt: Attempt[PlannedRun]) -> None:
-        """Note why a run failed; it waits for another attempt where that may end better, and is not its last."""
+        """Record why a run failed. It waits for another attempt if one is left and could end better."""
         run, run_dir = attempt.planned, attempt.run_dir
         attempts = self.state.run(run.name).attempts + 1
         record, allowed = record_of(run_dir), attempts <= self._study.plan.retries
@@ -201,7 +201,7 @@ class Sweep:
 
 
 def raise_for(state: StudyState, folder: Path) -> None:
-    """HpcdlError where runs have failed for good: the first one's last words. A try may, if another one has not."""
+    """Raise HpcdlError with the first message if runs have failed for good. A try may fail if another one has not."""
     failed = [run for run in state.runs if run.status == "failed"]
     left = any(run.status == "waiting" for run in state.runs)
     if failed and (left or not all(is_try(run.name) for run in failed)):
@@ -212,7 +212,7 @@ def raise_for(state: StudyState, folder: Path) -> None:
 
 
 def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tuple[PlannedRun, Sequence[str]]]:
-    """The runs, in their order, that fit onto free nodes together."""
+    """Yield the runs, in their order, that fit together onto free nodes."""
     left = list(free)
     for run in list(waiting):
         if run.point.nodes <= len(left):
@@ -223,7 +223,7 @@ def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tup
 def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float = 60.0) -> None:
     """Return when nothing in `folders` has changed for `still_s`, or after `longest_s`.
 
-    Ranks of a job that was just killed live on for moments, on other nodes, and save as they leave.
+    Ranks of a job that was just killed live for some moments on other nodes, and save as they leave.
     """
     began = last = time.monotonic()
     before = _stamps(folders)
@@ -235,18 +235,18 @@ def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float =
 
 
 def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """Of all files: a clock that was set back makes later changes no newer than those before."""
+    """Return the stamps of all files, because after a clock was set back later changes may have older times."""
     found = {}
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
-            with contextlib.suppress(OSError):  # it has just been renamed
+            with contextlib.suppress(OSError):  # the file has just been renamed
                 status = path.stat()
                 found[path] = status.st_mtime_ns, status.st_size
     return found
 
 
 def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> None:
-    """Write into the run's record which study it belongs to, and how it failed; a run without a record gets one."""
+    """Add the study, and the failure if any, to the run's record. Create a record if the run has none."""
     point, record = run.point, record_of(run_dir)
     if record is None:
         make_folder(run_dir)

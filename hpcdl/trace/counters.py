@@ -1,4 +1,4 @@
-"""What a rank has used so far, by the kernel's own counts: processor, switches, memory, network, files, clock rate."""
+"""A rank's usage so far, by the kernel's counts: processor, switches, memory, network, files, clock rate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ READ = "read (bytes)"
 CLOCK_KHZ = "clock rate (kHz)"
 PROCESSORS = "processors allowed (thousandths)"
 LEVELS = (MEMORY, CLOCK_KHZ, PROCESSORS)
-"""What is so much at a time; all others grow."""
+"""Counters that are levels; all others only grow."""
 _GROUPS = Path("/sys/fs/cgroup")
 _MOST_TASKS = 64
-"""Threads that are asked how long they waited: each takes a system call or two."""
+"""Maximum number of threads whose waiting time is read, because each takes a system call or two."""
 _MOST_PROCESSORS = 4
 
 
 def sample() -> dict[str, int]:
-    """The counts now; those that this machine does not have are left out."""
+    """Return the present counts, without those that this machine lacks."""
     found = {CPU_US: cpu_us(), SWITCHES: resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw}
     reads = ((WAITED_US, _waited_us), (PROCESSORS, _processors), (MEMORY, _memory), (NETWORK, _network), (READ, _read))
     for name, read in reads:
@@ -38,22 +38,22 @@ def sample() -> dict[str, int]:
 
 
 def cpu_us() -> int:
-    """Processor time of all threads so far, in microseconds."""
+    """Return the processor time of all threads so far, in microseconds."""
     return time.process_time_ns() // 1000
 
 
 def _waited_us() -> int:
-    """How long threads stood in line for a processor that others had; without the caller's own wait."""
+    """Return how long threads waited for a processor that others used, without the caller's own wait."""
     waited_ns = 0
     for task in itertools.islice(Path("/proc/self/task").iterdir(), _MOST_TASKS):
         if int(task.name) != threading.get_native_id():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 waited_ns += int((task / "schedstat").read_bytes().split()[1])
     return waited_ns // 1000
 
 
 def _processors() -> int:
-    """What this rank's binding and its control group's quota (of version 1 or 2) leave it, in thousandths of one."""
+    """Return the processors that the rank's binding and control group (version 1 or 2) allow, in thousandths."""
     most = float(len(os.sched_getaffinity(0)))
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, place = line.split(":", 2)
@@ -65,12 +65,12 @@ def _processors() -> int:
 
 
 def _quota(group: Path) -> float:
-    """Processors; ValueError where all may be used."""
+    """Return a group's quota in processors. Raises ValueError if there is none."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
     else:
         quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
-    if float(quota) < 0:  # version 1's word for none
+    if float(quota) < 0:  # the value for no quota in version 1
         raise ValueError(quota)
     return float(quota) / float(period)
 
@@ -80,7 +80,7 @@ def _memory() -> int:
 
 
 def _network() -> int:
-    """Bytes in and out over every interface but the loopback."""
+    """Return bytes in and out over all interfaces except the loopback."""
     total = 0
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]:
         name, _, counts = line.partition(":")
@@ -96,7 +96,7 @@ def _read() -> int:
 
 
 def _clock_khz() -> int | None:
-    """The mean rate of some of the processors that this rank may use; None where the kernel does not tell."""
+    """Return the mean rate of some of the rank's allowed processors; None if the kernel does not show it."""
     rates = []
     for number in sorted(os.sched_getaffinity(0))[:_MOST_PROCESSORS]:
         with contextlib.suppress(OSError, ValueError):

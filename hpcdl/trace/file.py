@@ -1,7 +1,7 @@
-"""The file of a rank: a page of facts, then records of fixed size in a ring that memory-mapped chunks are added to.
+"""The file of a rank: a page of facts, then records of fixed size in a ring of memory-mapped chunks.
 
-What is written is in the page cache at once: a process that is killed leaves all of it. Room is taken from the disk
-before it is mapped, so that a full disk makes the ring smaller and never ends a run.
+Written data are in the page cache at once: a killed process loses none of them. Disk space is allocated before it is
+mapped, so that a full disk makes the ring smaller and never ends a run.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ RECORD = numpy.dtype(
         ("name", "<u2"),
     ]
 )
-"""A span; or a counter, whose two times are equal. `value`: bytes, or what is counted. -1: none. Name 0: no record.
+"""A span, or a counter with two equal times. `value`: bytes, or the counter's value. -1: none. Name 0: no record.
 
-Of a layer's span the bucket is the index of the layer's name.
+For a layer's span the bucket is the index of the layer's name.
 """
 POINT = numpy.dtype([("own_s", "<f8"), ("parent_s", "<f8"), ("error_s", "<f8")])
 MOST_POINTS, MOST_NAMES, NAME_BYTES = 1024, 416, 96
-"""What has room in the first page; files of earlier versions have 256 names."""
+"""Capacities of the first page; files of earlier versions have 256 names."""
 FACTS = numpy.dtype(
     [
         ("magic", "S8"),
@@ -69,21 +69,21 @@ FACTS = numpy.dtype(
 )
 PAGE_BYTES = 1 << 16
 CHUNK = 8192
-"""Records: 320 KiB, a multiple of every page size there is."""
+"""Records per chunk: 320 KiB, a multiple of every page size."""
 _PACK = struct.Struct("<ddqiiiHH")
 FAR_S = 1e11
-"""A clock that shows three thousand years shows no time."""
+"""A clock value of three thousand years is invalid."""
 COUNTER = "counter: "
-"""Names of counters begin with this."""
+"""Prefix of the names of counters."""
 
 
 class TraceFile:
-    """The file of this rank while it runs; any thread may write. `facts` is the mapped first page."""
+    """The file of this rank while it runs. Any thread may write. `facts` is the mapped first page."""
 
     def __init__(self, path: Path, num_bytes: int, facts: Mapping[str, Any]) -> None:
         self.path = path
         self._descriptor = open_new(path, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # says that somebody writes it
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # shows that a process writes it
         os.posix_fallocate(self._descriptor, 0, PAGE_BYTES)
         self._page = mmap.mmap(self._descriptor, PAGE_BYTES)
         self.facts = numpy.frombuffer(self._page, FACTS, 1)
@@ -99,7 +99,7 @@ class TraceFile:
         self._grow(0)
 
     def write(self, name: str, begin_s: float, end_s: float, value: int, step: int, peer: int, bucket: int) -> None:
-        """Append a record; the oldest makes room where the file is full."""
+        """Append a record. In a full file it replaces the oldest one."""
         code = self._names.get(name)
         if code is None and not (code := self.code(name)):
             return
@@ -118,7 +118,7 @@ class TraceFile:
         )
 
     def add_point(self, point: ClockPoint) -> None:
-        """Keep a point of the clock; where there is no room left the last one makes it."""
+        """Keep a point of the clock. If there is no room left, it replaces the last one."""
         facts = self.facts[0]
         place = min(int(facts["num_points"]), MOST_POINTS - 1)
         facts["points"][place] = (point.own_s, point.parent_s, point.error_s)
@@ -126,14 +126,14 @@ class TraceFile:
         self.facts["num_points"][0] = place + 1
 
     def cost_s(self) -> float:
-        """What a record costs here, by some that nobody reads: the trace says what share of the time it took itself."""
+        """Return the seconds per record, measured with unused ones: the trace states its own share of the time."""
         began = time.perf_counter()
         for _ in range(200):
             self.write("", 0.0, 0.0, 0, -1, -1, -1)
         return (time.perf_counter() - began) / 200
 
     def content(self) -> Iterator[bytes]:
-        """The page and the records that are used, piece by piece."""
+        """Yield the page and the used records, piece by piece."""
         yield self._page[:]
         used = min(self.num_written + 1, len(self._chunks) * CHUNK) * RECORD.itemsize
         for chunk in self._chunks:
@@ -141,7 +141,7 @@ class TraceFile:
             used = max(0, used - len(chunk))
 
     def close(self) -> None:
-        """The file grows no more. What a late thread writes still finds memory to go to."""
+        """Stop the growth of the file. Late threads still have memory to write to."""
         with self._growing:
             self._capacity = len(self._chunks) * CHUNK
             if self._descriptor >= 0:
@@ -149,7 +149,7 @@ class TraceFile:
                 self._descriptor = -1
 
     def code(self, name: str) -> int:
-        """The index of `name` among the names; 0 where there is no room for one more."""
+        """Return the index of `name` among the names; 0 if there is no room for another."""
         found = self._names.get(name)
         if found is not None:
             return found
@@ -163,7 +163,7 @@ class TraceFile:
             return self._names[name]
 
     def _grow(self, chunk: int) -> bool:
-        """Map chunks up to `chunk`; False where the ring ends before it, because the disk is full."""
+        """Map chunks up to `chunk`. Returns False if the ring ends before it, because the disk is full."""
         with self._growing:
             while len(self._chunks) <= chunk < self._capacity // CHUNK:
                 start = PAGE_BYTES + len(self._chunks) * CHUNK * RECORD.itemsize
@@ -179,7 +179,7 @@ class TraceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """What a rank has left: `records` (RECORD) by their begin, without counters; `counters` likewise, by time.
+    """A rank's trace: `records` (RECORD) by start, without counters; `counters` by time.
 
     Their `name` is an index into `names`. Times are those of the rank's own clock.
     """
@@ -200,17 +200,17 @@ class RankTrace:
     counters: Array
 
     def code(self, name: str) -> int:
-        """The index of `name`; one that nothing has where it never occurred."""
+        """Return the index of `name`, or an unused index if it never occurred."""
         return self.names.index(name) if name in self.names else len(self.names)
 
     def spans(self, name: str) -> Array:
-        """The records of that name."""
+        """Return the records with that name."""
         found: Array = self.records[self.records["name"] == self.code(name)]
         return found
 
 
 def read_trace(path: Path) -> RankTrace:
-    """The trace in `path`, also of a rank that was killed; CorruptError where it is none or damaged."""
+    """Return the trace in `path`, also of a killed rank. Raises CorruptError if it is none or damaged."""
     try:
         with open_regular(path) as file:
             page = file.read(PAGE_BYTES)
@@ -227,7 +227,7 @@ def read_trace(path: Path) -> RankTrace:
         raise CorruptError(f"{path} is damaged: its first page makes no sense")
     points = facts["points"][:num_points].copy()
     times_s = [facts["begin_s"], facts["wall_s"], facts["cost_s"], *(points[field] for field in POINT.names or ())]
-    if not all(numpy.all(numpy.abs(each) < FAR_S) for each in times_s):  # no NaN is less than anything
+    if not all(numpy.all(numpy.abs(each) < FAR_S) for each in times_s):  # comparisons with NaN are False
         raise CorruptError(f"{path} is damaged: its clock shows no time")
     names = tuple(bytes(name).decode(errors="replace") for name in facts["names"][:num_names])
     fine = (records["name"] > 0) & (records["name"] < num_names) & (records["end_s"] >= records["begin_s"])

@@ -1,4 +1,4 @@
-"""What the steps of a trace tell: overlap, waits, gaps between updates, the critical path; pure functions of arrays."""
+"""Findings from the steps of a trace: overlap, waits, gaps between updates, the critical path. Functions are pure."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 LATE_START = "late start"
-"""Of the critical path: the rank that all waited for began the step after the others."""
+"""Part of the critical path: the rank that all others waited for began the step later than they did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps:
-    """Between the end of one update of weights and the begin of the next, over all ranks.
+    """Gaps between the end of one update of weights and the start of the next, over all ranks.
 
-    `usable_s_per_step`: of a step, what a rank's processors have nothing to do in: reading, waiting, exchanging.
+    `usable_s_per_step`: time of a step in which a rank's processors are idle: reading, waiting, exchanging.
     """
 
     count_per_step: float
@@ -57,7 +57,7 @@ class Gaps:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingTime:
-    """`rank` waited for `for_rank`, on the mean of a step."""
+    """`rank` waited for `for_rank`, on average per step."""
 
     rank: int
     for_rank: int
@@ -66,7 +66,7 @@ class WaitingTime:
 
 @dataclass(frozen=True, kw_only=True)
 class PathPart:
-    """A part of the way that no step can be shorter than; `gain_s`: what a step is shorter by if it costs nothing."""
+    """A part of the critical path of a step. `gain_s`: how much shorter a step would be if it took no time."""
 
     part: str
     seconds_per_step: float
@@ -75,7 +75,7 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTime:
-    """Of one layer, mean seconds of a step; and between one update of its weights and the next. None: not told."""
+    """Mean seconds of one layer per step, and between updates of its weights. None: not in the trace."""
 
     layer: str
     forward_s: float | None
@@ -87,11 +87,11 @@ class LayerTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All of it. `overlap`: the share of the exchange that is hidden behind computing; None where nobody exchanges.
+    """All findings. `overlap`: share of the exchange that computing hides; None without an exchange.
 
-    `parts` are mean seconds over ranks and steps, by the names of records; `overhead` the share of the time that
-    recording took. `background` has the seconds of all ranks, in the whole trace, in which work was done that had
-    time: `in_gaps_s`, and `outside_s`.
+    `parts` are mean seconds over ranks and steps, by the names of records; `overhead` is the share of the time that
+    recording took. `background` has the seconds of background work of all ranks in the whole trace: `in_gaps_s` and
+    `outside_s`.
     """
 
     steps: int
@@ -107,11 +107,11 @@ class Findings:
     parts: dict[str, float]
     step_s: float
     layers: Sequence[LayerTime] = ()
-    """In the order in which the network calls them, as far as it is known; of traces at level `full`."""
+    """In the order in which the network calls them, as far as it is known; only in traces at level `full`."""
     network: Sequence[HostTraffic] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What `hpcdl trace --json` prints."""
+        """Return what `hpcdl trace --json` prints."""
         return {
             "steps": self.steps,
             "ranks": self.ranks,
@@ -134,7 +134,7 @@ class Findings:
 
 
 def findings(merged: Merged, steps: Steps, link_bytes_per_second: float | None = None) -> Findings:
-    """Everything that `steps`, and the other spans of `merged`, tell; the link's speed is that of one direction."""
+    """Return all findings from `steps` and the other spans of `merged`. The link's speed is that of one direction."""
     parts = steps.parts()
     return Findings(
         steps=len(steps.numbers),
@@ -155,7 +155,7 @@ def findings(merged: Merged, steps: Steps, link_bytes_per_second: float | None =
 
 
 def overlap(merged: Merged, steps: Steps) -> float | None:
-    """Of the seconds in which buckets were exchanged, the share before the rank's own last gradient."""
+    """Return the share of the exchange of buckets that happened before the rank's own last gradient."""
     hidden_s = total_s = 0.0
     for row, rank in enumerate(steps.ranks.tolist()):
         buckets = merged.spans(rank, BUCKET)
@@ -168,10 +168,10 @@ def overlap(merged: Merged, steps: Steps) -> float | None:
 
 
 def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
-    """The times from one update's end to the next one's begin, between steps that follow one another.
+    """Return the times from one update's end to the next one's start, between consecutive steps.
 
-    An update begins with the first bucket whose weights move, where they do not wait for the last. An inference
-    has none.
+    An update begins with the first bucket whose weights change, if buckets do not wait for the last. An inference has
+    no updates.
     """
     follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
     begins_s = steps.borders[:, :, EXCHANGED].copy()
@@ -191,12 +191,12 @@ def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
 
 
 def layer_times(merged: Merged, steps: Steps) -> list[LayerTime]:
-    """What a trace tells of each layer, over all ranks, in the order in which layers are called."""
+    """Return the times of each layer over all ranks, in the order in which layers are called."""
     forward, backward, updates = (_by_layer(merged, steps, kind) for kind in (FORWARD, BACKWARD, LAYER_UPDATE))
     names = list(dict.fromkeys([*forward, *backward, *updates]))
     if set(names) == set(forward):
         names.sort(key=lambda name: _begins_s(forward[name], steps))
-    else:  # back-propagation comes to the first layer last
+    else:  # back-propagation reaches the first layer last
         names.sort(key=lambda name: -_begins_s(backward[name], steps) if name in backward else 0.0)
     found = []
     for name in names:
@@ -215,7 +215,7 @@ def layer_times(merged: Merged, steps: Steps) -> list[LayerTime]:
 
 
 def _by_layer(merged: Merged, steps: Steps, kind: str) -> dict[str, list[tuple[int, Array]]]:
-    """For each layer its spans of that kind in `steps`, row by row."""
+    """Return each layer's spans of that kind in `steps`, row by row."""
     found: dict[str, list[tuple[int, Array]]] = {}
     for row, rank in enumerate(steps.ranks.tolist()):
         spans = merged.spans(rank, kind)
@@ -232,23 +232,23 @@ def _mean_s(found: Sequence[tuple[int, Array]] | None) -> float | None:
 
 
 def _begins_s(found: Sequence[tuple[int, Array]], steps: Steps) -> float:
-    """When in a step these spans begin, on the mean."""
+    """Return the mean time in a step at which these spans begin."""
     since_s = [spans["begin_s"] - steps.borders[row, steps.index_of(spans["step"])[0], BEGAN] for row, spans in found]
     return float(numpy.concatenate(since_s).mean())
 
 
 def _between(found: Sequence[tuple[int, Array]]) -> Array:
-    """The times from the end of one span to the begin of that of the next step."""
+    """Return the times from the end of one span to the start of that of the next step."""
     return numpy.concatenate(
         [(spans["begin_s"][1:] - spans["end_s"][:-1])[numpy.diff(spans["step"]) == 1] for _, spans in found]
     )
 
 
 def waits(merged: Merged, steps: Steps) -> list[WaitingTime]:
-    """Who waited for whom, the longest first; what lies within the clocks' error bars is nobody's.
+    """Return which rank waited for which, the longest first. Waits within the clocks' errors do not count.
 
-    Ranks that step together wait for the last gradient; others for the messages of an exchange, where there are any in
-    the trace.
+    Ranks that step together wait for the last gradient; others wait for the messages of an exchange, if the trace has
+    any.
     """
     found = _for_the_slowest(steps) if steps.synchronous else _for_messages(merged, steps)
     rows = [
@@ -283,9 +283,9 @@ def _for_messages(merged: Merged, steps: Steps) -> dict[tuple[int, int], float]:
 
 
 def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
-    """The parts of each step on the rank that all others waited for; their sum is the mean step.
+    """Return the parts of each step on the rank that all others waited for. Their sum is the mean step.
 
-    Without common steps nobody waits for a slowest one: then it is the mean over all ranks.
+    Without common steps there is no slowest rank to wait for, so the parts are means over all ranks.
     """
     if not steps.synchronous:
         means = parts.mean(axis=(0, 1)).tolist()
@@ -297,7 +297,7 @@ def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
     seconds = dict(zip(RECORD_PARTS, own.tolist(), strict=True))
     seconds["exposed_communication"] += seconds.pop("wait")
     seconds |= {LATE_START: max(late_s, 0.0)}
-    # Ranks end and begin a step not quite together: what they differ by on the mean belongs to no part.
+    # Ranks do not begin and end a step at exactly the same time: the mean difference belongs to no part.
     seconds["other"] += steps.step_s - sum(seconds.values())
     if seconds["other"] < 0:
         seconds["compute"] += seconds["other"]
@@ -307,19 +307,19 @@ def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
 
 
 def _gain(steps: Steps, parts: Array, part: int) -> float:
-    """What the last gradient comes earlier by where `part` takes no time on any rank."""
+    """Return how much earlier the last gradient comes if `part` takes no time on any rank."""
     had_s = steps.borders[:, :, HAD_GRADIENTS]
     return float((had_s.max(axis=0) - (had_s - parts[:, :, part]).max(axis=0)).mean())
 
 
 def total_s(merged: Merged, name: str) -> float:
-    """How long all spans of that name last, over all ranks."""
+    """Return the total duration of all spans with that name, over all ranks."""
     spans = [merged.spans(rank, name) for rank in merged.ranks]
     return float(sum((one["end_s"] - one["begin_s"]).sum() for one in spans))
 
 
 def overhead(merged: Merged) -> float:
-    """The share of each rank's time that its records took to write; the mean over ranks."""
+    """Return the share of a rank's time spent on writing records, as a mean over ranks."""
     shares = []
     for rank in merged.ranks:
         records, trace = merged.records[rank], merged.traces[rank]

@@ -1,4 +1,4 @@
-"""What each host's interfaces have carried over time, by the kernel's counts of each second."""
+"""The traffic of each host's interfaces over time, by the kernel's counts of each second."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 SHORTEST_S = 0.1
-"""Counts that follow one another sooner, as at the end of a run, tell no rate."""
+"""Counts closer together than this, as at the end of a run, give no reliable rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostTraffic:
-    """Bytes a second in and out together, without the loopback, between moments of rank 0's clock.
+    """Bytes per second in and out together, without the loopback, between times of rank 0's clock.
 
-    `times_s` has one more than `rates`. `link_share`: of the busiest second, of what the link carries both ways; None
-    where nobody has said how fast it is.
+    `times_s` has one value more than `rates`. `link_share`: the busiest second relative to the link's capacity in both
+    directions; None if the link's speed is unknown.
     """
 
     host: str
@@ -34,7 +34,7 @@ class HostTraffic:
 
     @property
     def mean(self) -> float:
-        """Bytes a second over the whole time."""
+        """Bytes per second over the whole time."""
         return float((self.rates * numpy.diff(self.times_s)).sum() / (self.times_s[-1] - self.times_s[0]))
 
     @property
@@ -43,13 +43,13 @@ class HostTraffic:
         return float(self.rates.max())
 
     def as_json(self) -> dict[str, Any]:
-        """What `hpcdl trace --json` prints of a host."""
+        """Return what `hpcdl trace --json` prints of a host."""
         numbers = {"mean_bytes_per_second": self.mean, "busiest_bytes_per_second": self.busiest}
         return {"host": self.host, **numbers, "link_share": self.link_share}
 
 
 def traffic(merged: Merged, link_bytes_per_second: float | None = None) -> list[HostTraffic]:
-    """Every host whose interfaces have carried anything; its ranks read the same counts, so one of them speaks."""
+    """Return every host with traffic. Its ranks read the same counts, so one of them is used."""
     found: dict[str, HostTraffic] = {}
     for rank in merged.ranks:
         trace = merged.traces[rank]
@@ -71,5 +71,5 @@ def traffic(merged: Merged, link_bytes_per_second: float | None = None) -> list[
 
 
 def largest(hosts: Sequence[HostTraffic]) -> float:
-    """The most that any host has carried in a second."""
+    """Return the largest traffic of any host in one second."""
     return max(one.busiest for one in hosts)

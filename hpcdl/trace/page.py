@@ -1,4 +1,4 @@
-"""The page of a trace and its tables: one file, drawings inside, no script; light or dark as the reader has it."""
+"""The page of a trace and its tables: one file with drawings and no script, light or dark by the reader's setting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 def tables(found: Findings) -> Iterator[TableOf]:
-    """The tables, in the order in which one asks; one that has nothing to say is left out."""
+    """Yield the tables in order of interest, without empty ones."""
     yield "Steps", ("What", "Value"), [*_facts(found)]
     path = [_path_row(found, part) for part in found.critical_path if part.seconds_per_step > 0]
     yield "Critical path of a step", ("Part", "Time per step", "Share", "Shorter without it"), path
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 MOST_RANKS = 64
-"""Ranks of one timeline; of more those that were slowest in that step."""
+"""Maximum number of ranks in one timeline. If there are more, it shows the slowest ones of the step."""
 _LEFT, _WIDTH, _ROW, _BAR = 90, 760, 26, 12
 _STYLE = """figcaption{color:var(--soft)}
 figure svg{max-width:100%;min-width:46rem;height:auto;display:block}
@@ -107,7 +107,7 @@ svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
 
 
 def page(title: str, merged: Merged, steps: Steps, found: Findings) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     body = _body(merged, steps, found)
     return shell(f"Trace of {title}", body, style=_STYLE, see="docs/how-to/trace.md")
 
@@ -135,7 +135,7 @@ def _body(merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
 
 
 def chosen_steps(steps: Steps) -> dict[str, int]:
-    """The places of a typical, the fastest and the slowest step; fewer where they are one."""
+    """Return the indices of a typical, the fastest and the slowest step; fewer if some are the same."""
     seconds = steps.seconds.max(axis=0)
     typical = int(numpy.abs(seconds - numpy.median(seconds)).argmin())
     named = {
@@ -151,7 +151,7 @@ def chosen_steps(steps: Steps) -> dict[str, int]:
 
 
 def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps) -> Iterator[str]:
-    """One step as bars: the parts of each rank above its buckets."""
+    """Draw one step as bars: the parts of each rank above its buckets."""
     borders = steps.borders[:, place]
     start_s, end_s = float(borders[:, BEGAN].min()), float(borders[:, ENDED].max())
     if not steps.synchronous:  # steps of one number do not happen at one time
@@ -208,7 +208,7 @@ def _layers(
         for span in spans[spans["step"] == number]:
             begin, width = float(span["begin_s"]) - start_s, float(span["end_s"] - span["begin_s"])
             label = f"{kind} {merged.traces[rank].names[span['bucket']]}, {format_seconds(max(width, 0.0))}"
-            drawn = max(width * scale - 0.3, 0.3)  # a seam between two
+            drawn = max(width * scale - 0.3, 0.3)  # leaves a gap between two bars
             yield (
                 f'<rect x="{_LEFT + begin * scale:.2f}" y="{top + _BAR + 8}" width="{drawn:.2f}" height="4" '
                 f"{_fill(kind)}><title>{escaped(label)}</title></rect>"
@@ -216,7 +216,7 @@ def _layers(
 
 
 def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
-    """What each host's interfaces carried over time, one below the other, all to one scale."""
+    """Draw the traffic of each host's interfaces over time, one below another, all with one scale."""
     first_s = min(float(one.times_s[0]) for one in hosts)
     last_s = max(float(one.times_s[-1]) for one in hosts)
     shown, most = hosts[:MOST_RANKS], largest(hosts)
@@ -248,5 +248,5 @@ def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:
 
 
 def _fill(name: str) -> str:
-    """The attribute that fills a bar as the part of this name is filled everywhere."""
+    """Return the attribute that fills a bar in the style of the part of this name."""
     return f'fill="url(#fill-{name.replace("_", "-")})"'

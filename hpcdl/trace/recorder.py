@@ -1,4 +1,4 @@
-"""Takes the spans of one rank while it runs, on the node's own storage, and leaves them in the run directory."""
+"""Records the spans of one rank while it runs, on the node's own storage, and puts them into the run directory."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ FOLDER = "trace"
 COLLECTOR = "collecting garbage"
 LONG_COLLECTION_S = 50e-6
 OUTSIDE = -1
-"""The step of what lies between steps."""
+"""The step number of spans between steps."""
 CLOCK_EVERY_S = 5.0
 """Clocks are measured between steps at most this often."""
 COUNT_EVERY_S = 1.0
 CPU_EVERY_S = 0.02
-"""A step has parts: how busy the processors are in which of them takes more looks than one a second."""
+"""The use of processors by part of a step needs more than one sample per second."""
 PREFIX, PLACE = "hpcdl-trace-", ".place"
-"""Folders on a node's own storage begin so; files that say where a rank's own lies end so."""
+"""Prefix of folders on a node's own storage, and suffix of files that hold the place of a rank's folder."""
 KEPT_S = 24 * 3600.0
-"""What a killed rank has left on its node is kept for so long, for `collect`."""
+"""How long a killed rank's data are kept on its node, for `collect`."""
 _TOLD_BETTER = ("reading a batch", "computing")
-"""Activities whose time `parts` knows better."""
+"""Activities whose time `parts` knows more exactly."""
 
 
 class Clocks:
-    """Measures how far the ranks' clocks lie apart, every now and then; the same calls on every rank."""
+    """Measures at intervals how far the ranks' clocks differ, by the same calls on every rank."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, identity: str | None = None) -> None:
         self._clock, self._identity = clock, identity
         self._measured_s = clock()
 
     def quiesced(self, group: Communicator, *, last: bool = False) -> ClockPoint | None:
-        """This rank's point, where it was some time ago by rank 0's clock that they were measured, or the `last` time.
+        """Return this rank's point, if rank 0's clock says that the last measurement is old enough, or the `last` time.
 
-        Where ranks are lost, and the group's numbers are not the world's any more, the clocks stay as they were.
+        After ranks are lost, the group's numbers differ from the world's, and the clocks keep their last points.
         """
         members = group.lane.members if isinstance(group, Observed) else tuple(range(group.size))
         if members != tuple(range(group.size)):
@@ -90,20 +90,20 @@ class Clocks:
 
 
 class Untraced(NoRecorder):
-    """Of a rank that keeps no trace beside others that do: it takes part in measuring their clocks."""
+    """Recorder of a rank without a trace beside others with one: it takes part in measuring their clocks."""
 
     def __init__(self) -> None:
         self._clocks = Clocks()
 
     def quiesced(self, group: Communicator, *, last: bool = False) -> None:
-        """Answer the others."""
+        """Take part in a measurement of clocks."""
         self._clocks.quiesced(group, last=last)
 
 
 class TraceRecorder:
-    """A Recorder (comm/observed.py) with a file of its own; see config/forms.py for what `spec` says.
+    """A Recorder (comm/observed.py) with its own file. config/forms.py describes `spec`.
 
-    `clock` is what its times are of, and `identity` tells that clock from others where it is not the system's.
+    `clock` gives its times; `identity` distinguishes that clock from others if it is not the system's.
     """
 
     def __init__(
@@ -134,37 +134,37 @@ class TraceRecorder:
         self._counting = threading.Thread(target=self._count, name="trace", daemon=True)
         self._collection_s = 0.0
         self._collections: deque[tuple[float, float, int]] = deque(maxlen=1000)
-        """What the collector did. It may begin inside of any line, so it writes nothing itself."""
+        """Collections by Python's garbage collector. It may run inside any line, so it writes nothing itself."""
 
     @property
     def wants_layers(self) -> bool:
-        """At the level `full`, of a rank that is traced."""
+        """Whether a traced rank records layers, at the level `full`."""
         return self._full
 
     def start(self) -> None:
-        """Begin to count, and to note the collector's work."""
+        """Start to count, and to record the garbage collector's work."""
         if self._traced:
             self.file.facts["cost_s"][0] = self.file.cost_s()
             gc.callbacks.append(self._collected)
             self._counting.start()
 
     def step(self, number: int) -> None:
-        """The main thread begins this step. A script counts anew in each epoch; here numbers go on."""
+        """Begin a step on the main thread. A script's numbers restart in each epoch; here they continue."""
         if self._of_script:
             number = self._script_step(number)
         self._step = number
         self._on = self._traced and self._spec.has_step(number)
 
     def span(self, name: str, begin_s: float, end_s: float, *, num_bytes: int = 0, bucket: int = -1) -> None:
-        """Keep it, if its step is kept."""
+        """Keep the span, if its step is kept."""
         if self._on:
             self._write(name, begin_s, end_s, num_bytes, self._step, -1, bucket)
             self._last_span = (begin_s, end_s)
 
     def _script_step(self, number: int) -> int:
-        """The steps of Keras's own loop have no parts but what the last bucket tells; returns the step's number.
+        """Record a step of Keras's own loop from its last bucket, which shows its only parts. Return its number.
 
-        Reading is part of their computing, and so is what comes before the last bucket leaves.
+        Reading is part of computing here, and so is everything before the last bucket leaves.
         """
         now_s, continues = self._clock(), self._began_s > 0 and number == self._last_step + 1
         self._last_step = number
@@ -177,7 +177,7 @@ class TraceRecorder:
         return self._step + 1 if continues or self._step == OUTSIDE else self._step
 
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
-        """Keep the five parts of the step that is over; that of the exchange holds `waited_s` in ns."""
+        """Keep the five parts of the completed step; that of the exchange holds `waited_s` in ns."""
         if self._on:
             self._write_parts(borders, self._clock() - WALL.now_s(), round(waited_s * 1e9))
 
@@ -187,7 +187,7 @@ class TraceRecorder:
             self._write(name, begin_s + shift_s, max(end_s, begin_s) + shift_s, value, self._step, -1, -1)
 
     def layers(self, spans: Iterable[tuple[str, str, float, float]]) -> None:
-        """Keep them, with the number of the layer's name for a bucket."""
+        """Keep the spans of layers, with the index of the layer's name as bucket."""
         if self._on:
             shift_s = self._clock() - WALL.now_s()
             for name, layer, begin_s, end_s in spans:
@@ -195,31 +195,31 @@ class TraceRecorder:
                     self._write(name, begin_s + shift_s, max(begin_s, end_s) + shift_s, 0, self._step, -1, number)
 
     def exchanged(self, bucket: int, values: object) -> None:
-        """Its span says it all."""
+        """Do nothing: the bucket's span has all information."""
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
-        """Keep what is not part of a step."""
+        """Keep an activity outside the steps."""
         if self._traced and name not in _TOLD_BETTER:
             self._write(name, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
-        """Keep each message at the level `full`; of all others collectives that are no exchange."""
+        """Keep each message at the level `full`; at other levels only collectives outside the exchange."""
         if self._on and (self._full or (purpose == CONTROL and name not in (SENDING, RECEIVING))):
             self._write(name, begin_s, end_s, num_bytes, self._step, peer, -1)
 
     def background(self, begin_s: float, end_s: float, *, in_gap: bool) -> None:
-        """Keep it; to which step it belongs is not told: a slice may be cut by the end of one."""
+        """Keep the slice without its step, because the end of a step may cut it."""
         if self._traced:
             self._write(IN_GAPS if in_gap else OUTSIDE_GAPS, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
     def quiesced(self, group: Communicator, *, last: bool = False) -> None:
-        """Keep how far this clock lies from others, if it was measured."""
+        """Keep the difference between this clock and others, if it was measured."""
         point = self._clocks.quiesced(group, last=last)
         if point is not None:
             self.file.add_point(point)
 
     def close(self) -> None:
-        """Stop recording; the file is whole."""
+        """Stop recording. The file is then complete."""
         if self._closed.is_set():
             return
         self._on = self._traced = self._full = False
@@ -230,7 +230,7 @@ class TraceRecorder:
         self.file.close()
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
-        """Python's collector has begun or ended."""
+        """Record that Python's collector has begun or ended."""
         now_s = self._clock()
         if phase == "start":
             self._collection_s = now_s
@@ -238,7 +238,7 @@ class TraceRecorder:
             self._collections.append((self._collection_s, now_s, self._step))
 
     def _count(self) -> None:
-        """Each second, and once more at the end; processor time much more often, while steps are kept."""
+        """Count once a second, and once more at the end; processor time much more often, while steps are kept."""
         names: dict[str, str] = {}
         used, next_s = COUNTER + CPU_US, self._clock()
         while True:
@@ -262,10 +262,10 @@ class TraceRecorder:
 
 @contextlib.contextmanager
 def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None]:
-    """Inside, this rank's spans are recorded as `text` asks (config/forms.py); collective over all ranks.
+    """Record this rank's spans inside this context as `text` asks (config/forms.py). Collective over all ranks.
 
-    However it ends the file comes into `run_dir`, unless this process is killed: then `collect` fetches it. Where one
-    rank has no room for a trace that nobody asked for, none keeps it.
+    The file always comes into `run_dir`, unless this process is killed: then `collect` fetches it. If one rank has no
+    room for a trace that was not requested, no rank keeps one.
     """
     if parse_trace(text).level == OFF:
         yield
@@ -304,7 +304,7 @@ def _kept(recorder: TraceRecorder, communicator: Observed, place: Path) -> Itera
 
 @contextlib.contextmanager
 def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Inside, `recorder` hears of what this rank does; it is at rest when that begins, and when all stop early."""
+    """Let `recorder` observe this rank. All ranks are quiescent when that begins, and when all stop early."""
     seen = communicator.monitor
     try:
         recorder.quiesced(communicator, last=True)
@@ -321,7 +321,7 @@ def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None]
 
 
 def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
-    """With a file on this node's own storage; `place` says where, before it is there: this process may be killed."""
+    """Return a recorder with a file on this node. `place` holds its path before it exists: a kill may come any time."""
     _sweep()
     local = None
     try:
@@ -344,7 +344,7 @@ def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
 
 
 def _agreed(communicator: Observed, place: Path) -> tuple[TraceRecorder | None, list[str]]:
-    """The recorder of a trace that nobody asked for, of a rank that has one, and what stands against it; collective."""
+    """Return the recorder of an unrequested trace, if this rank has one, and the problems with it. Collective."""
     recorder, problem = None, ""
     try:
         if parse_trace(UNASKED).has_rank(communicator.rank):
@@ -355,7 +355,7 @@ def _agreed(communicator: Observed, place: Path) -> tuple[TraceRecorder | None, 
 
 
 def _sweep() -> None:
-    """Remove what ranks of this user's have left here that were killed long ago; those that live hold theirs locked."""
+    """Remove data of this user's ranks that were killed long ago. Running ranks hold locks on theirs."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             if not is_own(folder) or WALL.now_s() - folder.lstat().st_mtime < KEPT_S:
@@ -366,12 +366,12 @@ def _sweep() -> None:
 
 
 def _drop(folder: Path) -> None:
-    """Remove a folder that a rank of this user's has recorded into; nobody but this user could put anything there."""
+    """Remove a folder with a recording of this user's rank; no other user could put anything there."""
     remove_private(folder, PREFIX, lambda _: True)
 
 
 def _cleared(target: Path) -> None:
-    """Make the folder; what an earlier part of a resumed run has left goes."""
+    """Make the folder, and remove what an earlier part of a resumed run has left."""
     try:
         make_folder(target)
         for path in (*target.glob("rank-*" + PLACE), *target.glob("rank-*.trace")):
@@ -381,7 +381,7 @@ def _cleared(target: Path) -> None:
 
 
 def _bring(file: TraceFile, target: Path, place: Path) -> None:
-    """Copy the file into the run directory; where that has no room, it stays where it is."""
+    """Copy the file into the run directory. If that has no room, the file stays where it is."""
     try:
         with creating(target / file.path.name) as out:
             out.writelines(file.content())
@@ -392,13 +392,13 @@ def _bring(file: TraceFile, target: Path, place: Path) -> None:
 
 
 def file_name(rank: int) -> str:
-    """The name of a rank's file."""
+    """Return the name of a rank's file."""
     return f"rank-{rank}.trace"
 
 
 @contextlib.contextmanager
 def collected(run_dir: Path) -> Iterator[None]:
-    """Whatever happens inside to ranks on this node, what they have recorded comes into `run_dir`."""
+    """Collect the recordings of ranks on this node into `run_dir` at the end, even after errors."""
     try:
         yield
     finally:
@@ -406,17 +406,17 @@ def collected(run_dir: Path) -> Iterator[None]:
 
 
 def places_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
-    """Of each file that says where a rank's trace lies: host and path."""
+    """Return host and path of each rank's trace, by the file that holds this place."""
     found = {}
     for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
-        with contextlib.suppress(OSError):  # the rank has just brought it
+        with contextlib.suppress(OSError):  # the rank has just brought its trace
             lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
             found[place] = lines[0], Path(lines[1])
     return found
 
 
 def is_written(path: Path) -> bool:
-    """Whether the rank whose trace this is lives: it holds it locked."""
+    """Return whether the rank of this trace is alive: it holds a lock on the file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -426,14 +426,14 @@ def is_written(path: Path) -> bool:
 
 
 def collect_abandoned(run_dir: Path) -> None:
-    """Fetch what ranks that live no more have left on this node: nobody did where all of a run's processes died."""
+    """Fetch traces of dead ranks on this node, which remain if all processes of a run died."""
     collect(run_dir, {place: left for place, left in places_in(run_dir).items() if not is_written(left[1])})
 
 
 def collect(run_dir: Path, places: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
-    """Fetch what killed ranks have left on this node; returns a line for each file that lies elsewhere, or nowhere.
+    """Fetch traces of killed ranks on this node. Return a line for each file that is elsewhere or missing.
 
-    `places`: as they were (by default those of now). What no longer counts, because new ranks have begun, is removed.
+    `places`: as they were (by default the present ones). Outdated ones, which new ranks have replaced, are removed.
     """
     left, now = [], places_in(run_dir)
     for place, (host, path) in (now if places is None else places).items():

@@ -1,8 +1,8 @@
 """Every rank's spans on one clock, and steps as arrays over ranks: six borders each and the parts between them.
 
-Also when the gradients of each bucket are ready, as shares of computing: what an exchange can hide behind the rest. A
-trace has the begin of a bucket's exchange, not the moment when its gradients were there. Where the link was idle
-before, these are one; where the bucket before has just ended, gradients were there at the latest then.
+Also computes when the gradients of each bucket are ready, as shares of computing, because an exchange can hide behind
+the rest. A trace has the start of a bucket's exchange, not the time when its gradients were ready. If the link was idle
+before, these are the same; if the previous bucket has just ended, gradients were ready at that time or earlier.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 UNKNOWN_DRIFT = 1e-4
-"""Of a clock that was measured once: more than crystals drift apart."""
+"""Drift of a clock that was measured once: more than that of any crystal."""
 _FILE = re.compile(r"rank-\d+\.trace")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockModel:
-    """A rank's clock against its parent's: straight lines between the points that were measured, and on beyond them."""
+    """A rank's clock relative to its parent's: piecewise linear between measured points, and extrapolated beyond."""
 
     parent: int
     points: Array
 
     def to_parent(self, times_s: Array) -> Array:
-        """`times_s` of this clock as the parent's."""
+        """Return `times_s` of this clock as the parent's."""
         own_s = self.points["own_s"]
         offsets_s = self.points["parent_s"] - own_s
         offset_s = numpy.interp(times_s, own_s, offsets_s)
@@ -49,7 +49,7 @@ class ClockModel:
         return result
 
     def error_s(self, times_s: Array) -> Array:
-        """How far off `to_parent` may be: between two points no more than they, beyond them what their slope may be."""
+        """Return the error of `to_parent`: between points that of the points, beyond them also that of the slope."""
         own_s, errors_s = self.points["own_s"], self.points["error_s"]
         beyond_s = numpy.maximum(own_s[0] - times_s, 0) + numpy.maximum(times_s - own_s[-1], 0)
         slope_error = UNKNOWN_DRIFT if errors_s.max() > 0 else 0.0
@@ -60,7 +60,7 @@ class ClockModel:
 
     @property
     def drift(self) -> float:
-        """Seconds that this clock gains on its parent's in each second."""
+        """Seconds that this clock gains on its parent's per second."""
         if len(self.points) < 2:
             return 0.0
         first, last = self.points[0], self.points[-1]
@@ -68,13 +68,13 @@ class ClockModel:
         return 1 - float(last["parent_s"] - first["parent_s"]) / own_s
 
     def _slope(self, place: int) -> float:
-        """Of the offset between the point at `place` and the next."""
+        """Return the slope of the offset between the point at `place` and the next."""
         here, there = self.points[place], self.points[place + 1]
         own_s = float(there["own_s"] - here["own_s"])
         return float(there["parent_s"] - here["parent_s"]) / own_s - 1
 
     def _bend_s(self) -> float:
-        """How far a point lies off the line between its neighbours, beyond what their errors explain."""
+        """Return how far a point is from the line between its neighbors, beyond what their errors explain."""
         own_s, errors_s = self.points["own_s"], self.points["error_s"]
         if len(own_s) < 3:
             return 0.0
@@ -87,7 +87,7 @@ class ClockModel:
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """A host's clock against rank 0's: `offset_s` ahead at the first point, gaining `drift`, known to `error_s`."""
+    """A host's clock relative to rank 0's: `offset_s` ahead at first, gaining `drift`, with error `error_s`."""
 
     host: str
     offset_s: float
@@ -97,7 +97,7 @@ class HostClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """Traces by rank on rank 0's clock. `errors_s`: of each rank, the largest over its spans."""
+    """Traces by rank on rank 0's clock. `errors_s`: the largest error of each rank's spans."""
 
     traces: Mapping[int, RankTrace]
     records: Mapping[int, Array]
@@ -110,14 +110,14 @@ class Merged:
         return sorted(rank for rank, records in self.records.items() if len(records))
 
     def spans(self, rank: int, name: str) -> Array:
-        """The rank's records of that name, in order."""
+        """Return the rank's records with that name, in order."""
         records = self.records[rank]
         found: Array = records[records["name"] == self.traces[rank].code(name)]
         return found
 
 
 def read_run(run_dir: Path) -> list[RankTrace]:
-    """The traces of a run, also of one that was killed; UsageError where it has none."""
+    """Return the traces of a run, also of a killed one. Raises UsageError if it has none."""
     if not run_dir.is_dir():
         raise UsageError(f"{run_dir} is not a run directory")
     left = collect(run_dir)
@@ -132,7 +132,7 @@ def read_run(run_dir: Path) -> list[RankTrace]:
 
 
 def merge(traces: Sequence[RankTrace]) -> Merged:
-    """All on rank 0's clock; CorruptError where a clock was never measured, or the way to rank 0's is missing."""
+    """Put all traces on rank 0's clock. Raises CorruptError if a clock, or the path to rank 0's, was not measured."""
     by_rank = {trace.rank: trace for trace in traces}
     records: dict[int, Array] = {}
     errors_s: dict[int, float] = {}
@@ -150,7 +150,7 @@ def merge(traces: Sequence[RankTrace]) -> Merged:
 
 
 def _way(by_rank: Mapping[int, RankTrace], rank: int) -> list[ClockModel]:
-    """The clocks from `rank`'s to rank 0's."""
+    """Return the clocks from `rank`'s to rank 0's."""
     way, here = list[ClockModel](), rank
     while here:
         trace = by_rank.get(here)
@@ -164,7 +164,7 @@ def _way(by_rank: Mapping[int, RankTrace], rank: int) -> list[ClockModel]:
 
 
 def _moved(way: Sequence[ClockModel], times_s: Array) -> tuple[Array, Array]:
-    """`times_s` on rank 0's clock, and their errors."""
+    """Return `times_s` on rank 0's clock, and their errors."""
     errors_s = numpy.zeros_like(times_s)
     for model in way:
         errors_s = errors_s + model.error_s(times_s)
@@ -187,10 +187,10 @@ INPUT, COMPUTE, WAIT, EXPOSED, UPDATE, OTHER = range(len(RECORD_PARTS))
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What workers did in the steps that all of them have kept, on rank 0's clock.
+    """The steps that all workers have kept, on rank 0's clock.
 
-    `ranks` (R) and `numbers` (S) say which; `borders` is (R, S, 6), `waited_s` (R, S) what a strategy without common
-    steps has noted itself; `errors_s` (R) how far off a rank's times may be. `synchronous`: ranks wait for the slowest.
+    `ranks` (R) and `numbers` (S) identify them. `borders` is (R, S, 6); `waited_s` (R, S) are waits that a strategy
+    without common steps has recorded; `errors_s` (R) are errors of times. `synchronous`: ranks wait for the slowest.
     """
 
     ranks: Array
@@ -202,7 +202,7 @@ class Steps:
 
     @property
     def seconds(self) -> Array:
-        """(R, S): how long each step took."""
+        """Seconds of each step, (R, S)."""
         result: Array = self.borders[:, :, ENDED] - self.borders[:, :, BEGAN]
         return result
 
@@ -212,7 +212,7 @@ class Steps:
         return float(self.seconds.mean())
 
     def parts(self) -> Array:
-        """(R, S, 6): seconds by the names of records (core/records/run_record.py)."""
+        """Return seconds by the names of records (core/records/run_record.py), (R, S, 6)."""
         had, exchanged = self.borders[:, :, HAD_GRADIENTS], self.borders[:, :, EXCHANGED]
         slowest = had.max(axis=0)[None] if self.synchronous else had
         everybody = numpy.clip(numpy.maximum(slowest, had + self.waited_s), had, numpy.maximum(exchanged, had))
@@ -221,15 +221,15 @@ class Steps:
         return result
 
     def index_of(self, numbers: Array) -> tuple[Array, Array]:
-        """Where each of `numbers` stands among the steps, and whether it does."""
+        """Return the index of each of `numbers` among the steps, and whether it is there."""
         places = numpy.searchsorted(self.numbers, numbers).clip(0, len(self.numbers) - 1)
         return places, self.numbers[places] == numbers
 
 
 def steps_of(merged: Merged, *, synchronous: bool, first: int = 0) -> Steps:
-    """The steps from number `first` on that every worker has kept whole; UsageError where there are none.
+    """Return the steps from number `first` on that every worker has kept whole. Raises UsageError if there are none.
 
-    Where all of them come before `first`, these are better than none.
+    If all of them come before `first`, these are used instead.
     """
     found: dict[int, tuple[Array, Array, Array]] = {}
     for rank in merged.ranks:
@@ -257,7 +257,7 @@ def steps_of(merged: Merged, *, synchronous: bool, first: int = 0) -> Steps:
 
 
 def _borders(columns: list[Array]) -> tuple[Array, Array, Array]:
-    """Numbers, six borders and own waits of the steps that have all their parts; the last of two with one number."""
+    """Return numbers, six borders and own waits of complete steps; of two with one number, the last."""
     newest = []
     for column in columns:
         numbers, places = numpy.unique(column["step"][::-1], return_index=True)
@@ -271,16 +271,16 @@ def _borders(columns: list[Array]) -> tuple[Array, Array, Array]:
 
 
 IDLE_SHARE = 0.02
-"""Of computing: so long after the end of the bucket before, the link was idle, and no copy of gradients under way."""
+"""Share of computing after the previous bucket's end from which the link was idle, with no gradients being copied."""
 MOST_STEPS_BUSY = 0.5
-"""Where the link was busy in more steps than this, the begin is only the latest moment."""
+"""If the link was busy in more than this share of steps, its start is only an upper bound."""
 
 
 def readiness(merged: Merged, steps: Steps) -> list[tuple[float, float]]:
-    """(share of all bytes up to a bucket's end, share of computing when its gradients are there), rising in both.
+    """Return (share of all bytes up to a bucket's end, share of computing when its gradients are ready), both rising.
 
-    Medians over ranks and steps. Buckets that waited for the link lie between those that did not, no later than they
-    began. Empty where nothing was exchanged in buckets while all ranks stepped together.
+    They are medians over ranks and steps. Buckets that waited for the link are interpolated between the others, no
+    later than they began. Empty if nothing was exchanged in buckets while all ranks stepped together.
     """
     if not steps.synchronous:
         return []
@@ -300,11 +300,11 @@ def readiness(merged: Merged, steps: Steps) -> list[tuple[float, float]]:
 
 
 def _of_rank(merged: Merged, steps: Steps, row: int) -> Array:
-    """(steps, buckets, 3): bytes, begin as a share of computing, 1 where the link was idle before; none: empty."""
+    """Return (steps, buckets, 3): bytes, start as a share of computing, 1 if the link was idle before, or empty."""
     spans = merged.spans(int(steps.ranks[row]), BUCKET)
     places, known = steps.index_of(spans["step"])
     spans, places = spans[known], places[known]
-    # A bucket that is compressed also exchanges its scale, under the same number: the larger one is the bucket.
+    # A compressed bucket also exchanges its scale, under the same number: the larger span is the bucket.
     order = numpy.lexsort((spans["value"], spans["bucket"], places))
     spans, places = spans[order], places[order]
     last = numpy.append((numpy.diff(places) != 0) | (numpy.diff(spans["bucket"]) != 0), [True] if len(spans) else [])

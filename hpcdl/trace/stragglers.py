@@ -1,4 +1,4 @@
-"""Ranks that the others wait for step after step, and what makes them slow, by what sets them apart from the others."""
+"""Ranks that the others wait for in every step, and the likely cause, by what distinguishes them from the others."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 LEAST_SHARE = 0.02
-"""Of a step: who costs less is none."""
+"""Minimum share of a step that a straggler costs."""
 NUM_ERRORS = 3.0
-"""A mean that is not so many standard errors above nothing may be chance."""
+"""A mean that is not this many standard errors above zero may be chance."""
 SLOWER_CLOCK = 0.95
 CONTENDED_SHARE = 0.5
-"""Of the seconds that a rank is late, those that its threads stood in line for a processor, beyond the usual."""
+"""Minimum share of a rank's delay in which its threads waited for a processor longer than usual, for contention."""
 SLOWER_LINK = 2.0
 LEAST_MESSAGE_BYTES = 1024
 CONTENTION, INPUT_CAUSE, NETWORK = "processor contention", "input", "network"
 CLOCK, COLLECTOR_CAUSE, BETWEEN = "clock frequency", "collector", "work between steps"
 IDLE, UNKNOWN = "waiting or sleeping", "unknown"
 COMPUTED, USUALLY_COMPUTED = "computed longer", "computed by the others"
-"""Of `cause_of`'s `excess`, beside the causes: seconds of a step in the part `compute` alone."""
+"""Keys of `cause_of`'s `excess`, beside the causes: seconds per step of the part `compute` only."""
 LEAST_LEFT = 0.05
-"""Of what its processors may give: who has taken all but this may be held by a quota."""
+"""A rank that uses all but this share of its processors may be limited by a quota."""
 BUSY = "processors busy while computing"
-"""Of `_rates`: processor seconds in a second of the part `compute`."""
+"""Key of `_rates`: processor seconds per second of the part `compute`."""
 LEAST_LOOKS = 10
 BUSY_ERROR = 0.1
-"""Of BUSY: a standard error above this share of it, or of one processor, tells nothing."""
+"""Largest useful standard error of BUSY, as a share of it or of one processor."""
 LEAST_BUSY = 0.2
-"""Processors: ranks that use less while they compute, and wait for none, have something else that computes for them."""
+"""Processors: if ranks use less while they compute, and wait for none, something else computes for them."""
 WORKED_SHARE = 0.5
-"""Of the time that a rank computes longer: what its processors have worked more, at the others' rate."""
+"""Minimum share of a rank's longer computing for which its processors worked more, at the others' rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """`rank` makes each step longer by about `seconds_per_step`, `likely` for this cause; `evidence` says why."""
+    """`rank` makes each step longer by about `seconds_per_step`, likely for this `cause`; `evidence` says why."""
 
     rank: int
     host: str
@@ -68,7 +68,7 @@ class Straggler:
 
 
 def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
-    """The costliest first; none where ranks do not step together, or one is alone."""
+    """Return the stragglers, costliest first; none for a single rank, or if ranks do not step together."""
     if not steps.synchronous:
         return []
     rates = _rates(merged, steps)
@@ -78,7 +78,7 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
     behind = [
         one
         for one in _behind_slow_links(merged, steps, parts)
-        # A rank that has to wait for its processor sends and takes its messages late: as far as it waits, no slow link.
+        # A rank that waits for its processor sends and receives messages late: that delay does not mean a slow link.
         if one.rank not in contended or not _contention(rows[one.rank], rates, one.seconds_per_step, steps.step_s)
     ]
     found = [*late, *behind]
@@ -86,16 +86,16 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
 
 
 def beyond_others(values: Array) -> Array:
-    """(R, ...) less the median of the other rows, for each row."""
+    """Return each row of (R, ...) minus the median of the other rows."""
     rows = [values[row] - numpy.median(numpy.delete(values, row, axis=0), axis=0) for row in range(len(values))]
     return numpy.stack(rows)
 
 
 def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]) -> list[Straggler]:
-    """Ranks whose last gradient comes after that of the others.
+    """Return ranks whose last gradient comes after that of the others.
 
-    Who has the sums of the step before later than the others is late through no fault of its own, unless its messages
-    wait for a processor as the rest of its work does.
+    A rank that gets the sums of the previous step late is not the cause of its delay. The exception is a rank whose
+    messages wait for a processor, as the rest of its work does.
     """
     late_s = beyond_others(steps.borders[:, :, HAD_GRADIENTS])
     least_s = numpy.maximum(LEAST_SHARE * steps.step_s, _chance_s(late_s))
@@ -124,9 +124,9 @@ def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]
 
 
 def _chance_s(late_s: Array) -> Array:
-    """(R): what a mean over the steps (R, S) may be by chance: nothing where a rank is late in nearly all of them.
+    """Return (R): how much of a mean over steps (R, S) may be chance; 0 if a rank is late in nearly all of them.
 
-    One step that stood still makes the standard error as large as the mean: it must not hide what is so in each step.
+    A single very long step makes the standard error as large as the mean. It must not hide delays of each step.
     """
     root = numpy.sqrt(late_s.shape[1])
     often = (late_s > 0).sum(axis=1) >= (root + NUM_ERRORS) * root / 2
@@ -135,7 +135,7 @@ def _chance_s(late_s: Array) -> Array:
 
 
 def _heard_s(steps: Steps) -> Array:
-    """(R, S): how much later than the others each had the sums of the step before; 0 of steps that follow none."""
+    """Return (R, S): how much later than the others each got the sums of the previous step; 0 without such a step."""
     found = numpy.zeros(steps.borders.shape[:2])
     follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
     found[:, follow + 1] = beyond_others(steps.borders[:, follow, EXCHANGED])
@@ -151,9 +151,9 @@ def _straggler(merged: Merged, steps: Steps, row: int, cause: str, seconds: floa
 def cause_of(
     row: int, excess: Mapping[str, float], rates: Mapping[str, Array], late_s: float, step_s: float
 ) -> tuple[str, str]:
-    """What sets the rank in `row` apart most, and the words for it.
+    """Return what distinguishes the rank in `row` most, and the evidence as text.
 
-    `excess`: by cause, seconds of a step beyond the others. `rates`: (R) by counter, see `_rates`.
+    `excess`: by cause, seconds per step beyond the others. `rates`: (R) by counter, see `_rates`.
     """
     if excess[COLLECTOR_CAUSE] >= late_s / 2:
         return COLLECTOR_CAUSE, f"Python's collector takes {excess[COLLECTOR_CAUSE] * 1e3:.3g} ms of a step more here"
@@ -175,7 +175,7 @@ def cause_of(
 
 
 def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float]) -> tuple[str, str]:
-    """Whether the processors of the rank in `row` work while it computes longer: IDLE where not, else UNKNOWN."""
+    """Return IDLE if the processors of the rank in `row` do not work while it computes longer, else UNKNOWN."""
     if BUSY not in rates or excess[COMPUTED] <= 0:
         return UNKNOWN, "and the trace does not tell whether its processors work in that time"
     busy, longer_s = float(rates[BUSY][row]), excess[COMPUTED]
@@ -198,11 +198,11 @@ def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float]) -> 
 
 
 def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: float) -> str:
-    """How the rank in `row` shares its processors, where that is a good part of what it is late; else empty.
+    """Return how the rank in `row` shares its processors, if that explains much of its delay; else empty.
 
-    Threads of a rank stand in line behind each other too: who takes all that its processors may give has no neighbours.
-    Switches speak only where nobody counts how long threads wait: one that polls for a message and lets others go first
-    counts as taken off its processor, tens of thousands of times a second.
+    Threads of a rank also wait for each other: a rank that uses all of its processors has no neighbors on them.
+    Switches count only if waiting times of threads are unknown: a thread that polls for a message and yields to others
+    counts as switched off its processor, tens of thousands of times per second.
     """
     if counters.WAITED_US in rates:
         usual, spread = _usual(rates, counters.WAITED_US, row)
@@ -218,7 +218,7 @@ def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: flo
 
 
 def _left(rates: Mapping[str, Array], row: int) -> float:
-    """The share of what its processors may give that the rank in `row` does not take; inf where that is unknown."""
+    """Return the unused share of the processors of the rank in `row`; inf if unknown."""
     if not {counters.PROCESSORS, counters.CPU_US} <= rates.keys():
         return math.inf
     allowed, used = float(rates[counters.PROCESSORS][row]) / 1e3, float(rates[counters.CPU_US][row]) / 1e6
@@ -226,10 +226,10 @@ def _left(rates: Mapping[str, Array], row: int) -> float:
 
 
 def _usual(rates: Mapping[str, Array], name: str, row: int) -> tuple[float, float]:
-    """What counter `name` would grow by in a second if the rank in `row` were treated as the others; how they differ.
+    """Return the growth of counter `name` per second if the rank in `row` were like the others, and the spread.
 
-    That is in proportion to its processor time: where all stand in line, who computes for longer does so for longer,
-    and a rank whose work only takes longer has no neighbours of its own. The difference is a standard deviation.
+    It is proportional to processor time: if all wait for processors, a rank that computes longer waits longer, and a
+    rank whose work only takes longer has no neighbors of its own. The spread is a standard deviation.
     """
     work = numpy.maximum(rates.get(counters.CPU_US, numpy.ones(len(rates[name]))), 1.0)
     others = numpy.delete(rates[name] / work, row)
@@ -239,11 +239,11 @@ def _usual(rates: Mapping[str, Array], name: str, row: int) -> tuple[float, floa
 
 
 _MEDIAN_DEVIATION = 0.6745
-"""Of normal numbers the median distance from their mean, in standard deviations."""
+"""Median distance of normal numbers from their mean, in standard deviations."""
 
 
 def _collector_s(merged: Merged, steps: Steps) -> Array:
-    """(R): seconds of a step that Python's collector took, on the mean."""
+    """Return (R): mean seconds per step that Python's garbage collector took."""
     found = numpy.zeros(len(steps.ranks))
     for row, rank in enumerate(steps.ranks.tolist()):
         spans = merged.spans(rank, COLLECTOR)
@@ -255,7 +255,7 @@ def _collector_s(merged: Merged, steps: Steps) -> Array:
 
 
 def _rates(merged: Merged, steps: Steps) -> dict[str, Array]:
-    """(R) for each counter that every rank has: what it grows by in a second of these steps; of a level its mean."""
+    """Return (R) for each counter that every rank has: its growth per second in these steps; the mean of a level."""
     names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.PROCESSORS)
     found = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
     found[BUSY] = [_busy(merged, steps, row) for row in range(len(steps.ranks))]
@@ -269,20 +269,20 @@ def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
         return None
     if name in counters.LEVELS:
         return float(samples["value"].mean())
-    # Within a trace its own clock serves: it is off by a millionth or so.
+    # Within a trace its own clock is sufficient: its error is about a millionth.
     records = trace.records[trace.records["step"] >= 0]
     begin_s, end_s = float(records["begin_s"].min()), float(records["end_s"].max())
-    # How long threads wait is known of those that live: where one has ended the sum falls, and goes on from there.
+    # The waiting time is a sum over living threads: if one ends, the sum falls and then continues from there.
     grown = numpy.append(0, numpy.maximum(numpy.diff(samples["value"].astype(numpy.float64)), 0).cumsum())
     first, last = numpy.interp([begin_s, end_s], samples["begin_s"], grown)
     return float(last - first) / max(end_s - begin_s, 1e-9)
 
 
 def _busy(merged: Merged, steps: Steps, row: int) -> float | None:
-    """Processors that work while this rank computes; None where looks were too few or too far apart to tell.
+    """Return the processors that work while this rank computes; None if samples were too few or too far apart.
 
-    Between two looks lies so much of computing and so much of all else: what each takes of the processors is the fit
-    of least squares through the looks, whose standard error says whether they tell.
+    Each interval between two samples has a share of computing and a share of other work. A least-squares fit over the
+    intervals gives the processors' use in each; its standard error shows if it is reliable.
     """
     trace = merged.traces[int(steps.ranks[row])]
     spans = trace.records[trace.records["name"] == trace.code(PARTS[COMPUTE])]
@@ -310,9 +310,9 @@ def _busy(merged: Merged, steps: Steps, row: int) -> float | None:
 
 
 def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
-    """Ranks whose messages take longer for a byte than those between the others; needs the level `full`.
+    """Return ranks whose messages take longer per byte than those between the others; needs the level `full`.
 
-    A message travels from when both sides were ready until it has come: who waits for a late sender is not a slow link.
+    A message travels from the time when both sides were ready: waiting for a late sender does not count.
     """
     ranks = steps.ranks.tolist()
     links = {(a, b): link for a in ranks for b in ranks if a != b and (link := _link(merged, steps, a, b)) is not None}
@@ -332,7 +332,7 @@ def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Strag
 
 
 def _link(merged: Merged, steps: Steps, sender: int, receiver: int) -> tuple[float, float] | None:
-    """Seconds for a byte, and bytes of a step, from `sender` to `receiver`; None where nothing of size was sent."""
+    """Return seconds per byte, and bytes per step, from `sender` to `receiver`; None without large messages."""
     sent, came = (
         _messages(merged, steps, rank, name, peer)
         for rank, name, peer in ((sender, SENDING, receiver), (receiver, RECEIVING, sender))
@@ -340,7 +340,7 @@ def _link(merged: Merged, steps: Steps, sender: int, receiver: int) -> tuple[flo
     count = min(len(sent), len(came))
     if not count:
         return None
-    sent, came = sent[-count:], came[-count:]  # they come in the order in which they were sent; old ones may be gone
+    sent, came = sent[-count:], came[-count:]  # they arrive in sending order; old ones may be missing
     large = (sent["value"] == came["value"]) & (sent["value"] >= LEAST_MESSAGE_BYTES)
     num_bytes = float(sent["value"][large].sum())
     if not num_bytes:

@@ -1,8 +1,8 @@
 """Traces for other viewers: Chrome's JSON for Perfetto, and OTF2 for Score-P, Vampir and Scalasca.
 
-Chrome's is gzip'd JSON, which Perfetto's trace processor and page read as it is. OTF2's own library writes its archive,
-a folder with `traces.otf2` to open. Each rank is a location with the regions of its steps' parts, inside of a region
-`step` that tells its number. What overlaps (buckets, messages, layers) cannot nest as regions must.
+Chrome's form is gzipped JSON, which Perfetto's trace processor and page read directly. OTF2's own library writes its
+archive, a folder with `traces.otf2` to open. Each rank is a location with the regions of its steps' parts, inside a
+region `step` with its number. Overlapping spans (buckets, messages, layers) cannot nest as regions must.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 TICKS = 10**9
-"""In a second."""
+"""Ticks per second."""
 ARCHIVE = "traces"
 STEP = "step"
 
 
 def write_otf2(merged: Merged, path: Path) -> None:
-    """Write the archive into the new folder `path`; UsageError where that is there, or the library is missing."""
+    """Write the archive into the new folder `path`. Raises UsageError if that exists, or if the library is missing."""
     if importlib.util.find_spec("otf2") is None:
         raise UsageError(
             "--to otf2: its library is not installed; pip install 'hpcdl[otf2]', or use --to perfetto or --to chrome"
@@ -73,12 +73,12 @@ def _write(merged: Merged, folder: Path) -> None:
                 else:
                     writer.leave(ticks, regions[name])
         if first_ticks:
-            # The library takes the time of writing for the time of the first event.
+            # The library uses the time of writing as the time of the first event.
             archive._realtime_timestamp = _wall_s(merged, start_s + min(first_ticks) / TICKS)
 
 
 def _wall_s(merged: Merged, time_s: float) -> float:
-    """The wall clock, in Unix seconds, at `time_s` of rank 0's clock, as the first rank that has spans knows it."""
+    """Return the wall clock, in Unix seconds, at `time_s` of rank 0's clock, by the first rank that has spans."""
     rank = merged.ranks[0]
     trace = merged.traces[rank]
     own_s, common_s = float(trace.records["begin_s"].min()), float(merged.records[rank]["begin_s"].min())
@@ -86,7 +86,7 @@ def _wall_s(merged: Merged, time_s: float) -> float:
 
 
 def _events(merged: Merged, rank: int, start_s: float) -> list[tuple[int, str, bool, int]]:
-    """Ticks since the first span, the region, whether it begins, and the step; in order, each inside of another."""
+    """Return ticks since the first span, the region, whether it begins, and the step, in order and properly nested."""
     found: list[tuple[int, str, bool, int]] = []
     columns = [merged.spans(rank, name) for name in PARTS]
     numbers = columns[0]["step"]
@@ -97,7 +97,7 @@ def _events(merged: Merged, rank: int, start_s: float) -> list[tuple[int, str, b
     for rows in zip(*whole, strict=True):
         borders_s = numpy.array([*(row["begin_s"] for row in rows), rows[-1]["end_s"]])
         ticks = numpy.maximum.accumulate(numpy.rint((borders_s - start_s) * TICKS).astype(numpy.int64))
-        ticks = numpy.maximum(ticks, before)  # rounding must not let a step begin before the last has ended
+        ticks = numpy.maximum(ticks, before)  # rounding must not let a step begin before the previous one has ended
         step, before = int(rows[0]["step"]), int(ticks[-1])
         found.append((int(ticks[0]), STEP, True, step))
         for name, begin, end in zip(PARTS, ticks[:-1].tolist(), ticks[1:].tolist(), strict=True):
@@ -107,14 +107,14 @@ def _events(merged: Merged, rank: int, start_s: float) -> list[tuple[int, str, b
 
 
 LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates", "layers", "updates of layers")
-"""A viewer's rows of a rank: what overlaps within one stands below one another there."""
+"""A viewer's rows for a rank. Overlapping spans within a row appear below one another."""
 
 
 _OF_LAYERS = (6, 7)
 
 
 def lane_of(name: str) -> int:
-    """The row of LANES that spans of that name are drawn in."""
+    """Return the row of LANES for spans with that name."""
     if name in PARTS:
         return 0
     layers = {FORWARD: 6, BACKWARD: 6, LAYER_UPDATE: 7}
@@ -123,7 +123,7 @@ def lane_of(name: str) -> int:
 
 
 def events(merged: Merged) -> Iterator[dict[str, Any]]:
-    """Chrome's events (Trace Event Format): times in microseconds since the first span, a process for each rank."""
+    """Yield Chrome's events (Trace Event Format): times in microseconds since the first span, a process per rank."""
     start_s = min((float(merged.records[rank]["begin_s"].min()) for rank in merged.ranks), default=0.0)
     for rank in merged.ranks:
         trace = merged.traces[rank]
@@ -153,7 +153,7 @@ def _spans(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, Any]
 
 
 def _counters(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, Any]]:
-    """Counts of each second, of this rank's clock: what they are off by is nothing to a second."""
+    """Yield the counts of each second by this rank's clock, whose error is negligible compared with a second."""
     trace = merged.traces[rank]
     shift_s = 0.0
     if len(trace.records):
@@ -165,7 +165,7 @@ def _counters(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, A
 
 
 def write_chrome(merged: Merged, path: Path) -> None:
-    """Write the events as gzip'd JSON, one a line."""
+    """Write the events as gzipped JSON, one per line."""
     clocks = [vars(clock) for clock in merged.clocks]
     with writing_output(path) as temporary, gzip.open(temporary, "wt", compresslevel=5, encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps({"clocks": json.dumps(clocks)}))
@@ -182,4 +182,4 @@ VIEWERS: dict[str, Callable[[Merged, Path], None]] = {
     "chrome": write_chrome,
     "otf2": write_otf2,
 }
-"""What `--to` may say."""
+"""The values of `--to`."""

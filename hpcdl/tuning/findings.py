@@ -1,4 +1,4 @@
-"""What the outcomes of a search amount to: results checked, trials summarised, a profile, and rows for reports."""
+"""Results of a search: outcomes checked, trials summarized, a profile, and rows for reports."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 SAME_LOSS, LIKE_LOSS = 0.02, 0.1
-"""Relative difference that a loss may have from the reference of the same, or of another, number of ranks."""
+"""Relative difference that a loss may have from the reference for the same, or another, number of ranks."""
 Measured = Sequence[tuple[Settings, Sequence[TrialOutcome]]]
 """The outcomes of each candidate, in the order in which candidates were first tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """How a search ended: `choice` is None where no trial succeeded; `stopped` where a signal ended it.
+    """How a search ended: `choice` is None if no trial succeeded; `stopped` if a signal ended it.
 
-    `counted` is what the trials' rates count.
+    `counted` is the unit of the trials' rates.
     """
 
     choice: Choice | None
@@ -63,7 +63,7 @@ class Found:
 
 
 def checked(outcome: TrialOutcome, settings: Settings, measured: Measured) -> TrialOutcome:
-    """`outcome`, or a rejection where its loss differs from that of the engine's defaults: speed is not all."""
+    """Return `outcome`, or a rejection if its loss differs from that with the engine's defaults."""
     if outcome.status != "ok" or outcome.loss is None:
         return outcome
     reference, tolerance = _reference(settings, measured)
@@ -77,7 +77,7 @@ def checked(outcome: TrialOutcome, settings: Settings, measured: Measured) -> Tr
 
 
 def _reference(own: Settings, measured: Measured) -> tuple[float | None, float]:
-    """The loss under the engine's defaults: with as many ranks if there is one, else with any; same batch."""
+    """Return the loss under the engine's defaults: with as many ranks if there is one, else with any; same batch."""
     found: dict[bool, float] = {}
     for settings, outcomes in measured:
         if plain_engine(settings) and settings.batch_size == own.batch_size:
@@ -88,7 +88,7 @@ def _reference(own: Settings, measured: Measured) -> tuple[float | None, float]:
 
 
 def plain_engine(settings: Settings) -> bool:
-    """Whether the engine computes as it does by default."""
+    """Return whether the engine computes as it does by default."""
     return (
         settings.onednn in (None, True)
         and settings.onednn_isa == settings.onednn_fpmath == "default"
@@ -97,13 +97,13 @@ def plain_engine(settings: Settings) -> bool:
 
 
 def unit_of(measured: Measured) -> str:
-    """What the rates that were measured count."""
+    """Return the unit of the measured rates."""
     every = (outcome for _, outcomes in measured for outcome in outcomes)
     return common_unit(outcome.counted for outcome in every if outcome.images_per_second is not None)
 
 
 def summaries(measured: Measured) -> tuple[TrialSummary, ...]:
-    """A line for each candidate, the fastest first."""
+    """Return a summary of each candidate, the fastest first."""
     ranked = [_summary(settings, outcomes) for settings, outcomes in measured]
     return tuple(sorted(ranked, key=lambda trial: -(trial.images_per_second or 0.0)))
 
@@ -123,7 +123,7 @@ def _summary(own: Settings, outcomes: Sequence[TrialOutcome]) -> TrialSummary:
 
 
 def warnings_of(measured: Measured) -> tuple[str, ...]:
-    """What the user should hear besides the winner: failures, rejections, missing checks."""
+    """Return what to tell the user besides the winner: failures, rejections, missing checks."""
     every = [outcome for _, outcomes in measured for outcome in outcomes]
     found = []
     failed = [outcome for outcome in every if outcome.status not in ("ok", "inconsistent")]
@@ -136,7 +136,7 @@ def warnings_of(measured: Measured) -> tuple[str, ...]:
 
 
 def as_profile(found: Found, base: Profile) -> Profile:
-    """The profile that a search ends with: `base` says where and what, `found` what was fastest and how sure."""
+    """Return the final profile of a search: `base` says where and what, `found` what was fastest and how certain."""
     base = dataclasses.replace(base, counted=found.counted, trials=found.trials)
     if found.choice is None or found.settings is None:
         return dataclasses.replace(base, verdict="no trial ended with success: the defaults")
@@ -153,7 +153,7 @@ def as_profile(found: Found, base: Profile) -> Profile:
 
 
 def verdict(choice: Choice, *, settled: bool) -> str:
-    """How sure the winner is, in one sentence."""
+    """Return the certainty of the winner, in one sentence."""
     ended = "settled" if settled else UNSETTLED
     return (
         f"{ended}; best with probability {choice.probability_best:.2f}, "
@@ -163,22 +163,22 @@ def verdict(choice: Choice, *, settled: bool) -> str:
 
 LOG_SUFFIX = ".trials.jsonl"
 _MOST_SAMPLES = 1e6
-"""So many samples of one candidate outweigh all others: a file may say more, or less than one."""
+"""Limit of samples of one candidate, which outweigh all others: a file may hold any number."""
 _MOST_BEFORE_SCHEMA = 256
-"""Bytes of a TOML file that are looked at for the name of the schema."""
+"""Bytes of a TOML file that are searched for the name of the schema."""
 
 
 def find_tunings(path: Path, walked: Walk) -> list[Path]:
-    """The profiles and trial logs at or below `path`; a log beside its profile is the same search, and left out.
+    """Return the profiles and trial logs at or below `path`, without logs that have a profile beside them.
 
-    Profiles that a study has made for its runs are settings, and no search: they are not looked for in a folder.
+    Profiles that a study has made for its runs are settings, not searches: folders are not searched for them.
     """
     if path.is_file():
         return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
     found = []
     for folder, files in walked:
         if RECORD in files:
-            continue  # thousands of runs hold a TOML file, and none a search
+            continue  # thousands of runs have a TOML file, and none has a search
         if Path(folder).name == PROFILES and (Path(folder).parent / STUDY_FILE).exists():
             continue
         paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
@@ -189,13 +189,13 @@ def find_tunings(path: Path, walked: Walk) -> list[Path]:
 
 
 def read_tuning(path: Path) -> TunedNode:
-    """The search that a profile or a trial log is of. CorruptError where it is damaged."""
+    """Return the search of a profile or a trial log. Raises CorruptError if it is damaged."""
     profile = profile_of_log(path) if path.name.endswith(LOG_SUFFIX) else read_profile(path)
     return as_tuned(profile, path.name)
 
 
 def as_tuned(profile: Profile, name: str) -> TunedNode:
-    """A profile's search as the report wants it: trials, effects of the settings, curves over threads."""
+    """Return a profile's search in the form for reports: trials, effects of the settings, curves over threads."""
     alike = {item.name: getattr(profile, item.name) for item in fields(TunedNode) if hasattr(profile, item.name)}
     return TunedNode(**{
         **alike,
@@ -208,10 +208,10 @@ def as_tuned(profile: Profile, name: str) -> TunedNode:
 
 
 def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[SettingEffect]:
-    """Effects of every setting's levels on the logarithm of speed, fitted together by ridge regression.
+    """Return effects of every setting's levels on the logarithm of speed, fitted together by ridge regression.
 
-    A search measures good corners more often than bad ones; fitting all settings at once keeps the company that a
-    level was in from being counted as its own merit. The settings that matter most come first.
+    A search measures good corners more often than bad ones. Fitting all settings at once keeps the effects of
+    accompanying levels from being attributed to a level. The most important settings come first.
     """
     import numpy as np
 
@@ -245,7 +245,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
 
 
 def thread_curve(trials: Sequence[TrialSummary]) -> list[ThreadPoint]:
-    """Images/s of the node against its threads in all (ranks x intra-op), the best trial of each count, ascending."""
+    """Return images/s against all threads of the node (ranks x intra-op), the best trial of each count, ascending."""
     best: dict[int, ThreadPoint] = {}
     for trial in trials:
         threads = number_of(trial.settings.get("intra_op_threads"))
@@ -267,7 +267,7 @@ def _levels(trials: Sequence[TrialSummary], name: str) -> list[str]:
 
 
 def profile_of_log(path: Path) -> Profile:
-    """What a search has found so far, from its log alone: for one that was killed, or is still under way."""
+    """Return what a search has found so far, from its log alone: for a killed or running search."""
     recorded = read_log(path)
     if recorded.header.get("schema") != LOG_SCHEMA:
         raise UsageError(f"{path} has schema {recorded.header.get('schema')!r}, this hpcdl reads {LOG_SCHEMA!r}")
@@ -275,7 +275,7 @@ def profile_of_log(path: Path) -> Profile:
     for entry in recorded.entries:
         settings = settings_from(entry.settings, origin=str(path))
         measured.setdefault(repr(settings), (settings, []))[1].append(entry.outcome)
-    from hpcdl.tuning.search import Search  # imported late: scipy costs a report seconds
+    from hpcdl.tuning.search import Search  # imported here: importing scipy takes seconds
 
     candidates = list(measured.values())
     search = Search([spelt(dataclasses.asdict(settings)) for settings, _ in candidates])
@@ -319,7 +319,7 @@ def _is_profile(path: Path) -> bool:
 
 
 def _curves(trials: Sequence[TrialSummary]) -> Iterable[ThreadCurve]:
-    """One curve for each batch size that was searched; None where it was not."""
+    """Yield a curve for each batch size that was searched; its size is None if none was."""
     sizes = dict.fromkeys(trial.settings.get("batch_size") for trial in trials)
     for size in sorted(sizes, key=lambda size: size or 0):
         points = thread_curve([trial for trial in trials if trial.settings.get("batch_size") == size])

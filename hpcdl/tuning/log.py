@@ -1,6 +1,6 @@
-"""The log of a search, one JSON line per sample, so that it can go on later; and a search over recorded trials.
+"""The log of a search, one JSON line per sample, so that it can continue later; and a search over recorded trials.
 
-Plain appends of one line and an fsync are safe on every shared file system; a line cut short by a crash is left out.
+Appending one line with an fsync is safe on every shared file system. A line cut short by a crash is ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoggedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A log as it stands: `num_sound_bytes` end before a last line that a crash cut short."""
+    """The content of a log. `num_sound_bytes` end before a last line that a crash cut short."""
 
     header: Mapping[str, Any]
     entries: list[LoggedSample]
@@ -46,7 +46,7 @@ class Recorded:
 
 
 class TrialLog:
-    """Appends entries to `path`; the header says which search they belong to."""
+    """Appends entries to `path`. The header identifies the search that they belong to."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool) -> None:
         self.path = path
@@ -89,7 +89,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 
 def _check_replaceable(path: Path) -> None:
-    """UsageError where `path` holds anything but the log of an earlier search, or is a link."""
+    """Raise UsageError if `path` holds anything but the log of an earlier search, or is a link."""
     if not path.is_symlink() and not path.exists():
         return
     with contextlib.suppress(OSError, HpcdlError):
@@ -99,7 +99,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def read_log(path: Path) -> Recorded:
-    """What a log holds, the log left as it is. CorruptError names the line that is damaged, the last one excepted."""
+    """Return a log's content without changing it. Raises CorruptError for a damaged line, except the last one."""
     try:
         lines = read_bytes(path, MOST_LOG_BYTES).split(b"\n")
     except OSError as error:
@@ -121,7 +121,7 @@ def read_log(path: Path) -> Recorded:
 
 
 def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
-    """The entries of a log of this very search; a last line cut short is dropped, so that the next stands alone."""
+    """Return the entries of a log of the same search. Drops a last line that was cut short, to append after it."""
     recorded = read_log(path)
     for key, value in header.items():
         found = recorded.header.get(key)
@@ -148,7 +148,7 @@ def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
 
 VALUE = "images_per_second"
 REPEATS = 3
-"""Samples per candidate of the exhaustive search that a replay is compared with."""
+"""Samples per candidate of the exhaustive search with which a replay is compared."""
 LARGE = 200
 PERCENT_LARGE, PERCENT_SMALL = 15, 50
 NUM_ROUNDS = 24
@@ -156,21 +156,21 @@ NUM_ROUNDS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTable:
-    """Recorded trials: each candidate's values as spelt in the file, and its samples in order (None: failed)."""
+    """Recorded trials: each candidate's values as written in the file, and its samples in order (None: failed)."""
 
     columns: tuple[str, ...]
     candidates: tuple[Mapping[str, str], ...]
     samples: tuple[tuple[float | None, ...], ...]
 
     def means(self) -> list[float]:
-        """Mean images/s of each candidate, minus infinity where no sample succeeded."""
+        """Return the mean images/s of each candidate, or minus infinity if no sample succeeded."""
         sound = [[value for value in values if value is not None] for values in self.samples]
         return [sum(values) / len(values) if values else -math.inf for values in sound]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the search did on a table; `regret` is how far the winner's mean in it is below the best one, relative."""
+    """The search on a table. `regret` is how far the winner's mean is below the best mean, relative."""
 
     winner: Mapping[str, str]
     trials_used: int
@@ -181,7 +181,7 @@ class Replay:
 
 
 def read_table(path: Path) -> TrialTable:
-    """The table in a CSV file; UsageError names the line that is wrong."""
+    """Return the table in a CSV file. Raises UsageError with the line of a mistake."""
     try:
         rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")))
     except OSError as error:
@@ -223,15 +223,15 @@ def _sample(text: str, path: Path, number: int) -> float | None:
 
 
 def allowance(num_candidates: int) -> int:
-    """Samples that a replay may use: a set share of what exhaustive search takes."""
+    """Return the number of samples that a replay may use: a fixed share of those of the exhaustive search."""
     percent = PERCENT_LARGE if num_candidates >= LARGE else PERCENT_SMALL
     return max(percent * REPEATS * num_candidates // 100, 1)
 
 
 def replay(table: TrialTable, *, seed: int = 0, max_samples: int | None = None) -> Replay:
-    """Search `table`. Samples of a candidate are drawn in the order of its rows, and then from the first again.
+    """Search `table`. Samples of a candidate are drawn in the order of its rows, then from the first again.
 
-    The search knows what it would know on a node: neither how many rows a candidate has nor that all were drawn.
+    The search knows only what it would know on a node: neither a candidate's number of rows nor that all were drawn.
     """
     num = len(table.candidates)
     budget = max_samples or allowance(num)

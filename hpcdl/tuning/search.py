@@ -1,8 +1,8 @@
 """Finds the fastest candidate with few samples: an initial design, then a race that a surrogate model steers.
 
-Candidates are asked for, measured by the caller, and told. The race is top-two Thompson sampling (Russo 2016) on the
-surrogate's joint posterior: half of the samples go to what may be best, half to what may yet beat it, so those that are
-clearly beaten get no more. It ends when the expected loss of stopping is small, or the budget is used up.
+The caller asks for candidates, measures them, and tells the results. The race is top-two Thompson sampling (Russo 2016)
+on the surrogate's joint posterior: half of the samples go to the probable best, half to its possible rivals, so clearly
+inferior candidates get none. It ends when the expected loss of stopping is small, or when the budget is used up.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NUM_DRAWS = 256
 RIVAL_DRAWS = 4
 CHALLENGE_SHARE = 0.5
 NEIGHBOUR_SHARE = 0.2
-"""Of the race's samples, how many go beside the leaders while something there was never measured."""
+"""Share of the race's samples for unmeasured neighbors of the leaders."""
 NUM_LEADERS = 4
 DOUBT = 3.0
 LEAST_SHARE = 0.8
-"""Of a given number of samples, how many are used even if the model is convinced earlier."""
+"""Minimum share of a given number of samples to use, even if the model is convinced earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The best so far. `images_per_second` is the model's estimate with its 95 % half width in `ci95`; `expected_loss`
-    is what stopping now loses on average against the true best, relative; `probability_best` that nothing beats it.
+    """The best so far. `images_per_second` is the model's estimate with its 95 % half width `ci95`. `expected_loss` is
+    the mean relative loss against the true best if stopped here; `probability_best` is that nothing is better.
     """
 
     index: int
@@ -46,7 +46,7 @@ class Choice:
 
 
 class Search:
-    """`ask` which candidates to measure, `tell` what was measured. Earlier trials of a log are simply told first."""
+    """`ask` returns candidates to measure, `tell` takes results. Earlier trials of a log are told first."""
 
     def __init__(
         self,
@@ -78,31 +78,31 @@ class Search:
 
     @property
     def num_samples(self) -> int:
-        """Samples told, failures included."""
+        """Number of samples told, including failures."""
         return self._samples.num_told
 
     @property
     def num_trials(self) -> int:
-        """Candidates told at least once."""
+        """Number of candidates told at least once."""
         return len(self._samples.candidates_told)
 
     @property
     def samples(self) -> Mapping[int, Sequence[float]]:
-        """Logarithms of the images/s of each candidate that was measured."""
+        """Logarithms of the images/s of each measured candidate."""
         return self._samples.known
 
     @property
     def failures(self) -> Mapping[int, int]:
-        """How often the trial of a candidate failed."""
+        """Number of failed trials of each candidate."""
         return self._samples.failures
 
     def tell(self, index: int, images_per_second: float | None) -> None:
-        """One sample of a candidate; None if its trial failed."""
+        """Take one sample of a candidate; None if its trial failed."""
         self._samples.add(index, images_per_second)
         self._stale = True
 
     def ask(self, num: int = 1) -> list[int]:
-        """Up to `num` candidates to measure next; one may come more than once. Empty: nothing can be gained."""
+        """Return up to `num` candidates to measure next, possibly with repeats. Empty if nothing can be gained."""
         if self._max_samples is not None:
             num = min(num, self._max_samples - self.num_samples)
         if num <= 0:
@@ -119,7 +119,7 @@ class Search:
             return near + self._race(num - len(near))
 
     def best(self) -> Choice | None:
-        """The measured candidate with the highest posterior mean; None while nothing was measured with success."""
+        """Return the measured candidate with the highest posterior mean; None before the first successful trial."""
         measured = self._samples.measured()
         if len(measured) == 0:
             return None
@@ -144,15 +144,15 @@ class Search:
         )
 
     def _convinced(self) -> bool:
-        """Whether the model expects to gain less than the tolerance from more samples."""
+        """Return whether the model expects to gain less than the tolerance from more samples."""
         choice = self.best()
         if choice is None or choice.expected_loss >= self._tolerance:
             return False
         return choice.n > 1
 
     def _doubts(self, num: int) -> list[int]:
-        """What may yet prove a convinced model wrong: candidates beside the best, then the most hopeful ones; the best
-        itself while its estimate is too wide. Empty: nothing is left to ask.
+        """Return candidates that may prove a convinced model wrong: neighbors of the best, then the most promising; the
+        best itself while its estimate is too wide. Empty if there is nothing left to ask.
         """
         beside = self._unseen_neighbours()
         if beside:
@@ -162,11 +162,11 @@ class Search:
         return self._imprecise()
 
     def _hopeful(self, num: int) -> list[int]:
-        """The unmeasured candidates that may be fastest if the model is far too sure of itself."""
+        """Return the unmeasured candidates that may be fastest if the model is much too certain."""
         return list(map(int, self._posterior.most_hopeful(self._samples.all_unseen(), DOUBT)[:num]))
 
     def _unseen_neighbours(self) -> list[int]:
-        """Unmeasured candidates beside the best: cliffs hide there from a smooth model."""
+        """Return unmeasured neighbors of the best: a smooth model does not see sudden jumps there."""
         choice = self.best()
         if choice is None:
             return []
@@ -174,8 +174,8 @@ class Search:
         return [int(index) for index in near if self._samples.unseen(int(index))]
 
     def _beside_leaders(self) -> list[int]:
-        """Unmeasured candidates beside the few that lead: a smooth model takes what stands before a cliff for a slope,
-        and may never be convinced either.
+        """Return unmeasured neighbors of the leading candidates: a smooth model takes the values before a jump for a
+        slope, and may also never be convinced.
         """
         self._learn()
         measured = self._samples.measured()
@@ -188,7 +188,7 @@ class Search:
         return list(found)
 
     def _imprecise(self) -> list[int]:
-        """The best candidate, while its estimate is wider than asked for."""
+        """Return the best candidate while its estimate is wider than requested."""
         choice = self.best()
         if choice is None or self._precision is None or choice.ci95 <= self._precision * choice.images_per_second:
             return []
@@ -201,7 +201,7 @@ class Search:
             self._stale = False
 
     def _race(self, num: int) -> list[int]:
-        """Top-two Thompson sampling; what was never measured is asked for once at a time."""
+        """Run top-two Thompson sampling. Unmeasured candidates are asked for only once per call."""
         self._learn()
         draws, columns = self._posterior.draws(RIVAL_DRAWS * num)
         alive = self._random.random(draws.shape) < self._posterior.chances_of_success(columns)
@@ -224,15 +224,15 @@ class Search:
 
 @cache
 def _thread_pools() -> ThreadpoolController:
-    """The libraries that are loaded when the search begins; the surrogate has brought numpy's and scipy's by then."""
+    """Return the libraries loaded when the search begins. The surrogate has loaded those of numpy and scipy by then."""
     return ThreadpoolController()
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """A block whose linear algebra runs on the calling thread alone; the number of threads before comes back after.
+    """Return a context in which linear algebra uses only the calling thread. Its end restores the number of threads.
 
     The search's matrices are small: several threads take longer for them than one, and much longer on busy cores,
-    because OpenBLAS's threads wait for each other with the processor running.
+    because OpenBLAS's threads wait for each other in busy loops.
     """
     limited: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
     return limited

@@ -1,8 +1,8 @@
-"""The candidates of a node: every setting's levels, crossed where they act together; and candidates as points.
+"""The candidates of a node: every setting's levels, crossed if they act together; and candidates as points.
 
-What decides most (ranks, threads, hardware threads, binding, memory) is crossed; what decides less (engine details,
-allocator, XLA, spinning) varies one at a time, at one hardware thread per core, unless a space file names it. On a
-node with GPUs the question is another one: how many host threads each rank needs beside its own.
+The most important settings (ranks, threads, hardware threads, binding, memory) are crossed. Less important ones (engine
+details, allocator, XLA, spinning) vary one at a time, at one hardware thread per core, unless a space file names them.
+On a node with GPUs the question differs: how many host threads each rank needs beside its GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRODUCTS = (
     (("ranks_per_node", 1), ("intra_op_threads", 1), ("threads_per_core", -1)),
     (("intra_op_threads", 1), ("inter_op_threads", 1)),
 )
-"""What a node really feels: threads in all, cores in use, threads at a time. Exponents by setting."""
+"""Products that matter to a node: all threads, cores in use, threads at a time. Exponents by setting."""
 START_SHARE = 0.3
 START_AT_LEAST = 6
 
@@ -46,7 +46,7 @@ START_AT_LEAST = 6
 class Factor:
     """One coordinate: `levels[i]` of candidate i, and the distances (0 to 1) between levels.
 
-    `main` if it is a setting, else it is the product of `terms`.
+    It is a setting if `main`, else the product of `terms`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Factor:
 
 
 def factors_of(candidates: Sequence[Mapping[str, Any]]) -> list[Factor]:
-    """The coordinates in which `candidates` differ; settings that are the same everywhere are left out."""
+    """Return the coordinates in which `candidates` differ, without settings that are the same everywhere."""
     names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
     found = [_factor(name, [candidate.get(name) for candidate in candidates]) for name in names]
     factors = [factor for factor in found if factor is not None]
@@ -72,7 +72,7 @@ def factors_of(candidates: Sequence[Mapping[str, Any]]) -> list[Factor]:
 
 
 def number_of(value: Any) -> float | None:
-    """`value` as a number, None where it is none; truth values are categories."""
+    """Return `value` as a number, or None if it is none; booleans are categories."""
     if value is None or isinstance(value, bool):
         return None
     try:
@@ -96,7 +96,7 @@ def _factor(name: str, values: Sequence[Any]) -> Factor | None:
 
 
 def _ordered(terms: tuple[str, ...], numbers: Sequence[float], *, main: bool) -> Factor:
-    """Half by rank, half by logarithm where all are positive: neither 1-2-4-256 nor 60-64-66-68 is squeezed."""
+    """Scale half by rank, half by logarithm if all are positive: neither 1-2-4-256 nor 60-64-66-68 is squeezed."""
     levels, codes = np.unique(np.asarray(numbers, dtype=float), return_inverse=True)
     ranks = np.arange(len(levels)) / (len(levels) - 1)
     scaled = np.log(levels) if levels[0] > 0 else levels
@@ -122,7 +122,7 @@ def _product(terms: Sequence[tuple[str, int]], candidates: Sequence[Mapping[str,
 def initial_design(
     factors: Sequence[Factor], num_candidates: int, *, anchors: Sequence[int], budget: int, dice: np.random.Generator
 ) -> list[int]:
-    """Anchors, then candidates that bring the least used level of every setting in turn; ties by lot."""
+    """Return anchors, then candidates with the least used level of every setting in turn; ties are random."""
     levels = [factor.levels for factor in factors if factor.main]
     most = max((int(level.max()) + 1 for level in levels), default=1)
     wanted = max(START_AT_LEAST, min(int(START_SHARE * budget), 3 * most + 4 * len(levels)))
@@ -134,14 +134,14 @@ def initial_design(
         index = anchors[turn] if turn < len(anchors) else int(order[np.argmin(load[order])])
         chosen.append(index)
         for count, level in zip(counts, levels, strict=True):
-            count[level[index]] += len(count)  # every setting weighs the same, however many levels it has
+            count[level[index]] += len(count)  # every setting has the same weight, whatever its number of levels
         load = sum((count[level] for count, level in zip(counts, levels, strict=True)), np.zeros(num_candidates))
         load[chosen] = np.inf
     return list(dict.fromkeys(chosen))
 
 
 def beside(factors: Sequence[Factor], index: int, num_candidates: int) -> Indices:
-    """The candidates one level from `index` in one setting, or along a ridge, with the same product of settings."""
+    """Return candidates one level from `index` in one setting, or along a ridge with the same product of settings."""
     mains = [factor for factor in factors if factor.main]
     apart = {factor.name: np.abs(factor.levels - factor.levels[index]) for factor in mains}
     steps = {factor.name: apart[factor.name] if factor.ordered else apart[factor.name] > 0 for factor in mains}
@@ -165,7 +165,7 @@ Levels = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to use the node that can be started: all counts filled in, and its launch plan on one node."""
+    """One possible way to use the node: all counts filled in, and its launch plan on one node."""
 
     settings: Settings
     plan: LaunchPlan
@@ -174,7 +174,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Candidates, those to start with (`anchors`, by index), and why others were left out (reason: how many)."""
+    """Candidates, those to start with (`anchors`, by index), and the number of dropped ones by reason."""
 
     candidates: tuple[Candidate, ...]
     anchors: tuple[int, ...]
@@ -182,9 +182,9 @@ class Space:
 
 
 def read_space(path: Path) -> dict[str, list[Any]]:
-    """The levels in a space file: `setting = [values]`; a single value fixes a setting; `only = true` fixes the rest.
+    """Return the levels in a space file: `setting = [values]`. One value fixes a setting; `only = true` fixes the rest.
 
-    ConfigError holds every problem found.
+    Raises ConfigError with every problem found.
     """
     levels: dict[str, list[Any]] = {}
     problems = []
@@ -216,11 +216,11 @@ def build_space(
     published: Mapping[str, Settings] = MappingProxyType({}),
     batch_sizes: Sequence[int] = (),
 ) -> Space:
-    """The candidates of `topology` under `engine`; `narrowing` replaces levels.
+    """Return the candidates of `topology` under `engine`; `narrowing` replaces levels.
 
-    `published` are settings to begin with, by where they come from.
+    `published` are settings to begin with, by their source.
 
-    Candidates that start the same way (same environment, cores and memory) are one. UsageError where none is left.
+    Candidates that start the same way (same environment, cores and memory) are merged. Raises UsageError without any.
     """
     narrowing = dict(narrowing or {})
     only = bool(narrowing.pop("only", [False])[0])
@@ -258,7 +258,7 @@ def build_space(
 
 
 def tensorflow_defaults(topology: Topology) -> Settings:
-    """What TensorFlow does by itself: one rank, as many threads of both kinds as it may use CPUs, nothing bound."""
+    """Return TensorFlow's own choice: one rank, one thread of each kind per allowed CPU, nothing bound."""
     cpus = len(topology.allowed_cpus)
     return Settings(
         ranks_per_node=1, intra_op_threads=cpus, inter_op_threads=cpus, binding="none",
@@ -267,7 +267,7 @@ def tensorflow_defaults(topology: Topology) -> Settings:
 
 
 def intel_guide(topology: Topology) -> Settings:
-    """The TensorFlow guide's advice for Intel: intra-op = physical cores, inter-op = sockets (papers: section 6)."""
+    """Return the TensorFlow guide's Intel advice: intra-op = physical cores, inter-op = sockets (papers: section 6)."""
     packages = len({core.package for core in topology.usable_cores})
     return Settings(
         ranks_per_node=1, intra_op_threads=len(topology.usable_cores), inter_op_threads=packages, binding="compact"
@@ -282,7 +282,7 @@ def _anchors(
         (intel_guide(topology), "Intel's guide: intra = cores, inter = sockets"),
         *((settings, origin) for origin, settings in published.items()),
     ]
-    if topology.devices:  # the others' advice is for CPUs
+    if topology.devices:  # the other advice is for CPUs
         own, origin = anchors[0]
         anchors = [(dataclasses.replace(own, ranks_per_node=_ranks_with_devices(topology)), origin)]
     sizes = batch_sizes or (None,)
@@ -312,7 +312,7 @@ def _points(topology: Topology, engine: Engine, named: Levels, only: bool) -> It
 
 
 def _turned(point: Settings, levels: Levels) -> Iterable[Settings]:
-    """`point` with one detail changed at a time."""
+    """Yield `point` with one detail changed at a time."""
     for name, values in levels.items():
         yield from (dataclasses.replace(point, **{name: value}) for value in values if value != getattr(point, name))
 
@@ -343,14 +343,14 @@ def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
 
 
 def _ranks_with_devices(topology: Topology) -> int:
-    """A rank for each GPU, or for as many of them as share out evenly where cores are fewer; 1 without GPUs."""
+    """Return a rank per GPU, or if cores are fewer, the most ranks with equal numbers of GPUs; 1 without GPUs."""
     num_devices = sum(topology.devices.values()) or 1
     most = min(num_devices, len(topology.usable_cores))
     return next(ranks for ranks in range(most, 0, -1) if num_devices % ranks == 0)
 
 
 def _device_levels(topology: Topology) -> dict[str, list[Any]]:
-    """How many host threads a rank with a GPU of its own should have: what the engine does on CPUs matters little."""
+    """Return levels of host threads for a rank with its own GPU: the engine's details on CPUs matter little there."""
     ranks = _ranks_with_devices(topology)
     share = len(topology.usable_cores) // ranks
     return {
@@ -364,16 +364,16 @@ def _device_levels(topology: Topology) -> dict[str, list[Any]]:
 
 
 def _thread_counts(topology: Topology, point: Settings) -> list[int]:
-    """Threads that fill a rank's share of the cores, the share less what the system likes to have, halves of it."""
+    """Return threads that fill a rank's share of cores, that share less some for the system, and halves of it."""
     share = max(len(topology.usable_cores) - point.free_cores, 1) // (point.ranks_per_node or 1)
     if share < 1:
-        return [point.threads_per_core]  # cannot be placed; whoever tries says why
+        return [point.threads_per_core]  # cannot be placed; the later attempt says why
     round_share = 1 << (share.bit_length() - 1)  # 64 of 68
     sizes = {share, round_share, share - 2 if share >= 16 else share, max(share // 2, 1), max(share // 4, 1)}
     return [size * point.threads_per_core for size in sorted(sizes, reverse=True)]
 
 
 def _key(settings: Settings, plan: LaunchPlan) -> str:
-    """Equal for candidates that start the same way."""
+    """Return a key that is equal for candidates that start the same way."""
     shown = (settings.batch_size, plan.num_ranks, sorted(plan.environment.items()))
     return repr((shown, plan.cpus_by_local_rank, plan.memory_nodes_by_local_rank, plan.memory_policy))

@@ -1,4 +1,4 @@
-"""A Gaussian process over candidates: main effects, interactions, quirks and noise; and the posterior that it gives.
+"""A Gaussian process over candidates: main effects, interactions, quirks and noise; and its posterior.
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): regression section 2.2, evidence and its
 gradient section 5.4.1, Matern 3/2 equation 4.17. Values are logarithms of images/s, so effects multiply.
@@ -18,10 +18,10 @@ from hpcdl.tuning.space import Factor, Floats, Indices
 MAX_FINALISTS = 192
 MAX_FIT_ROWS = 160
 REACH = 0.3
-"""Distance over which a failure makes its neighbours suspect."""
+"""Distance over which a failure makes its neighbors suspect."""
 FIRST_ITERATIONS, LATER_ITERATIONS = 40, 15
 FIT_GROWTH, SURPRISED_GROWTH = 1.35, 1.08
-"""By which factor the samples have grown when the hyperparameters move: usually, and where some were a surprise."""
+"""Growth of the samples after which hyperparameters are refitted: usually, and after surprises."""
 
 
 class Samples:
@@ -34,7 +34,7 @@ class Samples:
 
     @property
     def num_told(self) -> int:
-        """Samples told, failures included."""
+        """Number of samples told, including failures."""
         return sum(map(len, self.known.values())) + sum(self.failures.values())
 
     @property
@@ -43,34 +43,34 @@ class Samples:
         return self.known.keys() | self.failures.keys()
 
     def add(self, index: int, images_per_second: float | None) -> None:
-        """One sample of a candidate; None, or what is no speed, if its trial failed."""
+        """Add one sample of a candidate; None, or a value that cannot be a speed, if its trial failed."""
         if images_per_second is None or not (math.isfinite(images_per_second) and images_per_second > 0):
             self.failures[index] = self.failures.get(index, 0) + 1
         else:
             self.known.setdefault(index, []).append(math.log(images_per_second))
 
     def unseen(self, index: int) -> bool:
-        """Whether nothing was told of a candidate."""
+        """Return whether a candidate has neither samples nor failures."""
         return index not in self.known and index not in self.failures
 
     def sound(self, index: int) -> bool:
-        """Whether a candidate ran at least as often as it failed."""
+        """Return whether a candidate ran at least as often as it failed."""
         return self.failures.get(index, 0) < max(len(self.known.get(index, ())), 1)
 
     def all_unseen(self) -> Indices:
-        """The candidates of which nothing was told, in order."""
+        """Return the candidates without samples or failures, in order."""
         return self._those(self.unseen, range(self.num_candidates))
 
     def all_sound(self) -> Indices:
-        """The candidates that did not mostly fail, measured or not, in order."""
+        """Return the candidates that did not mostly fail, measured or not, in order."""
         return self._those(self.sound, range(self.num_candidates))
 
     def measured(self) -> Indices:
-        """The sound candidates that were measured, in order."""
+        """Return the sound candidates that were measured, in order."""
         return self._those(self.sound, sorted(self.known))
 
     def summary(self) -> tuple[Indices, Floats, Floats, float]:
-        """Candidates, their means, how many samples each mean has, and the sum of squares inside candidates."""
+        """Return candidates, their means, the samples of each mean, and the sum of squares inside candidates."""
         rows = np.array(sorted(self.known), dtype=np.int64)
         items = [self.known[int(index)] for index in rows]
         means = np.array([np.mean(own) for own in items])
@@ -95,7 +95,7 @@ class Posterior:
         self._num_fitted = 0
 
     def learn(self) -> None:
-        """Bring the surrogate up to date; its hyperparameters move when the data has grown by a third."""
+        """Update the surrogate. Its hyperparameters are refitted when the data have grown by a third."""
         rows, means, counts, within = self._samples.summary()
         self.offset = float(np.mean(means))
         values = means - self.offset
@@ -111,7 +111,7 @@ class Posterior:
         return self._samples.num_told >= factor * self._num_fitted
 
     def _fit(self, rows: Indices, values: Floats, counts: Floats, within: float) -> None:
-        """Move the hyperparameters; of many candidates, the best half and others by lot are enough for that."""
+        """Refit the hyperparameters. Of many candidates, the best half and a random choice of others are enough."""
         keep = np.arange(len(rows))
         if len(rows) > MAX_FIT_ROWS:
             top = np.argsort(-values)[: MAX_FIT_ROWS // 2]
@@ -123,7 +123,7 @@ class Posterior:
         self._num_fitted = self._samples.num_told
 
     def draws(self, num: int, include: int | None = None) -> tuple[Floats, Indices]:
-        """`num` joint draws of the log speeds of the most promising candidates, and which candidates those are."""
+        """Return `num` joint draws of the log speeds of the most promising candidates, and their indices."""
         alive = self._samples.all_sound()
         if len(alive) > MAX_FINALISTS:
             alive = alive[np.argsort(-(self.mean[alive] + 2.5 * self.std[alive]))[:MAX_FINALISTS]]
@@ -135,12 +135,12 @@ class Posterior:
         return draws, columns
 
     def most_hopeful(self, columns: Indices, doubt: float) -> Indices:
-        """`columns`, first those that would be fastest if the model is too sure of itself by `doubt` deviations."""
+        """Return `columns`, ordered by possible speed if the model is too certain by `doubt` deviations."""
         hope = (self.mean + doubt * self.std)[columns] + np.log(self.chances_of_success(columns))
         return columns[np.argsort(-hope)]
 
     def chances_of_success(self, columns: Indices) -> Floats:
-        """How likely each of `columns` runs at all."""
+        """Return the probability that each of `columns` runs at all."""
         if not self._samples.failures:
             return np.ones(len(columns))
         tried = np.array(sorted(self._samples.candidates_told), dtype=np.int64)
@@ -149,7 +149,7 @@ class Posterior:
 
 
 def _chances_of_success(factors: Sequence[Factor], columns: Indices, tried: Indices, failed: Floats) -> Floats:
-    """How likely each of `columns` runs at all, from those near it that failed (1 in `failed`) or ran."""
+    """Return the probability that each of `columns` runs, from nearby candidates that failed (1 in `failed`) or ran."""
     distance = np.zeros((len(columns), len(tried)))
     for factor in factors:
         distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[tried])]
@@ -165,12 +165,12 @@ _LENGTH, _MAIN, _JOINT, _QUIRK, _NOISE = (
 )  # fmt: skip
 """Mean and standard deviation of the logarithm of each hyperparameter, before data."""
 SURPRISE = 3.5
-"""Standard deviations by which a candidate may differ from what all others say, before it is taken at its own word."""
+"""Standard deviations from the prediction by all others beyond which a candidate's own values are trusted."""
 MAX_SURPRISE_ROUNDS = 3
 
 
 class Surrogate:
-    """Learns from (candidate, mean of n samples); predicts any candidate."""
+    """Learns from (candidate, mean of n samples) and predicts any candidate."""
 
     def __init__(self, factors: Sequence[Factor], num_candidates: int) -> None:
         self._factors = tuple(factors)
@@ -185,7 +185,7 @@ class Surrogate:
         self._num = num
 
     def _kernel(self, theta: Floats, rows: Indices, columns: Indices) -> Floats:
-        """Kernel without quirk and noise."""
+        """Return the kernel without quirk and noise."""
         main = np.full((len(rows), len(columns)), _PRIOR_OFFSET_VARIANCE)
         joint = np.full((len(rows), len(columns)), np.exp(theta[2 * self._num]))
         for index, factor in enumerate(self._factors):
@@ -197,9 +197,9 @@ class Surrogate:
         return total
 
     def fit(self, rows: Indices, values: Floats, counts: Floats, within: tuple[float, int], iterations: int) -> None:
-        """Move the hyperparameters towards the most probable ones, from where they are.
+        """Move the hyperparameters from their present values towards the most probable ones.
 
-        `values` are means of `counts` samples, centred; `within` is the sum of squares inside candidates and its
+        `values` are means of `counts` samples, centered; `within` is the sum of squares inside candidates and its
         degrees of freedom.
         """
         squares, degrees = within
@@ -257,11 +257,11 @@ class Surrogate:
         gradient[2 * num] = np.sum(joint)
 
     def condition(self, rows: Indices, values: Floats, counts: Floats) -> None:
-        """Learn the data under the present hyperparameters; `rows` are distinct candidates.
+        """Learn the data under the present hyperparameters. `rows` are distinct candidates.
 
-        A candidate that all others together did not foresee (leave-one-out residual, Rasmussen and Williams, equation
-        5.12) gets a quirk as large as its residual: a cliff counts where it was seen, and a hiccup of one sample
-        does not bend its surroundings. `num_surprises` counts them.
+        A candidate that all others together did not predict (leave-one-out residual, Rasmussen and Williams, equation
+        5.12) gets a quirk as large as its residual: a jump counts only where it was seen, and an outlier of one sample
+        does not affect its surroundings. `num_surprises` counts them.
         """
         self._rows = rows
         self._cross_all = self._against_all(rows)
@@ -282,7 +282,7 @@ class Surrogate:
         self.num_surprises = int(np.sum(self._quirks[rows] > foreseen))
 
     def _against_all(self, rows: Indices) -> Floats:
-        """Kernel of `rows` against every candidate; rows are kept until the hyperparameters move."""
+        """Return the kernel of `rows` against every candidate. Rows are cached until the hyperparameters change."""
         fresh = np.array([row for row in rows if int(row) not in self._kept], dtype=np.int64)
         if len(fresh):
             every = np.arange(self._num_candidates)
@@ -290,7 +290,7 @@ class Surrogate:
         return np.stack([self._kept[int(row)] for row in rows])
 
     def marginals(self) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of every candidate."""
+        """Return mean and standard deviation of every candidate."""
         cross = self._cross(np.arange(self._num_candidates))
         solved = solve_triangular(self._lower, cross, lower=True)
         prior = _PRIOR_OFFSET_VARIANCE + np.exp(self.theta[self._num : 2 * self._num + 1]).sum() + self._quirks
@@ -298,7 +298,7 @@ class Surrogate:
         return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
     def joint(self, columns: Indices) -> tuple[Floats, Floats]:
-        """Mean and covariance of the log images/s of `columns` together, quirks included, noise not."""
+        """Return joint mean and covariance of the log images/s of `columns`, with quirks, without noise."""
         cross = self._cross(columns)
         solved = solve_triangular(self._lower, cross, lower=True)
         prior = self._kernel(self.theta, columns, columns) + np.diag(self._quirks[columns])

@@ -1,6 +1,6 @@
-"""Measures one way to use a node: `hpcdl bench step --json` in fresh processes, which may crash, hang or babble.
+"""Measures one way to use a node: `hpcdl bench step --json` in fresh processes, which may crash, hang or print garbage.
 
-`python -m hpcdl.tuning.trials CMD...` runs CMD on a node of an allocation, freed of the job step that brought it there.
+`python -m hpcdl.tuning.trials CMD...` runs CMD on a node of an allocation, without the variables of its job step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from hpcdl.node.topology import Topology
 from hpcdl.tuning.space import Candidate
 
 MARK = "HPCDL_TRIAL"
-"""In the environment of every process of a trial, so that all of them can be found and ended."""
+"""Set in the environment of every process of a trial, so that all of them can be found and ended."""
 OWN_VARIABLES = ("OPENBLAS_NUM_THREADS",)
-"""Set for the search itself; a trial must not inherit them."""
+"""Variables for the search itself, which a trial must not inherit."""
 SHED = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
-"""Variables by which a process takes itself for one rank of the job step; a trial starts ranks of its own."""
+"""Variables that make a process a rank of the job step. A trial starts its own ranks."""
 SOFT_STOP_S = 3.0
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_MESSAGE = 1000
-"""Characters of a message that are kept: its remedy stands at its end."""
+"""Characters of a message that are kept: its remedy is at its end."""
 TAIL_BYTES = 8192
 
 
@@ -47,7 +47,7 @@ TAIL_BYTES = 8192
 class TrialOutcome:
     """One sample: `status` is ok, failed, timeout, garbage, inconsistent or stopped; images/s of the whole node.
 
-    `counted` is what the rate counts; `node` is that of the allocation that it ran on, empty for this one.
+    `counted` is the unit of the rate; `node` is the node of the allocation that it ran on, empty for this one.
     """
 
     status: str
@@ -62,7 +62,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What every trial trains: `data` None means synthetic samples of the model's own shape."""
+    """The training of every trial. `data` None means synthetic samples of the model's own shape."""
 
     model: str
     batch_size: int
@@ -74,7 +74,7 @@ CommandOf = Callable[[Workload, Settings, Path], Sequence[str]]
 
 
 def bench_step_command(workload: Workload, settings: Settings, profile: Path) -> list[str]:
-    """The command line of a trial; the profile's settings reach the ranks by the way that `train` uses too."""
+    """Return the command line of a trial. The profile's settings reach the ranks in the same way as in `train`."""
     ranks = settings.ranks_per_node or 1
     words = own_program("hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model)
     words += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
@@ -88,9 +88,9 @@ def bench_step_command(workload: Workload, settings: Settings, profile: Path) ->
 
 @dataclass(kw_only=True)
 class Measurer:
-    """Runs trials of `workload` on nodes like `topology`; `stop` ends those under way from another thread.
+    """Runs trials of `workload` on nodes like `topology`. `stop` ends running ones from another thread.
 
-    `folder` takes the trials' own folders: trials on other nodes need one that those see too.
+    `folder` is for the trials' own folders: trials on other nodes need one that those nodes see too.
     """
 
     workload: Workload
@@ -100,11 +100,11 @@ class Measurer:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
-        """End the trials under way; they are reported as stopped."""
+        """End the running trials. They are reported as stopped."""
         self._stopped.set()
 
     def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
-        """One sample of `candidate`, at most `time_limit_s` long, its command behind `prefix` (a node's launcher)."""
+        """Return one sample of `candidate` within `time_limit_s`, its command after `prefix` (a node's launcher)."""
         begin = time.monotonic()
         with private_folder(".hpcdl-trial-", self.folder) as folder:
             profile = folder / "profile.toml"
@@ -117,7 +117,7 @@ class Measurer:
         return dataclasses.replace(outcome, seconds=time.monotonic() - begin, node=node_of(prefix))
 
     def _run(self, command: Sequence[str], folder: Path, time_limit_s: float) -> tuple[int, str]:
-        """Exit code, and why the process was ended (`timeout`, `stopped`, or empty)."""
+        """Return the exit code, and why the process was ended (`timeout`, `stopped`, or empty)."""
         mark = uuid.uuid4().hex
         environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
         environment[MARK] = mark
@@ -174,7 +174,7 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
 
 
 def _on_devices(outcome: TrialOutcome, folder: Path, ranks: int) -> TrialOutcome:
-    """`outcome`, or its failure where not every rank has computed on a GPU: its rate would be of something else."""
+    """Return `outcome`, or a failure if not every rank computed on a GPU: its rate would measure something else."""
     found = sum(json.loads((folder / "stdout").read_bytes()).get("accelerators", {}).values())
     if found == ranks:
         return outcome
@@ -194,7 +194,7 @@ def _loss(document: Mapping[str, Any]) -> float | None:
 
 
 def last_words(log: Path, code: int) -> str:
-    """Why a process failed: what its exit code says, and the last line of its `log`, hpcdl's own before others'."""
+    """Return why a process failed: its exit code, and the last line of its `log`, preferably one of hpcdl."""
     with log.open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -221,7 +221,7 @@ def _as_profile(settings: Settings, topology: Topology, workload: Workload) -> P
 
 
 def trial_prefixes(environment: Mapping[str, str]) -> list[list[str]]:
-    """What stands before a trial's command, for each node of the allocation; one empty prefix outside of one."""
+    """Return the prefix of a trial's command for each node of the allocation; one empty prefix outside of one."""
     hosts = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) < 2:
         return [[]]
@@ -230,12 +230,12 @@ def trial_prefixes(environment: Mapping[str, str]) -> list[list[str]]:
 
 
 def node_of(prefix: Sequence[str]) -> str:
-    """The node that a prefix leads to; empty for this one."""
+    """Return the node of a prefix; empty for this one."""
     return next((word.partition("=")[2] for word in prefix if word.startswith("--nodelist=")), "")
 
 
 def shed(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without what says that this process is a rank of a job step."""
+    """Return `environment` without variables that make this process a rank of a job step."""
     return {name: value for name, value in environment.items() if not name.startswith(SHED)}
 
 

@@ -1,4 +1,4 @@
-"""`hpcdl tune-threads` from settings to profile: builds the space and checks it; search proposes, trials measure."""
+"""`hpcdl tune-threads` from settings to profile: builds and checks the space; search proposes, trials measure."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from hpcdl.tuning.space import Candidate, Space, build_space, read_space
 from hpcdl.tuning.trials import Measurer, TrialOutcome, Workload, trial_prefixes
 
 OVERRUN = 0.1
-"""Share of the budget that the last trial may go beyond it."""
+"""Share of the budget by which the last trial may exceed it."""
 
 
 class Measure(Protocol):
-    """What runs one sample; tuning.trials.Measurer is the real one."""
+    """Runs one sample; tuning.trials.Measurer is the real implementation."""
 
     def measure(self, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
-        """One sample of `candidate`."""
+        """Return one sample of `candidate`."""
 
     def stop(self) -> None:
-        """End the samples under way."""
+        """End the running samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchLimits:
-    """How long to search: `precision` is the relative half width of the winner's 95 % interval that is enough.
+    """Limits of a search. `precision` is the sufficient relative half width of the winner's 95 % interval.
 
-    `max_samples` counts those of an earlier run that is gone on with.
+    `max_samples` includes those of an earlier run that continues.
     """
 
     budget_s: float
@@ -72,7 +72,7 @@ class SearchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProgress:
-    """Where a search stands, for a display; `counted` is what the rate of the best counts."""
+    """The progress of a search, for a display. `counted` is the unit of the best's rate."""
 
     seconds: float
     num_samples: int
@@ -83,7 +83,7 @@ class SearchProgress:
 
 @dataclass(kw_only=True)
 class Tuning:
-    """One search on one kind of node; `prefixes` has a launcher prefix for each node that may run trials at once."""
+    """One search on one kind of node. `prefixes` has a launcher prefix for each node that may run trials at once."""
 
     space: Space
     measure: Measure
@@ -95,7 +95,7 @@ class Tuning:
     _durations: list[float] = field(default_factory=list)
 
     def run(self) -> Found:
-        """Search until settled, the budget is used up, or SIGINT or SIGTERM asks to stop; the best so far is kept."""
+        """Search until settled, the budget is used up, or SIGINT or SIGTERM requests a stop. Keep the best so far."""
         candidates = self.space.candidates
         points = [dataclasses.asdict(candidate.settings) for candidate in candidates]
         self._search = Search(
@@ -151,7 +151,7 @@ class Tuning:
         return False
 
     def _time_limit(self) -> float:
-        """Seconds that the next trial may take; 0 when what is left is less than half a usual trial."""
+        """Return the seconds for the next trial; 0 if less than half a usual trial is left."""
         left = self.limits.budget_s - (time.monotonic() - self._begin)
         usual = statistics.median(self._durations) if self._durations else 0.0
         if left <= 0 or left < 0.5 * usual:
@@ -160,7 +160,7 @@ class Tuning:
 
     def _take(self, index: int, outcome: TrialOutcome, limit_s: float) -> None:
         if outcome.status == "stopped" or (outcome.status == "timeout" and limit_s < self.limits.trial_timeout_s):
-            return  # ended by the budget, not by its own fault: it says nothing about the candidate
+            return  # ended by the budget, which says nothing about the candidate
         outcome = checked(outcome, self._settings(index), self._by_settings())
         self._durations.append(outcome.seconds)
         self.log.add(chosen(self.space.candidates[index].settings), outcome)
@@ -181,7 +181,7 @@ class Tuning:
         return self.space.candidates[index].settings
 
     def _by_settings(self) -> list[tuple[Settings, Sequence[TrialOutcome]]]:
-        """What was measured so far, candidate by candidate."""
+        """Return the outcomes so far, candidate by candidate."""
         return [(self._settings(index), outcomes) for index, outcomes in self._outcomes.items()]
 
     def _note(self, index: int, outcome: TrialOutcome) -> None:
@@ -194,19 +194,19 @@ SOFTWARE = ("tensorflow", "keras", "numpy", "mpi4py")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSearch:
-    """A search that can start; the topology has the GPUs that ranks compute on, none where TensorFlow sees none."""
+    """A search that can start. The topology has the GPUs that ranks compute on, none if TensorFlow sees none."""
 
     config: TuneConfig
     topology: Topology
     engine: Engine
     space: Space
     remark: str = ""
-    """What to say of the node's GPUs."""
+    """A message about the node's GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What came of a search: `path` is None where nothing was stored, because no trial succeeded in time."""
+    """The result of a search. `path` is None if nothing was stored, because no trial succeeded in time."""
 
     profile: Profile
     found: Found
@@ -215,7 +215,7 @@ class Tuned:
 
 
 def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
-    """Check the settings and build the space; raises what the user should read."""
+    """Check the settings and build the space. Raises errors for the user to read."""
     if config.workload.model is None and not planning:
         raise UsageError("--model is needed: the network to tune for, for example --model resnet50")
     if config.workload.model is not None:
@@ -237,7 +237,7 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
 
 
 def _as_tensorflow_sees(topology: Topology) -> tuple[Topology, str]:
-    """`topology` without GPUs that a rank's TensorFlow would not see, and a sentence on those that it has."""
+    """Return `topology` without GPUs that a rank's TensorFlow would not see, and a sentence on its GPUs."""
     claim = choose(os.environ, 0) if topology.devices else None
     if claim is None:
         return topology, ""
@@ -252,7 +252,7 @@ def _as_tensorflow_sees(topology: Topology) -> tuple[Topology, str]:
 
 
 def _node(choice: str | None, *, planning: bool) -> tuple[Topology, dict[str, Settings]]:
-    """The node to search for, this one or with `planning` the machine `choice`; and settings published for its like."""
+    """Return the node to tune, this one or with `planning` machine `choice`, and settings published for such nodes."""
     if choice is None:
         topology = read_topology()
         return topology, {
@@ -273,8 +273,8 @@ def tune(
     resume: bool = False,
     notify: Callable[[SearchProgress], None] = lambda _: None,
 ) -> Tuned:
-    """Search, and store the profile of the best. StoppedEarly after a signal (what was found is stored all the same);
-    HpcdlError where every trial failed.
+    """Search, and store the profile of the best. Raises StoppedEarly after a signal (results are stored all the same),
+    HpcdlError if every trial failed.
     """
     config = run_plan.config
     base = _base_profile(run_plan)
@@ -282,7 +282,7 @@ def tune(
     check_outputs([path])
     log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(run_plan, base), resume=resume)
     prefixes = trial_prefixes(os.environ)
-    folder = log.path.parent if len(prefixes) > 1 else None  # a node's own /tmp is not seen by the others
+    folder = log.path.parent if len(prefixes) > 1 else None  # the other nodes do not see a node's own /tmp
     measurer = Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder)
     found = Tuning(
         space=run_plan.space,
@@ -329,7 +329,7 @@ def _workload(config: TuneConfig) -> Workload:
 
 
 def replaced(run_plan: PreparedSearch) -> str:
-    """A warning about the result of another search, which this one takes the place of; empty where there is none."""
+    """Return a warning about the result of another search that this one replaces; empty if there is none."""
     path = _profile_path(run_plan.config, _base_profile(run_plan))
     try:
         before = read_profile(path)
@@ -366,7 +366,7 @@ def _base_profile(run_plan: PreparedSearch) -> Profile:
 
 
 def _with_evidence(profile: Profile, run_plan: PreparedSearch) -> Profile:
-    """`profile` with whose advice its trials are, and with a drawing of the node as the winner uses it."""
+    """Return `profile` with the sources of its trials, and with a drawing of the node as the winner uses it."""
     origins = {repr(chosen(item.settings)): item.origin for item in run_plan.space.candidates if item.origin}
     trials = [
         dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
@@ -385,5 +385,5 @@ def _profile_path(config: TuneConfig, base: Profile) -> Path:
 
 def _header(run_plan: PreparedSearch, base: Profile) -> dict[str, object]:
     own = dataclasses.asdict(_workload(run_plan.config))
-    devices = dict(base.devices) or None  # as in logs from before
+    devices = dict(base.devices) or None  # as in logs of earlier versions
     return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own, "devices": devices}

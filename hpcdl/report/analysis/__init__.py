@@ -1,1 +1,1 @@
-"""From runs to numbers: scaling, comparisons, fits, caveats. Pure."""
+"""From runs to numbers: scaling, comparisons, fits, caveats. All functions are pure."""

@@ -30,12 +30,12 @@ from hpcdl.report.runs.sources import Gathered
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The runs of a report with what was computed from all of them.
+    """The runs of a report and everything computed from them.
 
-    `settings` are the usable runs, those of one setting together.
-    `comparisons` are those of strategies, of what --compare named (`compared`) and with the baseline together, because
-    they share one correction. `varying` are the keys of `hpcdl train` in which the runs differ. `breakdowns` are those
-    of each curve. `outlooks` say what sizes that were not run would take, for each network (hpcdl/predict).
+    `settings` are the usable runs, grouped by setting. `comparisons` holds those of strategies, of --compare
+    (`compared`) and with the baseline, because they share one correction. `varying` are the keys of `hpcdl train` in
+    which the runs differ. `breakdowns` holds those of each curve. `outlooks` are forecasts for sizes that were not run,
+    for each network (hpcdl/predict).
     """
 
     runs: Sequence[Run]
@@ -61,7 +61,7 @@ class Analysis:
 
     @property
     def counted(self) -> str:
-        """What all throughputs of this report count: images where each of them does, else samples."""
+        """The unit of all throughputs of this report: images if each of them counts images, else samples."""
         measured: list[Run | TunedNode | Inferred] = [*self.runs, *self.tunings, *self.inferences]
         return common_unit(item.counted for item in measured if item.images_per_second is not None)
 
@@ -80,9 +80,9 @@ def analyse(
     compare: str = "",
     outlooks: Sequence[Outlook] = (),
 ) -> Analysis:
-    """Compute what a report shows; UsageError where there are no runs, or none that `base` or `compare` ask for.
+    """Compute what a report shows. Raises UsageError without runs, or without any that fit `base` or `compare`.
 
-    `base` is the strategy whose one-worker runs are the base of curves that have none; `compare` what else is compared.
+    `base`: strategy whose one-worker runs are the base of curves without one; `compare`: what else to compare.
     """
     if not gathered.runs and not gathered.inferences and not tunings and not searches:
         raise UsageError("no runs to report; name run directories of `hpcdl train`, or use --import FILE")
@@ -122,10 +122,10 @@ def analyse(
 
 
 def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Gathered, Gathered | None]:
-    """Both, with runs that know what sets them apart; once that is known it costs nothing."""
+    """Return both with the distinguishing settings of their runs. It costs nothing if those are known already."""
     if gathered.kept_apart:
         return gathered, baseline
-    # Together with the baseline: a setting in which only the two sides differ keeps them apart as well.
+    # Include the baseline: a setting in which only the two sides differ distinguishes runs as well.
     everything, caveat = told_by_content([*gathered.runs, *(baseline.runs if baseline is not None else ())])
     everything = told_apart(everything)
     runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]

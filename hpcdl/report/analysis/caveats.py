@@ -18,7 +18,7 @@ UNFINISHED = "did not finish"
 
 
 def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Curve]) -> list[str]:
-    """Every caveat of a study, the gravest first."""
+    """Return every caveat of a study, the most serious first."""
     rules: tuple[Callable[[], Iterable[str]], ...] = (
         lambda: _unreadable(unreadable),
         lambda: _not_finished(runs),
@@ -75,7 +75,7 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
-    """One run far off its repeats moves a mean, and no interval of means says so."""
+    """Report runs far from their repeats: they move a mean, and no interval of means shows it."""
     found = {}
     for point in (point for curve in curves for point in curve.points):
         rates = [run.images_per_second or 0.0 for run in point.runs]
@@ -163,7 +163,7 @@ def _resumed(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _without_noise(curves: Sequence[Curve]) -> Iterable[str]:
-    """Clocks never agree to the last digit: an interval of nothing, and a verdict by it, is no measurement."""
+    """Report equal repeats: clocks never agree to the last digit, so an interval of zero is not a measurement."""
     found = [
         point_name(curve, point) for curve in curves for point in curve.points
         if len(point.runs) > 1 and len({run.images_per_second for run in point.runs}) == 1
@@ -186,7 +186,7 @@ def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
 
 
 def _changing(curves: Sequence[Curve]) -> Iterable[str]:
-    """What else than the size changes along a curve: servers and settings may grow with it, and a reader must know."""
+    """Report what changes along a curve besides the size: servers and settings may grow with it."""
     found: dict[str, list[str]] = {}
     for curve in curves:
         for name, values in _values_along(curve):

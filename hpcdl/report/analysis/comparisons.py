@@ -1,6 +1,6 @@
-"""Who can be compared with whom, in what, and the verdicts: Welch on logarithms, Holm-corrected over a whole report.
+"""Comparisons between runs and their verdicts: Welch on logarithms, Holm-corrected over a whole report.
 
-A study against an earlier one: the same settings, what changed beyond noise.
+Also compares a study with an earlier one: the same settings, and changes beyond noise.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ UNDECIDED = "not distinguishable"
 STRATEGIES = "strategies"
 """The kind of comparison that every report makes."""
 MOST_CONTENDERS = 16
-"""Up to so many contenders every pair is compared; of more each with the fastest, or one looked too often to tell."""
+"""Up to this number every pair is compared; more contenders are each compared with the fastest, to limit the tests."""
 _JOB = ("model", "data", "workers", "batch_per_rank", "strategy", "servers", "nodes", "ranks_per_node", "threads",
         "profile", "machine", "processor", "version")  # fmt: skip
-"""What makes two runs repeats of one setting, beside `settings`."""
+"""Fields that make two runs repeats of one setting, beside `settings`."""
 _FREE: Mapping[str, tuple[str, ...]] = {
     STRATEGIES: ("strategy", "servers", "nodes", "ranks_per_node", "threads", "profile"),
     "machine": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile"),
@@ -39,7 +39,7 @@ _FREE: Mapping[str, tuple[str, ...]] = {
     "threads": ("threads", "profile"),
     "profile": ("profile", "threads"),
 }
-"""What contenders may differ in, by what is compared; machines of different kinds never have the same threads."""
+"""Fields in which contenders may differ, by what is compared. Machines of different kinds never have equal threads."""
 _COUNTS = ("servers", "threads")
 
 
@@ -58,7 +58,7 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Settings that ran the same job; `target` is the accuracy that all of them reached, None without one.
+    """Settings that ran the same job. `target` is the accuracy that all of them reached, None without one.
 
     `kind` is what is compared: strategies, or a field or setting (`machine`, `learning-rate`).
     """
@@ -70,7 +70,7 @@ class Contest:
 
 
 def check_comparable(key: str, runs: Sequence[Run]) -> None:
-    """UsageError where runs cannot be compared by `key`: it is no such thing, or they do not differ in it."""
+    """Raise UsageError if runs cannot be compared by `key`: it is unknown, or the runs do not differ in it."""
     if key in _FREE and key != STRATEGIES:
         values = {str(getattr(run, key)) for run in runs}
     elif key in MATTERING:
@@ -82,7 +82,7 @@ def check_comparable(key: str, runs: Sequence[Run]) -> None:
 
 
 def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
-    """Every job that two contenders or more ran: strategies with any settings, or what differs in `by` alone."""
+    """Return jobs that two or more contenders ran: strategies with any settings, or runs differing only in `by`."""
     free = _FREE.get(by, ())
     fixed = [name for name in _JOB if name not in free]
     jobs: dict[Hashable, dict[Hashable, list[Run]]] = {}
@@ -98,12 +98,12 @@ def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
 
 
 def comparisons(contests: Sequence[Contest]) -> list[Comparison]:
-    """All pairs of a contest that differ in one thing; strategies also need as many nodes, or ranks on each."""
+    """Return comparisons of all pairs that differ in one thing. Strategies also need equal nodes, or ranks per node."""
     return [found for contest in contests for a, b in _pairs(contest) for found in _compared(contest, a, b)]
 
 
 def seconds_to(run: Run, target: float) -> float | None:
-    """Seconds of training until held-out accuracy first was `target`; None where it never was."""
+    """Return seconds of training until held-out accuracy first reached `target`; None if it never did."""
     for point in run.history:
         if point.val_accuracy is not None and point.val_accuracy >= target:
             return point.seconds
@@ -111,7 +111,7 @@ def seconds_to(run: Run, target: float) -> float | None:
 
 
 def communication_and_step(run: Run) -> tuple[float, float] | None:
-    """Seconds of exposed communication and waiting for the slowest rank, and those of the step."""
+    """Return seconds of exposed communication and of waiting for the slowest rank, and seconds of the step."""
     total = sum(run.parts.values())
     if "exposed_communication" not in run.parts or total <= 0 or min(run.parts.values()) < 0:
         return None
@@ -133,11 +133,11 @@ def _pairs(contest: Contest) -> Iterator[tuple[Contender, Contender]]:
 
 
 OWN_RATE = ("learning-rate", "momentum")
-"""What a study may choose for each strategy by itself."""
+"""Settings that a study may choose for each strategy separately."""
 
 
 def _own_keys(contenders: Sequence[Contender]) -> set[str]:
-    """Those of OWN_RATE of which each strategy has one value: then it belongs to the strategy, as its period does."""
+    """Return those keys of OWN_RATE with one value per strategy: they belong to the strategy, as its period does."""
     found = set()
     for key in OWN_RATE:
         pairs = {(item.first.strategy, item.first.settings.get(key)) for item in contenders}
@@ -147,7 +147,7 @@ def _own_keys(contenders: Sequence[Contender]) -> set[str]:
 
 
 def _one_difference(a: Run, b: Run, own_keys: set[str]) -> bool:
-    """Whether two runs differ in one thing: a strategy with what belongs to it, or one setting."""
+    """Return whether two runs differ in one thing: a strategy with its own settings, or one setting."""
     if a.nodes != b.nodes and a.ranks_per_node != b.ranks_per_node:
         return False
     differing = {key for key, value in a.settings.items() if b.settings.get(key) != value}
@@ -155,7 +155,7 @@ def _one_difference(a: Run, b: Run, own_keys: set[str]) -> bool:
 
 
 def _kind(run: Run, by: str) -> Hashable:
-    """What a contender stands for: contenders of one kind are told apart, but not compared."""
+    """Return what a contender represents. Contenders of one kind are listed separately, but not compared."""
     if by == STRATEGIES:
         return run.strategy, run.variant
     return run.settings.get(by) if by in MATTERING else getattr(run, by)
@@ -189,7 +189,7 @@ def _contest(by: str, groups: Sequence[Sequence[Run]]) -> Contest:
 
 
 def _names(by: str, firsts: Sequence[Run]) -> list[str]:
-    """What is compared, with what tells its siblings apart."""
+    """Return names of what is compared, with what distinguishes each from its siblings."""
     families: dict[str, list[Run]] = {}
     for run in firsts:
         families.setdefault(_headline(run, by), []).append(run)
@@ -200,7 +200,7 @@ def _names(by: str, firsts: Sequence[Run]) -> list[str]:
     names = []
     for run, telling in zip(firsts, telling_settings(firsts), strict=True):
         headline = _headline(run, by)
-        own = telling if by == STRATEGIES else ()  # else all have them, and they are said of the contest
+        own = telling if by == STRATEGIES else ()  # else all contenders share them, and the contest names them
         labels = [setting_words(run, key, run.settings[key]) for key in run.settings if key in own]
         labels += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
         names.append(" ".join([headline, *(f"({', '.join(labels)})" for _ in labels[:1])]))
@@ -216,17 +216,17 @@ def _headline(run: Run, by: str) -> str:
 
 
 def _target(runs: Sequence[Run]) -> float | None:
-    """The highest whole percentage of held-out accuracy that every run reached."""
+    """Return the highest whole percentage of held-out accuracy that every run reached."""
     best = [max((point.val_accuracy or 0.0 for point in run.history), default=0.0) for run in runs]
-    target = math.floor(100 * min(1.0, *best) + 1e-9) / 100  # a record from elsewhere may say anything
+    target = math.floor(100 * min(1.0, *best) + 1e-9) / 100  # a record from elsewhere may hold any value
     return target if target > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`a` against `b` in one measure; `ratio` is a's mean over b's, `p_holm` None until corrected or with single runs.
+    """`a` against `b` in one measure. `ratio` is a's mean over b's; `p_holm` is None until corrected or with one run.
 
-    `kind` is `strategies`, `baseline`, or what --compare named; `where` is the setting that both share.
+    `kind` is `strategies`, `baseline`, or the value of --compare. `where` is the setting that both share.
     """
 
     kind: str
@@ -245,12 +245,12 @@ class Comparison:
 
     @property
     def a_is_better(self) -> bool:
-        """Which way the means differ, decided or not."""
+        """Whether the mean of `a` is better, decided or not."""
         return (self.ratio.value > 1) == self.higher_is_better
 
     @property
     def verdict(self) -> str:
-        """The sentence that a reader may quote."""
+        """A sentence that a reader may quote."""
         runs = f"{min(self.ratio.n, self.ratio.n_base)} runs" if self.ratio.p_value is not None else "1 run"
         if not self.decided:
             return f"{UNDECIDED} with {runs}"
@@ -259,7 +259,7 @@ class Comparison:
         return f"{better} better than {worse}, {factor:.3g} times"
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of `verdicts` in report.json."""
+        """Return one entry of `verdicts` in report.json."""
         return {
             "kind": self.kind,
             "measure": self.measure,
@@ -282,7 +282,7 @@ def compare(
     kind: str, measure: str, where: str, a: tuple[str, Sequence[float]], b: tuple[str, Sequence[float]],
     *, higher_is_better: bool = True,
 ) -> Comparison | None:  # fmt: skip
-    """Compare two named samples; None where a side has no positive values."""
+    """Compare two named samples. Returns None if a side has no positive values."""
     values, base = ([value for value in side if positive(value)] for side in (a[1], b[1]))
     if not values or not base:
         return None
@@ -293,7 +293,7 @@ def compare(
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with Holm's correction over all of them that have a p-value."""
+    """Return the comparisons with Holm's correction over all of them that have a p-value."""
     tested = [item.ratio.p_value for item in comparisons if item.ratio.p_value is not None]
     adjusted = iter(holm(tested))
     return [
@@ -311,10 +311,10 @@ _Setting = tuple[object, ...]
 
 
 def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
-    """The throughput of each setting against the baseline's, and what could not be compared.
+    """Return comparisons of each setting's throughput with the baseline's, and lines on what could not be compared.
 
-    Machines and versions are never averaged: each group of one side meets each group of the other, on the same
-    machine where both sides have it.
+    Machines and versions are never averaged: each group of one side is compared with each group of the other, on the
+    same machine if both sides have it.
     """
     now, before = _groups(runs), _groups(baseline)
     found, warnings = [], _missing(now, before)
@@ -341,7 +341,7 @@ def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Com
 
 
 def regressions(comparisons: Iterable[Comparison], percent: float) -> list[Comparison]:
-    """The decided comparisons with the baseline that are slower by more than `percent`."""
+    """Return the decided comparisons with the baseline that are slower by more than `percent`."""
     return [
         item
         for item in comparisons
@@ -350,7 +350,7 @@ def regressions(comparisons: Iterable[Comparison], percent: float) -> list[Compa
 
 
 def why_unjudged(comparisons: Iterable[Comparison]) -> str:
-    """Why the baseline decides nothing at all, to be acted on; empty where it judges a setting."""
+    """Return why the baseline decides nothing, with advice; empty if it judges a setting."""
     against = [item for item in comparisons if item.kind == KIND]
     if any(item.p_holm is not None for item in against):
         return ""

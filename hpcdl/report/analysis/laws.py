@@ -1,4 +1,4 @@
-"""Laws of scaling, linear models and the alpha-beta model, fitted with intervals, by relative errors.
+"""Scaling laws, linear models and the alpha-beta model, fitted with intervals, by relative errors.
 
 A fit of a law takes single runs, never their means.
 
@@ -10,11 +10,11 @@ With u(n) = X(n)/n, the throughput per worker, each law reads u(n) = X(1) D(n)^s
 
 Noise of throughput is relative, so log u is fitted by least squares: Gauss-Newton from the weighted linear solution.
 
-Laws fitted to the curves, the size at which efficiency falls below 80 %, and alpha and beta of communication.
+Also fits the laws to curves, finds the size at which efficiency falls below 80 %, and fits alpha and beta.
 
 Exposed communication: seconds = alpha x rounds + beta x bytes + constant, none below 0, as comm/observed counted them
-on the busiest rank, with whatever variant, period, packing or number of ranks a run had. What computing hides is not in
-the seconds, so that alpha and beta are those that training feels, at most the network's own.
+on the busiest rank, for any variant, period, packing or number of ranks of a run. The seconds exclude communication
+that computing hides, so alpha and beta are those that training experiences, at most those of the network itself.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS = 2**24
-"""How far a crossing is looked for: beyond any machine."""
+"""Upper limit of the search for a crossing: beyond any machine."""
 _LARGEST_LOG = 700.0
 _ITERATIONS = 50
 SERIAL = "serial_fraction"
-"""A parameter that is 1 at most, unless throughput falls as n grows."""
+"""A parameter that is at most 1, unless throughput falls as n grows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A fitted value with its 95 % Student-t interval; the bounds are None where no run is left to judge by."""
+    """A fitted value with its 95 % Student-t interval. The bounds are None without spare runs to estimate them."""
 
     value: float
     low: float | None = None
@@ -55,7 +55,7 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """One law; `columns(n)` and `own` (the names of its parameters beside X(1)) correspond."""
+    """One law. `columns(n)` and `own` (the names of its parameters other than X(1)) correspond."""
 
     name: str
     own: tuple[str, ...]
@@ -63,7 +63,7 @@ class Law:
     columns: Callable[[float], tuple[float, ...]]
 
     def denominator(self, own: Sequence[float], n: float) -> float:
-        """D(n); not positive outside the law's domain."""
+        """Return D(n), which is not positive outside the law's domain."""
         return 1 + sum([value * column for value, column in zip(own, self.columns(n), strict=True)])
 
 
@@ -83,7 +83,7 @@ class ScalingFit:
 
     `parameters` are `x1` (X at n = 1) and the law's own. `r2` is on log u: on X itself it would be near 1 for every
     law. `spread` is the relative residual standard deviation. `covariance` is that of (log X(1), own parameters).
-    `saturated`: as many parameters as different n, so that the runs cannot contradict the law.
+    `saturated`: there are as many parameters as different n, so the runs cannot contradict the law.
     """
 
     law: Law
@@ -96,17 +96,17 @@ class ScalingFit:
     saturated: bool
 
     def throughput(self, n: float) -> float:
-        """X(n) by the law; 0 where it has left its domain."""
+        """Return X(n) by the law; 0 outside its domain."""
         denominator = self.law.denominator(self._own, n)
         return n * self.parameters["x1"].value * denominator**self.law.sign if denominator > 0 else 0.0
 
     def efficiency(self, n: float, base: float) -> Parameter:
-        """(X(n)/n)/(X(base)/base) with its pointwise interval, by the delta method on logarithms."""
+        """Return (X(n)/n)/(X(base)/base) with its pointwise interval, by the delta method on logarithms."""
         value, low, high = self.efficiency_from(base)(n)
         return Parameter(value=value, low=low, high=high)
 
     def efficiency_from(self, base: float) -> Callable[[float], tuple[float, float | None, float | None]]:
-        """`efficiency` as a function of n alone, value and bounds: what does not depend on n is computed once."""
+        """Return `efficiency` as a function of n (value and bounds). Terms without n are computed once."""
         own, law = self._own, self.law
         at_base, columns_at_base = law.denominator(own, base), law.columns(base)
         quantile = 0.0 if self.covariance is None else t_quantile(0.975, self.num_runs - len(own) - 1)
@@ -138,7 +138,7 @@ class ScalingFit:
 def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFit | None:
     """Fit `law` to single runs (`throughput[i]` > 0 at `n[i]` >= 1).
 
-    None where there are fewer different n than parameters, or where no parameters of the law come near the runs.
+    Returns None if there are fewer different n than parameters, or if no parameters of the law fit the runs.
     """
     import numpy
 
@@ -147,7 +147,7 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
     try:
         with numpy.errstate(over="raise", divide="raise", invalid="raise"):
             return _fit(law, n, throughput)
-    except FloatingPointError:  # numbers at the edge of what a float can be
+    except FloatingPointError:  # numbers at the limits of floating point
         return None
 
 
@@ -160,9 +160,9 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     if free is None or solution is None:
         return None
     at_bound = numpy.zeros(len(law.own), dtype=bool)
-    # A parameter whose column is gone comes back as 0 or a rounding error of either sign: it is not looked at again.
+    # A parameter without a column returns as 0 or a rounding error of either sign, so it is not checked again.
     while (below := (numpy.array(solution.point[1:]) < 0) & ~at_bound).any():
-        # No law has less than no contention: the best fit without it, and how much of it the runs leave possible.
+        # No law has negative contention: fit without it, and keep how much of it the runs leave possible.
         at_bound |= below
         columns = numpy.where(at_bound, 0.0, columns)
         solution = _solve(law.sign, columns, log_u)
@@ -192,7 +192,7 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """Where efficiency passes `target`, as a real number; None where the law stays above it up to MOST_WORKERS.
+    """Where efficiency falls below `target`, as a real number; None if the law stays above it up to MOST_WORKERS.
 
     The interval is where the 95 % band crosses; `high` None means that the runs set no upper bound.
     """
@@ -205,8 +205,8 @@ class Crossing:
 
 
 def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
-    """Where the fitted efficiency relative to `base` falls below `target`."""
-    efficiency = functools.cache(fit.efficiency_from(base))  # the three look at the same n first
+    """Return where the fitted efficiency relative to `base` falls below `target`."""
+    efficiency = functools.cache(fit.efficiency_from(base))  # the three searches start with the same n
     found = _first(lambda n: efficiency(n)[0] < target, base)
     low = high = None
     if fit.covariance is not None:
@@ -216,7 +216,7 @@ def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
 
 
 def _first(below: Callable[[float], bool], base: float) -> float | None:
-    """The smallest n >= base with `below(n)`, to 1e-6 relative: doubling, then bisection."""
+    """Return the smallest n >= base with `below(n)`, to 1e-6 relative: doubling, then bisection."""
     low = high = float(base)
     while not below(high):
         if high >= MOST_WORKERS:
@@ -239,14 +239,14 @@ def _parameter(value: float, half: float, on_logarithm: bool = False) -> Paramet
 
 @dataclass(frozen=True, kw_only=True)
 class _Solution:
-    """`point` is (u0, own parameters); `jacobian` that of log u in (log u0, own parameters)."""
+    """`point` is (u0, own parameters); `jacobian` is that of log u in (log u0, own parameters)."""
 
     point: tuple[float, ...]
     jacobian: Array
     residual: Array
 
     def covariance(self, spare: int) -> Array | None:
-        """That of (log u0, own parameters); None without a run to spare."""
+        """Return the covariance of (log u0, own parameters); None without a spare run."""
         import numpy
 
         if spare <= 0:
@@ -255,7 +255,7 @@ class _Solution:
         return found * float(self.residual @ self.residual) / spare
 
     def reach(self, covariance: Array | None, spare: int) -> list[float]:
-        """Half widths of their 95 % intervals; not numbers without a run to spare."""
+        """Return the half widths of their 95 % intervals; NaN without a spare run."""
         if covariance is None:
             return [math.nan] * len(self.point)
         quantile = t_quantile(0.975, spare)
@@ -263,7 +263,7 @@ class _Solution:
 
 
 def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
-    """Fit log u = log u0 + sign log D to `log_u` (one value for each run) by Gauss-Newton; None without a finite u0.
+    """Fit log u = log u0 + sign log D to `log_u` (one value per run) by Gauss-Newton; None without a finite u0.
 
     `columns` is (runs, parameters).
     """
@@ -295,21 +295,21 @@ def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
 
 
 def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
-    """u^sign is linear in the parameters; weights make relative errors equal."""
+    """Return the linear solution as a start: u^sign is linear in the parameters; weights make errors relative."""
     import numpy
 
     weights = numpy.exp(-sign * log_u)
     design = numpy.column_stack([numpy.ones(len(log_u)), columns]) * weights[:, None]
     try:
         linear = numpy.linalg.lstsq(design, numpy.ones(len(log_u)), rcond=None)[0]
-    except numpy.linalg.LinAlgError:  # numbers at the edge of what a float can be
+    except numpy.linalg.LinAlgError:  # numbers at the limits of floating point
         linear = numpy.zeros(1 + columns.shape[1])
     own: Array = linear[1:] / linear[0] if linear[0] > 0 else numpy.zeros(columns.shape[1])
     return own
 
 
 def _jacobian(sign: int, columns: Array, denominator: Array) -> Array:
-    """That of log u in (log u0, own parameters)."""
+    """Return the Jacobian of log u in (log u0, own parameters)."""
     import numpy
 
     jacobian = numpy.empty((len(columns), 1 + columns.shape[1]))
@@ -319,17 +319,17 @@ def _jacobian(sign: int, columns: Array, denominator: Array) -> Array:
 
 
 def _residual(sign: int, log_u: Array, denominator: Array) -> Array:
-    """What is left of log u with log u0 at its best."""
+    """Return the residual of log u at the best log u0."""
     import numpy
 
     rest = log_u - sign * numpy.log(denominator)
-    result: Array = rest - numpy.add.reduce(rest) / len(rest)  # `mean` itself takes longer for so few
+    result: Array = rest - numpy.add.reduce(rest) / len(rest)  # `mean` itself takes longer for so few values
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearFit:
-    """Coefficients with 95 % Student-t intervals; `r2` and `spread` are of relative residuals."""
+    """Coefficients with 95 % Student-t intervals. `r2` and `spread` are for relative residuals."""
 
     coefficients: tuple[Parameter, ...]
     r2: float | None
@@ -338,13 +338,13 @@ class LinearFit:
 
 
 MOST_CONDITION = 30.0
-"""Of a design with columns of unit length: beyond it (Belsley 1980) the runs do not tell its coefficients apart."""
+"""Largest condition number of a design with unit columns. Above it (Belsley 1980) coefficients cannot be separated."""
 
 
 def fit_relative(design: Sequence[Sequence[float]], measured: Sequence[float]) -> LinearFit | None:
-    """Fit measured = design . coefficients >= 0, errors proportional to the model (iteratively reweighted).
+    """Fit measured = design . coefficients >= 0, with errors proportional to the model (iteratively reweighted).
 
-    `design` is (runs, coefficients). None where the runs cannot tell the coefficients apart, or where the model is not
+    `design` is (runs, coefficients). Returns None if the runs cannot separate the coefficients, or if the model is not
     positive at a run. The weights follow the model, not the measurement, which would bias the fit downwards.
     """
     import numpy
@@ -369,7 +369,7 @@ def fit_relative(design: Sequence[Sequence[float]], measured: Sequence[float]) -
 
 
 def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array) -> LinearFit:
-    """A coefficient at its bound of 0 has the interval that least squares without bounds leaves above it."""
+    """Add intervals. A coefficient at its bound of 0 gets what unbounded least squares leaves above 0."""
     import numpy
 
     model = scaled @ solution
@@ -395,10 +395,10 @@ def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array)
 
 
 def _not_negative(value: float, half: float, most: float = math.inf) -> Parameter:
-    """The interval of a parameter at its bound reaches as far up as that of one that was found there.
+    """Return a parameter whose interval at its bound reaches as far up as one that was found there.
 
-    The best fit without bounds lies below 0; counted from it an interval could end at 0, as if that were certain. One
-    above `most` is of a curve that the law cannot describe: its interval does not end at the value, either.
+    The best unbounded fit is below 0: counted from there, an interval could end at 0, as if that were certain. A value
+    above `most` belongs to a curve that the law cannot describe, so its interval does not end at the value either.
     """
     if math.isnan(half):
         return Parameter(value=value)
@@ -408,29 +408,29 @@ def _not_negative(value: float, half: float, most: float = math.inf) -> Paramete
 
 @dataclass(frozen=True, kw_only=True)
 class AlphaBeta:
-    """A message of n bytes takes latency + n seconds_per_byte (Hockney 1994); neither is negative."""
+    """A message of n bytes takes latency + n seconds_per_byte (Hockney 1994). Neither is negative."""
 
     latency_s: float
     seconds_per_byte: float
 
     def seconds(self, num_bytes: float) -> float:
-        """What the model says for `num_bytes`."""
+        """Return the model's seconds for `num_bytes`."""
         return self.latency_s + self.seconds_per_byte * num_bytes
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The bandwidth that long messages reach; None where time does not grow with size."""
+        """The bandwidth of long messages; None if time does not grow with size."""
         return 1 / self.seconds_per_byte if self.seconds_per_byte > 0 else None
 
 
 def alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta | None:
-    """The least-squares fit of relative errors, so that short messages count as much as long ones.
+    """Return the least-squares fit of relative errors, so that short messages count as much as long ones.
 
-    None with fewer than two different sizes: one point fits any latency.
+    Returns None with fewer than two different sizes: one point fits any latency.
     """
     if len(set(num_bytes)) < 2:
         return None
-    # Minimise sum((alpha x + beta y - 1)^2) with x = 1/t, y = n/t, over alpha, beta >= 0.
+    # Minimize sum((alpha x + beta y - 1)^2) with x = 1/t, y = n/t, over alpha, beta >= 0.
     columns = [(1 / t, n / t) for n, t in zip(num_bytes, seconds, strict=True)]
     xx = sum(x * x for x, _ in columns)
     xy = sum(x * y for x, y in columns)
@@ -465,12 +465,12 @@ class CurveFit:
 
     @property
     def nodes_per_n(self) -> float | None:
-        """Nodes for each worker where that is the same along the curve, else None."""
+        """Nodes per worker if that is the same along the curve, else None."""
         shares = {point.first.nodes / point.n for point in self.curve.points}
         return shares.pop() if len(shares) == 1 and self.curve.axis == "workers" else None
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of `fits` in report.json."""
+        """Return one entry of `fits` in report.json."""
         run = self.curve.first
         return {
             "law": self.fit.law.name,
@@ -494,13 +494,13 @@ class CurveFit:
         }
 
     def nodes_at(self, n: float | None) -> float | None:
-        """Nodes that `n` workers take, where a worker takes the same share of a node everywhere."""
+        """Return the nodes of `n` workers if each worker takes the same share of a node everywhere, else None."""
         share = self.nodes_per_n
         return None if n is None or share is None else n * share
 
 
 def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
-    """Every law that belongs to a curve's mode and has runs at enough different n."""
+    """Fit every law of a curve's mode that has runs at enough different n."""
     found = []
     for curve in curves:
         n = [float(point.n) for point in curve.points for _ in point.runs]
@@ -524,7 +524,7 @@ EXPLAINS_NOTHING = "seconds do not follow rounds and bytes in these runs: the fi
 class CommunicationFit:
     """Alpha (seconds per round), beta (seconds per byte) and a constant of one strategy on one machine.
 
-    The constant is None where the runs are too few to have one. `fit` is None where `left_out` says why there is none.
+    The constant is None if the runs are too few for one. If `fit` is None, `left_out` says why.
     """
 
     strategy: str
@@ -538,7 +538,7 @@ class CommunicationFit:
         return {} if self.fit is None else dict(zip(_COEFFICIENTS, self.fit.coefficients, strict=False))
 
     def as_json(self) -> dict[str, Any]:
-        """One entry of `fits` in report.json."""
+        """Return one entry of `fits` in report.json."""
         assert self.fit is not None
         return {
             "law": "alpha-beta",
@@ -556,9 +556,9 @@ _ENOUGH_FOR_A_CONSTANT = 4
 
 
 def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
-    """A fit for each strategy and machine whose runs differ in rounds or bytes, or why they tell no alpha and beta.
+    """Fit each strategy and machine whose runs differ in rounds or bytes, or say why alpha and beta cannot be found.
 
-    None is negative. With a constant where four different exchanges or more allow it: what every exchange costs.
+    No coefficient is negative. Four or more different exchanges also give a constant, the cost of every exchange.
     """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""What runs, curves and points are called, in as few words as tell them apart."""
+"""Names of runs, curves and points, as short as possible but distinct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIXED = ("model", "strategy", "data", "machine", "processor", "version")
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
-    """A name for each curve: its strategy, and what else differs among `curves`."""
+    """Return a name for each curve: its strategy, and what else differs among `curves`."""
     varying = [name for name in _FIXED if len({getattr(curve.first, name) for curve in curves}) > 1]
     named = [name for name in _FIXED if name == "strategy" or name in varying]
     batches_vary = len({(curve.mode, curve.batch) for curve in curves}) > len({curve.mode for curve in curves})
@@ -23,7 +23,7 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def telling_settings(runs: Sequence[Run]) -> list[set[str]]:
-    """For each run the settings that its name must tell: runs of its strategy differ in it, or it is no default."""
+    """Return for each run the settings for its name: runs of its strategy differ in them, or they are not default."""
     values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
         for key, value in run.settings.items():
@@ -50,17 +50,17 @@ def _parts(curve: Curve, named: Iterable[str], shown: set[str], batches_vary: bo
 
 
 def setting_words(run: Run, key: str, value: object) -> str:
-    """A setting with its value, by the labels that the run's study gives them: `learning-rate 0.1`."""
+    """Return a setting with its value, by the labels of the run's study: `learning-rate 0.1`."""
     return f"{run.labels.get(key, key)} {label_of(run, key, value)}".strip()
 
 
 def label_of(run: Run, key: str, value: object) -> str:
-    """What the run's study calls this value of a setting; the value itself where it does not say."""
+    """Return the label of this value in the run's study, or the value itself without a label."""
     return run.labels.get(f"{key}={value}", str(value))
 
 
 def point_name(curve: Curve, point: Point) -> str:
-    """One point in words, for warnings: `weak ring lenet at 4 workers`."""
+    """Return a point's name for warnings: `weak ring lenet at 4 workers`."""
     parts = [curve.mode, curve.first.strategy, curve.first.model]
     unit = curve.axis[:-1]
     split = [

@@ -3,9 +3,9 @@
 Repeats are averaged, different settings never.
 
 A curve is what one strategy, model, data set, machine and version reach along n, at one batch size (per worker in weak
-scaling, global in strong scaling) and with the same settings that cost time. n counts workers; in scale-up it counts
+scaling, global in strong scaling) and with the same settings that affect time. n counts workers; in scale-up it counts
 threads. With base b, the smallest n present, speed-up is X_n / X_b and efficiency (X_n / X_b) / (n / b), which for weak
-scaling is (X_n / n) / (X_b / b). Where a method has no point of one worker, the base may be another strategy's.
+scaling is (X_n / n) / (X_b / b). If a method has no point of one worker, another strategy's point may be the base.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ROUNDING = 1e-9
 class Breakdown:
     """Mean seconds of a step at one point, by part, over the runs that measured them.
 
-    `lost` says for each part how much of the lost efficiency it is: its seconds beyond those that ideal scaling from
-    the base would take, as a share of the step. Their sum is 1 - efficiency by step times. Empty at the base, and
-    where the base has no parts.
+    `lost` is each part's share of the lost efficiency: its seconds beyond those that ideal scaling from the base would
+    take, as a share of the step. The sum is 1 - efficiency by step times. It is empty at the base, and if the base has
+    no parts.
     """
 
     point: Point
@@ -43,12 +43,12 @@ class Breakdown:
 
     @property
     def step_seconds(self) -> float:
-        """The parts' sum."""
+        """The sum of the parts."""
         return sum(self.parts.values())
 
 
 def breakdowns(curve: Curve) -> list[Breakdown]:
-    """The breakdown of each point of a curve that measured its parts."""
+    """Return the breakdown of each point of a curve that measured its parts."""
     base = mean_parts(curve.base.runs)
     found = []
     for point in curve.points:
@@ -71,7 +71,7 @@ def breakdowns(curve: Curve) -> list[Breakdown]:
 
 
 def lost_efficiency(parts: Mapping[str, float], base: Mapping[str, float], factor: float) -> dict[str, float]:
-    """1 - efficiency, split by part: (part - ideal part) / step, ideal part = factor x the base's."""
+    """Return 1 - efficiency, split by part: (part - ideal part) / step, ideal part = factor x the base's."""
     step = sum(parts.values())
     return {name: (parts.get(name, 0.0) - factor * base.get(name, 0.0)) / step for name in PARTS}
 
@@ -81,13 +81,13 @@ def _with_parts(runs: Sequence[Run]) -> list[Run]:
 
 
 def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
-    """Mean seconds of each part over the runs that measured them; None where none did."""
+    """Return mean seconds of each part over the runs that measured them; None if none did."""
     measured = _with_parts(runs)
     if not measured:
         return None
     names = [name for name in PARTS if any(name in run.parts for run in measured)]
     found = {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}
-    # What is left of a step when its other parts are taken off is a rounding error where there was nothing else.
+    # The rest of a step after subtracting its parts is a rounding error if there is nothing else.
     least = _ROUNDING * sum(found.values())
     return {name: value if value > least else 0.0 for name, value in found.items()}
 
@@ -103,9 +103,9 @@ _SPLIT: Mapping[str, tuple[str, ...]] = {
     "strong": ("servers", "ranks_per_node", "threads", "profile", "nodes", "batch_per_rank"),
     "scale-up": ("servers", "ranks_per_node", "profile", "global_batch"),
 }
-"""A curve that has two values of one of these at the same n is split by it: settings are never averaged.
+"""A curve with two values of one of these at the same n is split by it: settings are never averaged.
 
-So it is with settings that cost no time, such as the learning rate: they may change along n, as servers may.
+The same holds for settings that do not affect time, such as the learning rate: they may change along n, as servers do.
 """
 _SETTINGS = (
     "strategy", "model", "nodes", "ranks", "workers", "servers", "ranks_per_node", "threads", "batch_per_rank",
@@ -127,7 +127,7 @@ COLUMNS = (
 )
 """The columns of scaling.csv."""
 UNSTATED = "weak"
-"""The mode of runs that say none and vary in nothing: `hpcdl train --batch-size` is per worker."""
+"""The mode of runs that state none and vary in nothing: `hpcdl train --batch-size` is per worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +149,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points by rising n; `split` names what sets this curve apart from its siblings, as ("servers", 2).
+    """Points by ascending n. `split` distinguishes this curve from its siblings, as ("servers", 2).
 
-    `base` is the point that all are compared with: the first, or one of another strategy.
+    `base` is the point to which all are compared: the first, or one of another strategy.
     """
 
     mode: str
@@ -161,18 +161,18 @@ class Curve:
 
     @property
     def borrowed(self) -> bool:
-        """Whether the base is another strategy's."""
+        """Whether the base belongs to another strategy."""
         return self.base is not self.points[0]
 
     @functools.cached_property
     def settings(self) -> Mapping[str, str]:
-        """Those of the settings that keep runs apart which are the same all along."""
+        """Those distinguishing settings that are the same along the whole curve."""
         common = set.intersection(*(set(point.first.settings.items()) for point in self.points))
         return {key: value for key, value in self.first.settings.items() if (key, value) in common}
 
     @functools.cached_property
     def variant(self) -> str:
-        """Its settings in words."""
+        """The settings as text."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
     @property
@@ -182,18 +182,18 @@ class Curve:
 
     @property
     def axis(self) -> str:
-        """What n counts."""
+        """The unit of n."""
         return "threads" if self.mode == "scale-up" else "workers"
 
     @property
     def batch(self) -> str:
-        """The batch size that is kept fixed, in words."""
+        """The fixed batch size as text."""
         run = self.first
         return f"{run.global_batch} in all" if self.mode == "strong" else f"{run.batch_per_rank} per worker"
 
 
 def build_curves(runs: Iterable[Run]) -> list[Curve]:
-    """All curves of the usable runs. A run without a mode joins every curve that its settings make with others."""
+    """Return all curves of the usable runs. A run without a mode joins every curve that its settings allow."""
     usable = [run for run in runs if run.usable]
     joined: set[int] = set()
     curves: list[Curve] = []
@@ -210,7 +210,7 @@ def build_curves(runs: Iterable[Run]) -> list[Curve]:
 
 
 def axis_value(mode: str, run: Run) -> int | None:
-    """n of a run: threads in scale-up, else workers."""
+    """Return n of a run: threads in scale-up, else workers."""
     return run.threads if mode == "scale-up" else run.workers
 
 
@@ -237,7 +237,7 @@ def _varies(mode: str, group: Sequence[Run]) -> bool:
 def _curves_of(mode: str, group: Sequence[Run]) -> list[Curve]:
     parts: list[_Part] = [((), group)] if group else []
     free = [key for key in (group[0].settings if group else ()) if key not in COSTLY]
-    # Settings first: servers that grow with the workers must not be split because two learning rates were tried.
+    # Settings first: servers that grow with the workers must not split a curve because two learning rates were tried.
     ways: list[tuple[str, Callable[[Run], Any]]] = [(key, _setting(key)) for key in free]
     ways += [(name, attrgetter(name)) for name in _SPLIT[mode]]
     for name, value in ways:
@@ -273,7 +273,7 @@ def _by_n(mode: str, runs: Sequence[Run]) -> dict[int, list[Run]]:
 def _curve(
     mode: str, split: tuple[tuple[str, Any], ...], groups: Mapping[int, Sequence[Run]], base: Point | None = None
 ) -> Curve:
-    """The curve of runs by n, relative to `base`, by default its own first point."""
+    """Return the curve of runs by n, relative to `base`, by default its own first point."""
     first, *rest = groups.items()
     start = _point(*first, base)
     base = base or start
@@ -281,7 +281,7 @@ def _curve(
 
 
 def _point(n: int, runs: Sequence[Run], base: Point | None = None) -> Point:
-    """The repeats of one setting at n, relative to `base`; without one it is a base itself."""
+    """Return the repeats of one setting at n, relative to `base`; without it the point is a base itself."""
     throughput = [run.images_per_second or 0.0 for run in runs]
     if base is None:
         speedup = Ratio(value=1.0, low=1.0, high=1.0, p_value=None, std=0.0, n=len(runs), n_base=len(runs))
@@ -299,9 +299,9 @@ def _point(n: int, runs: Sequence[Run], base: Point | None = None) -> Point:
 
 
 def with_base_of(curves: Sequence[Curve], runs: Sequence[Run], strategy: str) -> list[Curve]:
-    """The curves with the one-worker runs of `strategy` as base where they have no point of one worker themselves.
+    """Use the one-worker runs of `strategy` as base of curves that have no point of one worker.
 
-    A curve keeps its own base where no run of `strategy` had its settings, but for those of the exchange.
+    A curve keeps its own base if no run of `strategy` has its settings, apart from those of the exchange.
     """
     candidates = [run for run in runs if run.usable and run.strategy == strategy and run.workers == 1]
     return [_rebased(curve, candidates) if curve.mode != "scale-up" and curve.base.n > 1 else curve for curve in curves]
@@ -331,7 +331,7 @@ def _order(curve: Curve) -> tuple[Any, ...]:
 
 
 def scaling_rows(curves: Iterable[Curve], varying: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row for each point; `n` counts the runs behind it, `base` is the n of its curve's base.
+    """Return one row for each point. `n` counts its runs; `base` is the n of its curve's base.
 
     `settings` holds the values of the `varying` keys of `hpcdl train`.
     """
@@ -339,7 +339,7 @@ def scaling_rows(curves: Iterable[Curve], varying: Sequence[str] = ()) -> list[d
 
 
 def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its measures spread over columns: `efficiency_mean`, `efficiency_std`, `efficiency_ci95`."""
+    """Return a row with one column per measure: `efficiency_mean`, `efficiency_std`, `efficiency_ci95`."""
     flat = {name: value for name, value in row.items() if name not in _MEASURES}
     flat["settings"] = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     for measure in _MEASURES:

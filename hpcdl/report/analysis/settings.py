@@ -1,4 +1,4 @@
-"""Which settings keep runs apart: those that config/schema declares to matter, where runs of a job differ in them."""
+"""The settings that distinguish runs: those that config/schema declares to matter and in which runs of a job differ."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _RECORDED: Mapping[str, Callable[[Run], Any]] = {
     "servers": lambda run: run.servers,
     "profile": lambda run: run.profile,
 }
-"""Settings that a record holds in fields of its own, as they came out."""
+"""Settings that a record holds in its own fields, with the values that resulted."""
 _SETTINGS: Mapping[str, Setting] = settings_by_key(TrainConfig)
 MATTERING = tuple(
     key
     for key, item in _SETTINGS.items()
     if item.matters and Matters.REPEAT not in item.matters and key not in _RECORDED
 )
-"""Settings that change results, extent or time, but for those in which repeats differ."""
+"""Settings that change results, extent or time, except those in which repeats differ."""
 COSTLY = frozenset(key for key in MATTERING if Matters.TIME in (_SETTINGS[key].matters or Matters.NOTHING))
-"""Settings that change what a step does or sends."""
+"""Settings that change what a step computes or sends."""
 _DEFAULTS = {key: "none" if item.default is None else str(item.default) for key, item in _SETTINGS.items()}
 _PLACES = frozenset(
     key for key, item in _SETTINGS.items() if item.kind == "Path" and Matters.RESULT not in (item.matters or RESULT)
 )
-"""Folders that differ by job, and change nothing by where they are."""
+"""Folders that differ between jobs and whose location has no effect."""
 _EXCHANGE = ("exchange", "elastic")
 OF_STRATEGY = frozenset(item.key for name, group in groups_of(TrainConfig).items() if name in _EXCHANGE
                         for item in settings_of(group))  # fmt: skip
-"""Settings of how ranks exchange: what belongs to a strategy, and another strategy may not have."""
+"""Settings of the exchange: they belong to a strategy, and another strategy may not have them."""
 _ALWAYS_TOLD = ("precision", "optimizer", "learning-rate", "schedule", "seed")
 _OF_ONE_CALL = ("resume", "allow")
 UNSTATED = "unstated"
-"""The value of every setting of a run that was measured elsewhere, and said nothing of its settings."""
+"""The value of every setting of a run measured elsewhere that states no settings."""
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs with `settings` holding those that matter and differ among the runs of one network and data set."""
+    """Return runs whose `settings` hold those that matter and differ among runs of one network and data set."""
     jobs: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         jobs.setdefault((run.model, run.data), []).append(run)
@@ -60,11 +60,11 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 _SHOWN = 8
-"""Characters of a checksum that tell two apart."""
+"""Characters of a checksum that are enough to distinguish two."""
 
 
 def told_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """The runs, `data` with a checksum where one name has stood for several contents, and a caveat that says so."""
+    """Return the runs, with a checksum in `data` if one name has several contents, and a caveat about it."""
     contents: dict[str, dict[str, None]] = {}
     for run in runs:
         if run.data and run.data_content:
@@ -89,7 +89,7 @@ _SETTING = attrgetter(
 
 
 def settings_of_runs(runs: Iterable[Run]) -> list[list[Run]]:
-    """The usable runs, those of one setting together."""
+    """Return the usable runs, grouped by setting."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         if run.usable:
@@ -98,7 +98,7 @@ def settings_of_runs(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def value_of(run: Run, key: str) -> str:
-    """A setting of a run as text; what the record leaves out had its default."""
+    """Return a setting of a run as text. A setting missing in the record had its default."""
     if not run.config:
         return UNSTATED
     if key in _PLACES:
@@ -107,31 +107,31 @@ def value_of(run: Run, key: str) -> str:
 
 
 def default_of(key: str) -> str:
-    """The default of a setting as text."""
+    """Return the default of a setting as text."""
     return _DEFAULTS[key]
 
 
 def told_values(runs: Iterable[Run]) -> dict[str, set[str]]:
-    """What a reader needs to run the like again: what decides how it learns, and what is not its default."""
+    """Return what a reader needs for a similar run: settings that decide how it learns, and non-default ones."""
     keys = [key for key, item in _SETTINGS.items() if item.matters and key not in _RECORDED]
     values = _values([run.config for run in runs if run.config], keys)
     return {key: found for key, found in values.items() if key in _ALWAYS_TOLD or found != {_DEFAULTS[key]}}
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:
-    """Every key of `hpcdl train` that matters and in which `runs` differ, those with fields of their own first."""
+    """Return every key of `hpcdl train` that matters and in which `runs` differ, first those with their own fields."""
     members = list(runs)
     recorded = [key for key, field in _RECORDED.items() if len({field(run) for run in members}) > 1]
     return recorded + _varying(members, MATTERING)
 
 
 def settings_row(run: Run, keys: Iterable[str]) -> dict[str, Any]:
-    """The run's values of `keys` in types that JSON has."""
+    """Return the run's values of `keys` in types that JSON has."""
     return {key: _RECORDED[key](run) if key in _RECORDED else _typed(key, value_of(run, key)) for key in keys}
 
 
 def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
-    """A line for the settings in which runs differ though they change neither results nor time."""
+    """Yield a line for settings in which runs differ although they change neither results nor time."""
     trifles = [
         key
         for key, item in _SETTINGS.items()
@@ -144,15 +144,15 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
-    """The keys of which `runs` have more than one value; what no run states, they all have alike."""
+    """Return the keys with more than one value in `runs`. A key that no run states is equal in all."""
     configs = [run.config for run in runs if run.config]
     if len(configs) not in (0, len(runs)):
-        return list(keys)  # some say nothing of their settings, and are unlike all that do
+        return list(keys)  # some runs state no settings, and differ from all that do
     return [key for key, found in _values(configs, keys).items() if len(found) > 1]
 
 
 def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[str, set[str]]:
-    """The different values, as `value_of` tells them, of those `keys` that any of `configs` states."""
+    """Return the different values, as `value_of` gives them, of those `keys` that any of `configs` states."""
     stated = set[str]().union(*configs)
     chosen = [key for key in keys if key in stated]
     rows = {tuple(map({**_DEFAULTS, **config}.__getitem__, chosen)) for config in configs}
@@ -163,7 +163,7 @@ def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[s
 
 
 def _typed(key: str, text: str) -> Any:
-    """The value of a setting in its own type; text where it is unset or unstated."""
+    """Return the value of a setting in its own type; text if it is unset or unstated."""
     if _SETTINGS[key].kind in ("int", "float", "bool", "bytes", "seconds"):
         try:
             return _SETTINGS[key].parse(text)

@@ -1,1 +1,1 @@
-"""From the analysis to the document: which sections, in which order, and the summary at the top."""
+"""From the analysis to the document: the sections, their order, and the summary at the top."""

@@ -1,4 +1,4 @@
-"""From an analysis to the files of a report: compose the document, render it."""
+"""From an analysis to the files of a report: compose the document and render it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hpcdl.report.sections import SECTIONS
 SCHEMA = "hpcdl.report/1"
 _LATE = ("html", "terminal")
 PAGES = {"html": "report.html", "md": "report.md", "csv": "scaling.csv", "json": "report.json"}
-"""Form -> its file; figures and tables come beside them."""
+"""File of each format; figures and tables are beside them."""
 LISTING = ".hpcdl-report.json"
-"""Names the files of the report that a folder holds, for the next one that is written there."""
+"""Name of the file that lists a report's files in a folder, for the next report that is written there."""
 _TABLES = (("csv", "csv"), ("latex", "tex"))
-"""Form and ending of the files in tables/."""
+"""Format and suffix of the files in tables/."""
 
 
 def compose(analysis: Analysis) -> Document:
-    """The document: the sections whose data is there."""
+    """Return the document with the sections whose data exist."""
     rows = scaling_rows(analysis.curves, analysis.varying)
     lines = summary(analysis)
     found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
@@ -52,9 +52,9 @@ def compose(analysis: Analysis) -> Document:
 
 
 def with_own_colors(sections: Sequence[Section]) -> list[Section]:
-    """The sections with one colour for each strategy in all their figures.
+    """Return the sections with one color for each strategy in all their figures.
 
-    A strategy's second curve in a figure has the next free colour, and so has what is no strategy's.
+    A strategy's second curve in a figure gets the next free color, and so do curves without a strategy.
     """
     figures = [item for section in sections for item in section.items if isinstance(item, Figure)]
     order = list(dict.fromkeys(one.strategy for figure in figures for one in figure.series if one.strategy))
@@ -105,9 +105,9 @@ def render(
 ) -> list[Path]:
     """Write the document into `folder` in each of `formats` (names in RENDERERS).
 
-    `figure_inches` is the width of PNG and PDF. The page comes after the other files, because the drawings are in it;
-    the terminal's is printed last. What an earlier report left in the folder goes, as far as its listing names it.
-    Returns the files, in the order in which they were written.
+    `figure_inches` is the width of PNG and PDF. The HTML page follows the other files, because it contains the
+    drawings. The terminal output comes last. Files of an earlier report in the folder are removed if its listing names
+    them. Returns the files in the order of writing.
     """
     check_place(folder, formats)
     ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
@@ -140,9 +140,9 @@ def render(
 
 
 def _replace_listing(folder: Path, paths: Sequence[Path]) -> None:
-    """Remove the files that an earlier report listed and this one has not written, and list those of this one.
+    """Remove files that an earlier report listed and this one has not written, and list the files of this one.
 
-    A file that somebody has changed stays, and so does everything where the listing itself is not as hpcdl wrote it.
+    Files that the user has changed stay, and so do all files if the listing itself has been changed.
     """
     written, listing = {str(path.relative_to(folder)) for path in paths}, folder / LISTING
     earlier = read_json(listing).get("files", []) if is_output(listing) else []
@@ -158,7 +158,7 @@ _OWN_NAME = re.compile(r"report\.\w+|scaling\.csv|(?:figures|tables)/[\w.-]+\.(?
 
 
 def check_place(folder: Path, formats: Sequence[str]) -> None:
-    """UsageError where a report in these forms would write over what is not hpcdl's."""
+    """Raise UsageError if a report in these formats would overwrite files that are not hpcdl's."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     pages = [name for form, name in PAGES.items() if form in formats]
@@ -166,7 +166,7 @@ def check_place(folder: Path, formats: Sequence[str]) -> None:
 
 
 def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:
-    """The SVG of each figure, by its name."""
+    """Return the SVG of each figure, by its name."""
     found = {}
     with bar:
         for place, figure in enumerate(figures):
@@ -176,7 +176,7 @@ def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What report.json holds (docs/reference/report-json.md)."""
+    """Return the content of report.json (docs/reference/report-json.md)."""
     return {
         "schema": SCHEMA,
         "hpcdl": __version__,

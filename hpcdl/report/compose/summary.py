@@ -1,4 +1,4 @@
-"""The report in five lines that can be quoted, each with its numbers, and what to do next."""
+"""The report in five lines that can be quoted, each with its numbers, and the next step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ONCE = "measured once, no interval"
 TOO_FEW = "too few runs for an interval"
 TOO_FAR = "its runs are too far apart for an interval"
 _FEW = 3
-"""Runs of which an interval is wide by their number alone."""
+"""Number of runs up to which an interval is wide because of their number alone."""
 _PERCENT = Column(name="efficiency", kind="percent")
 _KEPT = {"weak": "batch per worker", "strong": "global batch", "scale-up": "batch and workers"}
-"""What each mode of scaling keeps."""
+"""What each mode of scaling keeps fixed."""
 _DOING = {
     "input": "waiting for input",
     "compute": "computing",
@@ -32,20 +32,20 @@ _DOING = {
     "exposed_communication": "communication that computing does not hide",
     "update": "updating the weights",
 }
-"""The parts of a step, for people."""
+"""The parts of a step in plain words."""
 _REMEDIES = {
     "input": "`hpcdl bench input DATA` measures the input alone",
     "wait": "`hpcdl doctor --nodes all` compares the nodes",
     "exposed_communication": "a larger --batch-size exchanges less often, and `hpcdl trace RUN` shows more",
     "update": "`hpcdl trace RUN` shows the update beside the rest of a step",
 }
-"""What to do about the largest part of a step beside computing."""
+"""What to do about the largest part of a step other than computing."""
 _WORTH_A_LOOK = 0.1
-"""Share of a step from which a part is worth it."""
+"""Share of a step from which a part deserves attention."""
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """How it scales, what ran, how fast, where the time goes, what it learnt, what to do next; then the rest."""
+    """Return how it scales, what ran, how fast, where the time goes, the accuracy and the next step, then the rest."""
     rules = (_scaling, _what, _throughput, _time, _accuracy, _next) if analysis.runs else ()
     found = [f"Search: {search_line(search)}." for search in analysis.searches]
     rate = Column.rate(analysis.counted)
@@ -95,7 +95,7 @@ def _scaling(analysis: Analysis) -> str:
 
 
 def _ends(curves: Sequence[Curve]) -> str:
-    """The best curve first, as the one thing to remember; then the others in a few words."""
+    """Describe the best curve first, as the main result, then the others briefly."""
     named = zip(curves, curve_names(curves), strict=True)
     ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
     curve, name = ordered[0]
@@ -116,13 +116,13 @@ def _efficiency(curve: Curve) -> str:
 
 
 def _largest(analysis: Analysis) -> tuple[Point, Mapping[str, float]] | None:
-    """The point of most workers, the fastest of these, and seconds of a step by part; None where no run has parts."""
+    """Return the fastest point of most workers and its seconds by part; None if no run has parts."""
     measured = [(item.point, item.parts) for own in analysis.breakdowns for item in own]
     return max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean), default=None)
 
 
 def _next(analysis: Analysis) -> str:
-    """What tells most: repeats, the part of a step to look at, the run that a prediction lacks, or more workers."""
+    """Return the most useful next step: repeats, a part of the step, a run for the prediction, or more workers."""
     points = [point for curve in analysis.curves for point in curve.points]
     few = [point for point in points if point.throughput.n < _FEW]
     if few:
@@ -171,7 +171,7 @@ def _accuracy(analysis: Analysis) -> str:
 
 
 def accuracy_line(analysis: Analysis) -> str:
-    """The accuracy alone, as the command ends with it."""
+    """Return the accuracy alone, as printed at the end of the command."""
     best = _best(analysis)
     if best is None:
         return "test accuracy: not evaluated"
@@ -186,10 +186,10 @@ _ACCURACIES = {TRAINING: "training", HELD_OUT: "held-out", SPLITS["val"]: "valid
 
 
 def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
-    """The setting of the highest median of final accuracies: that median, what it was measured on, and the repeats.
+    """Return the highest median final accuracy of a setting, the samples it was measured on, and the setting's runs.
 
-    The best of all runs would be better by luck the more runs there are. Validation counts before test, whose samples
-    are not there to choose by, and both before training.
+    The best of all runs would improve by luck with the number of runs. Validation is preferred to test, whose samples
+    are not meant for choosing, and both to training.
     """
     found: list[tuple[int, float, str, Sequence[Run]]] = []
     for runs in analysis.settings:

@@ -1,1 +1,1 @@
-"""Scaling evidence for a centre: a template of what it asks for, what was measured, and the document."""
+"""Scaling evidence for a centre: a template of its criteria, the measurements, and the document."""

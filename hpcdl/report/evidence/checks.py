@@ -1,10 +1,10 @@
-"""What a study shows by numbers of nodes, and a verdict for each criterion of a template by it. Nothing is guessed.
+"""Results of a study by numbers of nodes, and a verdict for each criterion of a template. Nothing is guessed.
 
-A centre counts nodes, where the rest of the report counts workers. Of several points on the same number of nodes the
+A centre counts nodes, while the rest of the report counts workers. Of several points on the same number of nodes the
 fastest counts: a base that left half a node idle would make every other point look better.
 
-`met` and `not met` are decided by what the records hold; `not shown` is an efficiency whose interval crosses the limit,
-or that has none; `not measured` is all that the records do not say.
+`met` and `not met` are decided by the records. `not shown` is an efficiency whose interval crosses the limit, or that
+has none. `not measured` is everything that the records do not say.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from hpcdl.report.runs.run import EMULATED, Run, positive
 class NodePoint:
     """The repeats at one number of nodes.
 
-    `wall` are their wall times in seconds, empty where one is not known. `speedup` and `efficiency` are relative to
-    the smallest number of nodes, by the time that the template names; None where that time is not known.
+    `wall` are their wall times in seconds, empty if one is unknown. `speedup` and `efficiency` are relative to the
+    smallest number of nodes, by the time that the template names; None if that time is unknown.
     """
 
     nodes: int
@@ -50,7 +50,7 @@ class NodePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One curve by nodes; `records` are those of its runs, by name, as far as there are any."""
+    """One curve by nodes. `records` are those of its runs, by name, if there are any."""
 
     name: str
     curve: Curve
@@ -64,14 +64,14 @@ class Measured:
 
     @property
     def emulated(self) -> bool:
-        """Whether computing was a wait, so that nothing here is a measurement of an application."""
+        """Whether computing was a wait, so that nothing here measures an application."""
         return any(run.model.startswith(EMULATED) for run in self.runs)
 
 
 def choose_curve(curves: Sequence[Curve], wanted: str = "") -> tuple[str, Curve]:
-    """The curve of a document: the one that there is, or that called `wanted`, with its name.
+    """Return the curve of a document with its name: the only one, or the one called `wanted`.
 
-    UsageError where there are several and none is named, or none that goes over workers.
+    Raises UsageError if there are several and none is named, or none over workers.
     """
     able = [curve for curve in curves if curve.mode != "scale-up"]
     if not able:
@@ -92,7 +92,7 @@ def choose_curve(curves: Sequence[Curve], wanted: str = "") -> tuple[str, Curve]
 
 
 def measure(name: str, curve: Curve, records: Mapping[str, RunRecord], time: str) -> Measured:
-    """The curve by nodes; `time` is `total` or `steps` (template.py)."""
+    """Return the curve by nodes. `time` is `total` or `steps` (template.py)."""
     groups: dict[int, list[Point]] = defaultdict(list)
     for point in curve.points:
         groups[point.first.nodes].append(point)
@@ -129,14 +129,14 @@ def _point(
 
 
 def _one(rates: Sequence[float]) -> Ratio:
-    """The base relative to itself."""
+    """Return the base relative to itself."""
     return Ratio(value=1.0, low=1.0, high=1.0, p_value=None, std=0.0, n=len(rates), n_base=len(rates))
 
 
 def wall_seconds(run: Run, records: Mapping[str, RunRecord]) -> float | None:
-    """Seconds of the whole training, from the beginning of its first step to its end.
+    """Return seconds of the whole training, from the beginning of its first step to its end.
 
-    None where they are not known, and of a run that was resumed: its record has those of its last part alone.
+    Returns None if they are unknown, and for a resumed run, whose record has only those of its last part.
     """
     record = records.get(run.name)
     if not positive(run.seconds_total) or record is None or record.resumed_from_steps:
@@ -145,7 +145,7 @@ def wall_seconds(run: Run, records: Mapping[str, RunRecord]) -> float | None:
 
 
 def _rate(run: Run, records: Mapping[str, RunRecord], time: str) -> float | None:
-    """Samples in a second, by the steps alone or by the whole training; None where it is not known."""
+    """Return samples per second, by the steps alone or by the whole training; None if unknown."""
     if time == "steps":
         return run.images_per_second
     seconds, record = wall_seconds(run, records), records.get(run.name)
@@ -155,24 +155,24 @@ def _rate(run: Run, records: Mapping[str, RunRecord], time: str) -> float | None
 
 
 def mean_wall(point: NodePoint) -> float | None:
-    """Mean wall time of the repeats in seconds."""
+    """Return the mean wall time of the repeats in seconds."""
     return statistics.fmean(point.wall) if point.wall else None
 
 
 MET, NOT_MET, NOT_SHOWN, NOT_MEASURED = "met", "not met", "not shown", "not measured"
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""What a run's environment holds inside a job; a record keeps them."""
+"""Environment variables of a run inside a job; a record keeps them."""
 _DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|#BSUB|# flux:) ", re.MULTILINE)
 _SYNTHETIC = "synthetic:"
 _OF_REAL_NODES = frozenset(
     ("node-counts", "efficiency", "repeats", "reaches-target", "wall-times", "ran-as-jobs", "on-machine")
 )
-"""Checks that an emulated study cannot meet: its computing is a wait."""
+"""Checks that an emulated study cannot meet, because its computing is a wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttachedFile:
-    """A file that the user added: `kind` is the template's name of it."""
+    """A file that the user added. `kind` is the template's name for it."""
 
     kind: str
     name: str
@@ -181,9 +181,9 @@ class AttachedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All that verdicts rest on. `target` is the number of nodes that is asked for, None where the user did not say.
+    """The basis of the verdicts. `target` is the number of nodes to ask for, None if the user did not say.
 
-    `script` is the batch script, and `script_source` where it is from, or why there is none.
+    `script` is the batch script; `script_source` is its origin, or why there is none.
     """
 
     template: AccessTemplate
@@ -201,7 +201,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A criterion with its verdict, and what was measured in words."""
+    """A criterion with its verdict, and a text of what was measured."""
 
     criterion: Criterion
     verdict: str
@@ -212,7 +212,7 @@ _Answer = tuple[str, str]
 
 
 def judge(case: Case) -> list[Judgement]:
-    """A finding for each criterion, in the template's order."""
+    """Return a judgement for each criterion, in the template's order."""
     return [_finding(case, criterion) for criterion in case.template.criteria]
 
 
@@ -255,7 +255,7 @@ _TIME = {"total": "wall time", "steps": "time of the steps"}
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """A ratio as percent, with its interval: `81.2 % [78.0, 84.5 %]`."""
+    """Return a ratio as percent, with its interval: `81.2 % [78.0, 84.5 %]`."""
     if ratio.low is None or ratio.high is None:
         return f"{percent(ratio.value)} (no interval)"
     return f"{percent(ratio.value)} [{percent(ratio.low).removesuffix(' %')}, {percent(ratio.high)}]"
@@ -282,7 +282,7 @@ def _same_input(case: Case, criterion: Criterion) -> _Answer:
     if "" in sums:
         return NOT_MEASURED, f"{runs[0].data} by its name alone; not every record has a checksum of the data"
     if all(text.startswith(_SYNTHETIC) for text in sums):
-        sums = {text.partition("#")[0] for text in sums}  # what follows is the seed, in which repeats differ
+        sums = {text.partition("#")[0] for text in sums}  # the rest is the seed, in which repeats differ
     summary = f"{runs[0].data}, checksum {listed(sorted(sums))}"
     return (MET if len(sums) == 1 else NOT_MET), summary
 
@@ -348,7 +348,7 @@ def _gpu_utilisation(case: Case, criterion: Criterion) -> _Answer:
 
 
 def utilisations(case: Case) -> list[float]:
-    """Of each worker's GPU in each run, 0 to 1; empty where a worker's is not known."""
+    """Return the utilization of each worker's GPU in each run, 0 to 1; empty if that of any worker is unknown."""
     records = [case.measured.records.get(run.name) for run in case.measured.runs]
     ranks = [rank for record in records if record for rank in record.rank_records if rank.role == "worker"]
     found = [rank.gpu_utilisation for rank in ranks if rank.gpu_utilisation is not None]

@@ -1,4 +1,4 @@
-"""The document that a centre reads: a verdict for each criterion, the scaling, the machine, the batch script."""
+"""The document for a centre: a verdict for each criterion, the scaling, the machine, the batch script."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ SCHEMA = "hpcdl.evidence/1"
 FORMATS = ("html", "md", "json")
 SCRIPT = "job.sh"
 _MOST_LINES = 400
-"""Lines of an attached file in the document; the file itself is handed in beside it."""
+"""Maximum number of lines of an attached file in the document. The file itself is submitted beside it."""
 _MOST_RANKS = 64
-"""Ranks whose placement the document lists; the record has all."""
+"""Maximum number of ranks whose placement the document lists. The record has all."""
 _THREADS = ("OMP_", "KMP_", "TF_NUM_", "HPCDL_INTRA", "HPCDL_INTER", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES")
 _UTILISATION = "gpu-utilisation"
 _STYLE = "figure:has(pre){display:block;width:auto;margin-right:0}pre{white-space:pre-wrap}\n"
-"""Scripts and addresses have the whole width, and are not cut on paper."""
+"""Scripts and addresses get the whole width, and are not cut on paper."""
 
 
 def compose_evidence(
     case: Case, findings: Sequence[Judgement], caveats: Sequence[str], described: str = ""
 ) -> Document:
-    """The document; `caveats` are those of the runs, `described` says how the strategy parallelises."""
+    """Return the document. `caveats` are those of the runs; `described` says how the strategy parallelizes."""
     measured, template = case.measured, case.template
     title = f"Scaling evidence for {template.title}"
     if measured.emulated:
@@ -139,7 +139,7 @@ def _cell(ratio: Ratio | None) -> Cell:
 
 
 def _drawn(points: Sequence[NodePoint]) -> list[NodePoint]:
-    """The points of a figure; none where there is nothing to compare."""
+    """Return the points of a figure; none if there is nothing to compare."""
     known = [point for point in points if point.speedup is not None]
     return known if len(known) > 1 else []
 
@@ -212,7 +212,7 @@ def _test_case(case: Case, described: str) -> Section:
 
 
 def _waiting(points: Iterable[NodePoint]) -> str:
-    """The share of a step in which a rank waits for its batch, by nodes: the load of reading that training feels."""
+    """Return by nodes the share of a step in which a rank waits for its batch, which is the visible cost of reading."""
     shares = []
     for point in points:
         pairs = [(run.parts["input"], sum(run.parts.values())) for run in point.runs if run.parts.get("input", -1) >= 0]
@@ -260,7 +260,7 @@ def _gpu_utilisation(case: Case) -> str:
 
 
 def _placement(case: Case) -> list[Table]:
-    """Where the ranks of one run on the most nodes computed."""
+    """Return a table with the placement of the ranks of one run on the most nodes."""
     name = case.points[-1].runs[0].name
     ranks = case.measured.records[name].rank_records if name in case.measured.records else ()
     if not ranks or not all(rank.processors for rank in ranks):
@@ -299,7 +299,7 @@ def _yours(case: Case) -> list[Section]:
 
 
 def _data(case: Case, findings: Sequence[Judgement], caveats: Sequence[str]) -> dict[str, Any]:
-    """What evidence.json holds (docs/reference/evidence.md)."""
+    """Return the content of evidence.json (docs/reference/evidence.md)."""
     measured = case.measured
     return {
         "schema": SCHEMA,
@@ -335,14 +335,14 @@ def _numbers(ratio: Ratio | None) -> dict[str, float | None] | None:
 
 
 def check_evidence_place(folder: Path, formats: Sequence[str]) -> None:
-    """UsageError, before any work, where the document would replace what is not hpcdl's."""
+    """Raise UsageError, before any work, if the document would replace files that are not hpcdl's."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file; name a folder")
     check_outputs(folder / name for name in (*(f"evidence.{form}" for form in formats), SCRIPT))
 
 
 def write_evidence(document: Document, folder: Path, formats: Sequence[str], script: str) -> list[Path]:
-    """Write the document into `folder` in each of `formats`, and the batch script beside it. Returns the files."""
+    """Write the document into `folder` in each of `formats`, and the batch script beside it. Return the files."""
     check_evidence_place(folder, formats)
     make_output_folder(folder)
     drawings = {figure.name: svg(figure) for figure in document.figures()} if {*formats} & {"html", "md"} else {}
@@ -367,5 +367,5 @@ def write_evidence(document: Document, folder: Path, formats: Sequence[str], scr
 
 
 def verdict_lines(findings: Sequence[Judgement]) -> list[tuple[str, str, str]]:
-    """Check, verdict and what was measured, for a terminal."""
+    """Return check, verdict and what was measured, for a terminal."""
     return [(finding.criterion.check, finding.verdict, finding.measured) for finding in findings]

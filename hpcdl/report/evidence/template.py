@@ -1,6 +1,6 @@
 """What a centre asks for before it grants large jobs: templates in share/hpcdl/evidence (docs/reference/evidence.md).
 
-A site's own lie in `evidence/` beside site.toml and come before those of the same name that are installed.
+A site's own templates are in `evidence/` beside site.toml, and replace installed ones of the same name.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CHECKS: Mapping[str, bool] = {
     "gpu-utilisation": False,
     "attached": False,
 }
-"""What a criterion may check, and whether it needs `at-least`; checks.py says how."""
+"""The possible checks of a criterion, and whether each needs `at-least`; checks.py implements them."""
 TIMES = ("total", "steps")
-"""What an efficiency is of: the time of the whole training, or of its steps after warm-up."""
+"""The time for an efficiency: that of the whole training, or of its steps after warm-up."""
 _MODES = ("strong", "weak")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TABLES = ("source", "criterion", "attachment")
@@ -43,7 +43,7 @@ _REPEATS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSource:
-    """Where a rule stands: `read` is the day on which it was read there, `state` that of the page's last change."""
+    """The source of a rule: `read` is the day on which it was read there, `state` the day of the page's last change."""
 
     url: str
     read: str
@@ -53,9 +53,9 @@ class RuleSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One rule. `says` is the rule in our words; `at_least` its number.
+    """One rule. `says` is the rule in our words; `at_least` is its number.
 
-    `attachment` is what `attached` asks for, and what `gpu-utilisation` takes in the place of records.
+    `attachment` is what `attached` asks for, and what `gpu-utilisation` accepts in place of records.
     """
 
     check: str
@@ -67,7 +67,7 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True)
 class AttachmentKind:
-    """A file that the user adds; `holds` is text that it must have in it, so that no other file is taken for it."""
+    """A file that the user adds. It must contain the text `holds`, so that no other file is mistaken for it."""
 
     name: str
     says: str
@@ -76,7 +76,7 @@ class AttachmentKind:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessTemplate:
-    """What a centre asks for. `nodes` are the fewest and the most that its partition takes.
+    """The criteria of a centre. `nodes` are the fewest and the most that its partition takes.
 
     `repeats` are those of the study that `hpcdl sweep --for` makes; `yours` is what hpcdl cannot write.
     """
@@ -94,19 +94,19 @@ class AccessTemplate:
     yours: Sequence[str] = ()
 
     def at_least(self, check: str) -> float | None:
-        """The number of the first criterion of this kind."""
+        """Return the number of the first criterion with this check."""
         return next((item.at_least for item in self.criteria if item.check == check), None)
 
 
 def template_names() -> list[str]:
-    """The names that `--for` takes: the site's, and those that are installed."""
+    """Return the names that `--for` takes: those of the site, and the installed ones."""
     return sorted({path.stem for folder in _folders() for path in folder.glob("*.toml")})
 
 
 def find_template(name: str) -> AccessTemplate:
-    """The template called `name`, or in the file `name`.
+    """Return the template called `name`, or in the file `name`.
 
-    UnknownNameError where there is none; ConfigError with all that is wrong in it.
+    Raises UnknownNameError if there is none, ConfigError with all its problems.
     """
     if name.endswith(".toml") or os.sep in name:
         return read_template(Path(name))
@@ -117,7 +117,7 @@ def find_template(name: str) -> AccessTemplate:
 
 
 def read_template(path: Path) -> AccessTemplate:
-    """The template in a TOML file; ConfigError with all that is wrong in it."""
+    """Return the template in a TOML file. Raises ConfigError with all its problems."""
     reader = _Reader(path)
     found = reader.template()
     if reader.problems:
@@ -130,7 +130,7 @@ def _folders() -> list[Path]:
 
 
 class _Reader:
-    """Reads one file; what is wrong goes to `problems`, and a value that stands in its place into the template."""
+    """Reads one file. Mistakes are collected in `problems`; the template gets a replacement value for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,7 +138,7 @@ class _Reader:
         self.document = read_toml(path)
 
     def template(self) -> AccessTemplate:
-        """The template as far as it can be read."""
+        """Return the template as far as it can be read."""
         top = {key: value for key, value in self.document.items() if key not in _TABLES}
         self._know("", top, ("title", "machine", "mode", "time", "nodes", "repeats", "yours"))
         source = self._source(self._table("source"))

@@ -1,4 +1,4 @@
-"""The forms of a report; each `render(document, folder, drawings)` writes or prints one and returns the files.
+"""The formats of a report. Each `render(document, folder, drawings)` writes or prints one and returns the files.
 
 `drawings` holds the SVG text of each figure by its name.
 """

@@ -22,11 +22,11 @@ def render_json(document: Document, folder: Path, drawings: Mapping[str, str]) -
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _UNITS = {"seconds": "s", "bytes": "B"}
-"""Of columns whose cells are written without their unit; shares are from 0 to 1."""
+"""Units of columns whose cells are written without them. Shares are from 0 to 1."""
 
 
 def render_csv(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
-    """Write scaling.csv (without points its header alone) and tables/NAME.csv into `folder`."""
+    """Write scaling.csv (only its header if there are no points) and tables/NAME.csv into `folder`."""
     path = folder / "scaling.csv"
     flat = map(flat_row, document.rows)
     write_output(path, _text(COLUMNS, ([row.get(name) for name in COLUMNS] for row in flat)))
@@ -47,7 +47,7 @@ def _text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _table(table: Table) -> str:
-    """A column for each value, and further ones for half widths or ends of intervals where a table has them."""
+    """Return a CSV table with a column for each value, and further ones for half widths or ends of intervals."""
     header: list[str] = []
     columns: list[list[Any]] = []
     for place, column in enumerate(table.columns):
@@ -76,7 +76,7 @@ def _parts(cells: Sequence[Cell]) -> list[tuple[str, list[Any]]]:
 
 
 def neutral(text: str) -> str:
-    """`text` such that no spreadsheet takes it for a formula: what starts like one gets a quote in front."""
+    """Return `text` so that no spreadsheet takes it for a formula: a quote precedes text that starts like one."""
     text = plain(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
@@ -99,7 +99,7 @@ def render_latex(document: Document, folder: Path, drawings: Mapping[str, str]) 
 
 
 def escaped(text: str) -> str:
-    """`text` as LaTeX prints it: no command, no mathematics, one line; other letters are the engine's."""
+    """Return `text` for LaTeX: no command, no mathematics, one line. Other letters are left to the engine."""
     return "".join(_SPECIAL.get(letter, letter) for letter in plain(text))
 
 

@@ -20,50 +20,50 @@ _VARIABLES = {
     **{color.light: f"curve-{place}" for place, color in enumerate(CURVES)},
     **{color.light: name.replace("_", "-").replace(" ", "-") for name, color in PARTS.items()},
 }
-"""The name on a page of each colour of a figure, which has another value on a dark page."""
+"""CSS variable of each color of a figure, which has another value on a dark page."""
 _COLORED = re.compile("|".join(_VARIABLES))
 _PLACE = re.compile(r"var\(--[\w-]+, (#\w+)\)")
 _MARKERS = "osD^vPpX"
 _STARS = "*h8d"
-"""Markers of published points: each eighth source has the next."""
+"""Markers of published points: the marker changes with every eighth source."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1.5, 1.5)))
-"""Lines over time, whose markers are small."""
+"""Line styles of lines over time, whose markers are small."""
 _LONGEST_NAME = 34
-"""Characters of the names beside bars."""
+"""Maximum length of the names beside bars."""
 _SHORT_LABEL = 32
-"""Characters up to which two labels stand side by side in a legend."""
+"""Maximum length of two labels that are side by side in a legend."""
 _LONGEST_LABEL = 60
 _END_LABEL, _MOST_END_LABELS, _END_GAP = 18, 8, 0.065
-"""Characters of a name at a curve's end, curves up to which they have one, and the gap in shares of the height."""
+"""Maximum length of names at the ends of curves, of the number of such curves, and their gap (share of the height)."""
 _WIDTH, _NARROW = 5.8, 4.0
-"""Inches of a PNG or PDF, and those below which its letters are smaller."""
+"""Inches of a PNG or PDF, and the width below which its letters are smaller."""
 _SCREEN = 4.6
 """Inches of a figure on a page: its letters are readable on a phone and in one of three columns."""
 _SVG_DPI = 72
 _INK = "#123456"
-"""Stands for the page's text colour: in SVG it becomes currentColor, so that a dark page gets light axes."""
+"""Placeholder of the page's text color: in SVG it becomes currentColor, so that a dark page gets light axes."""
 _PAPER = "#fedcba"
-"""Stands for the page's paper, which the lines of a pattern have."""
+"""Placeholder of the page's background color, which the lines of a pattern have."""
 _AXIS = "#888888"
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG text whose ids carry the figure's name, so that several fit on one page."""
+    """Return the figure as SVG text. Its ids contain the figure's name, so that several fit on one page."""
     with _style():
         text = _written(_draw(figure, _INK, _SCREEN))
     text = text[text.index("<svg") :]
     text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
     text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r'fill="(#\w{6})"', r'style="fill: \1"', text)  # only a style may have a page's variables
+    text = re.sub(r'fill="(#\w{6})"', r'style="fill: \1"', text)  # only a style may use a page's variables
     text = _COLORED.sub(lambda match: f"var(--{_VARIABLES[match[0]]}, {match[0]})", text)
     return text.replace(_PAPER, "var(--paper, #ffffff)").replace(_INK, "currentColor")
 
 
 def _written(canvas: Any) -> str:
-    """`canvas` as SVG on a transparent ground, laid out and drawn once: `savefig` would do both twice.
+    """Return `canvas` as SVG on a transparent background, laid out and drawn once; `savefig` would do both twice.
 
-    What measures text for the layout also draws it, so that each text is measured once.
+    The same renderer measures text for the layout and draws it, so that each text is measured once.
     """
     from matplotlib.backends import backend_svg
 
@@ -88,13 +88,13 @@ def save(
 ) -> list[Path]:
     """Write the figure, whose SVG is `drawing`, as `folder/NAME.FORMAT` in each of `formats` (svg, png, pdf).
 
-    PNG and PDF have the width; below 4 inches their letters are smaller, as a column of a paper needs them.
+    PNG and PDF have the given width. Below 4 inches their letters are smaller, as a column of a paper needs them.
     """
     paths = []
     for form in formats:
         path = folder / f"{figure.name}.{form}"
         if form == "svg":
-            # Alone, outside a page, there are no colours to take.
+            # Outside a page there are no variables to take colors from.
             write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", GROUND["ink"].light)))
         else:
             with _style(width_inches), writing_output(path) as temporary:
@@ -108,7 +108,7 @@ def save(
 
 @contextmanager
 def _style(width_inches: float = _WIDTH) -> Iterator[None]:
-    """The settings under which figures are drawn, and not an instant longer."""
+    """Set matplotlib's settings for the drawing of figures, only inside this context."""
     import matplotlib
 
     settings: Any = {
@@ -126,7 +126,7 @@ def _style(width_inches: float = _WIDTH) -> Iterator[None]:
 
 
 def _letters(width_inches: float) -> float:
-    """The size of letters against those of a page on a screen."""
+    """Return the size of letters relative to those on a page on a screen."""
     return 0.75 if width_inches < _NARROW else 1.0
 
 
@@ -136,7 +136,7 @@ def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH, paper: str = _
     figure = _with_short_labels(figure)
     stacked = any(series.style == "stack" for series in figure.series)
     coordinates = any(series.style == "coordinates" for series in figure.series)
-    # A plot keeps its height however many lines its legend has; text stays readable on a phone's width.
+    # A plot keeps its height for any number of legend lines; text stays readable on the width of a phone.
     columns = 2 if max(len(series.label) for series in figure.series) <= _SHORT_LABEL * width_inches / _WIDTH else 1
     legend_rows = 0 if coordinates else math.ceil(len(figure.series) / columns)
     letters = _letters(width_inches)
@@ -175,11 +175,11 @@ def _draw(figure: Figure, ink: str, width_inches: float = _WIDTH, paper: str = _
 
 
 def _label_ends(axes: Any, figure: Figure, points: float) -> None:
-    """The names of measured curves at their right ends, moved apart where they would overlap; the legend has all."""
+    """Write the names of measured curves at their right ends, moved apart if they overlap. The legend has all."""
     curves = [series for series in figure.series if series.style in ("measured", "line") and series.x]
     if not 1 < len(curves) <= _MOST_END_LABELS:
         return
-    axes.get_xlim(), axes.get_ylim()  # settles what is still to be scaled
+    axes.get_xlim(), axes.get_ylim()  # updates the limits of the axes
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = sorted((float(to_axes.transform((item.x[-1], item.y[-1]))[1]), place) for place, item in enumerate(curves))
     heights: list[float] = []
@@ -195,7 +195,7 @@ def _label_ends(axes: Any, figure: Figure, points: float) -> None:
 
 
 def _with_short_labels(figure: Figure) -> Figure:
-    """Names that leave room for the plot; the table behind a figure has them in full."""
+    """Return the figure with names that leave room for the plot. The table behind it has the full names."""
     labels = shortened([series.label for series in figure.series], _LONGEST_LABEL)
     return dataclasses.replace(
         figure,
@@ -231,7 +231,7 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
     else:
         low, high = axes.get_ylim()
         lines = all(series.style == "line" for series in figure.series)
-        # Lines over time need no zero: where they end is what one looks for.
+        # Lines over time need no zero: their ends are of interest.
         below = any(value < 0 for series in figure.series for value in series.y if value is not None)
         bottom = low if below or (lines and low > high / 2) else 0.0
         axes.set_ylim(bottom, _percent_top(figure) if figure.y_percent and not lines else high)
@@ -240,14 +240,14 @@ def _scale_axes(axes: Any, figure: Figure) -> None:
 
 
 def _percent_top(figure: Figure) -> float:
-    """Enough for what was measured with its intervals, and for 100 %; a fitted law may leave the figure."""
+    """Return an upper limit for measurements with their intervals, and for 100 %. A fit may leave the figure."""
     drawn = [series for series in figure.series if series.style != "fit"]
     ends = [1.0, *(value for series in drawn for value in (*series.y, *series.high) if value is not None)]
     return 1.05 * max(ends)
 
 
 def _thinned(ticks: Sequence[float]) -> list[float]:
-    """At most a dozen ticks, none closer than a fifth of an octave to the one before."""
+    """Return at most a dozen ticks, none closer than a fifth of an octave to the previous one."""
     kept: list[float] = []
     room = max(1.15, (ticks[-1] / ticks[0]) ** (1 / 12))
     for tick in ticks:
@@ -257,14 +257,14 @@ def _thinned(ticks: Sequence[float]) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """At most nine powers of two from `low` to `high`; both ends where none lies there."""
+    """Return at most nine powers of two from `low` to `high`, or both ends if there is none between them."""
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     step = max(1, -(-(last - first + 1) // 9))
     return [2.0**power for power in range(first, last + 1, step)] or [low, high]
 
 
 def _tick(value: float, labelled: str) -> str:
-    """The label of a logarithmic tick whose first digit is among `labelled`; else none, so that labels do not touch."""
+    """Return the label of a logarithmic tick if its first digit is in `labelled`, else none: labels must not touch."""
     first = f"{value:e}"[0]
     return f"{value:,g}" if first in labelled else ""
 
@@ -278,7 +278,7 @@ def _draw_dots(axes: Any, series: Series) -> None:
 
 
 def _draw_points(axes: Any, series: Series, linewidth: float) -> None:
-    """Markers with error bars; a ring around points without one: measured once, or too few times."""
+    """Draw markers with error bars. Points without an interval (measured once, or too few times) get a ring."""
     color = _color(series)
     style = {"color": color, "marker": _MARKERS[series.color % len(_MARKERS)], "markersize": 6, "linewidth": linewidth}
     axes.plot(series.x, series.y, label=plain(series.label), **style)
@@ -320,7 +320,7 @@ def _draw_published(axes: Any, series: Series) -> None:
 
 
 def _draw_coordinates(axes: Any, series: Series) -> None:
-    """A trial over all settings: the best, `color` 0, dark and in front."""
+    """Draw a trial over all settings. The best, with `color` 0, is dark and in front."""
     strength = max(0.08, 0.9 * 0.93**series.color)
     axes.plot(
         range(len(series.x)), series.y, color=CURVES[0].light, alpha=strength, linewidth=1.4, zorder=100 - series.color
@@ -343,7 +343,7 @@ def _color(series: Series) -> str:
 
 
 def _draw_stack(axes: Any, figure: Figure, paper: str) -> None:
-    """Horizontal bars, one for each x of the series, piled up over the series."""
+    """Draw horizontal bars, one for each x of the series, stacked over the series."""
     from matplotlib.ticker import FuncFormatter
 
     labels = shortened([str(x) for x in figure.series[0].x], _LONGEST_NAME)

@@ -1,4 +1,4 @@
-"""report.html: one file that needs no network: style and figures inside, no script at all."""
+"""report.html: one file that needs no network, with style and figures inside and no script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcdl.report.document import (
 )
 
 MOST_ROWS = 500
-"""Rows of one table; scaling.csv and report.json hold all."""
+"""Maximum number of rows of one table. scaling.csv and report.json hold all."""
 _SHORT = 64
 """Text up to this length stays on one line of its cell."""
 _STYLE = """figure svg{width:100%;height:auto;max-width:32rem;display:block}
@@ -38,7 +38,7 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
 
 
 def page_of(document: Document, drawings: Mapping[str, str], style: str = "") -> str:
-    """The page of a document; `drawings` holds the SVG text of each of its figures by name, `style` more CSS."""
+    """Return the page of a document. `drawings` holds the SVG text of its figures by name, `style` more CSS."""
     return page(document.title, _body(document, drawings), style=_STYLE + style, see="definitions: docs/metrics.md.")
 
 

@@ -1,4 +1,4 @@
-"""report.md for a wiki: the same sections, figures as files beside it."""
+"""report.md for a wiki: the same sections, with figures as files beside it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hpcdl.core.storage.files import write_output
 from hpcdl.report.document import Document, Figure, Listing, Section, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 500
-"""Rows of one table; scaling.csv holds all."""
+"""Maximum number of rows of one table. scaling.csv holds all."""
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
 _START = re.compile(r"^(\s*\d+)(?=\.(\s|$))|^(\s*)(?=[-=+])")
-"""What would begin a list, a heading or a rule; a backslash before a digit would be shown."""
+"""Text that would begin a list, a heading or a rule. A backslash before a digit would be visible."""
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
-    """Write report.md into `folder`; it refers to figures/NAME.svg."""
+    """Write report.md into `folder`. It refers to figures/NAME.svg."""
     path = folder / "report.md"
     write_output(path, text_of(document))
     return [path]
 
 
 def text_of(document: Document) -> str:
-    """A document as Markdown; it refers to figures/NAME.svg."""
+    """Return a document as Markdown. It refers to figures/NAME.svg."""
     return "\n".join(_lines(document)) + "\n"
 
 
 def escaped(text: str) -> str:
-    """`text` as Markdown shows it: no markup, no HTML, no link, one line."""
+    """Return `text` for Markdown: no markup, no HTML, no link, one line."""
     quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
     return _START.sub(lambda found: f"{found[0]}\\", quoted)
 
@@ -63,7 +63,7 @@ def _figure(figure: Figure) -> Iterator[str]:
 
 
 def _listing(listing: Listing) -> Iterator[str]:
-    """An indented block: nothing in it is markup."""
+    """Yield an indented block, in which nothing is markup."""
     yield from (f"**{escaped(listing.title)}**", "")
     yield from (f"    {plain(line)}" for line in listing.lines)
 

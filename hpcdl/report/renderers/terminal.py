@@ -1,4 +1,4 @@
-"""The report on a terminal: summary, warnings, and the table of each section. Colour only where it is a terminal."""
+"""The report on a terminal: summary, warnings, and the table of each section. Color only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from hpcdl.report.document import Column, Document, Listing, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 40
-"""Rows of one table; the files hold all."""
+"""Maximum number of rows of one table. The files hold all."""
 _WIDTH_IN_A_PIPE = 160
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
-    """Print the report on stdout; nothing is written."""
-    # Imported here: `hpcdl --help` must not pay for rich.
+    """Print the report on stdout; write nothing."""
+    # Imported here, so that `hpcdl --help` does not load rich.
     from rich.console import Console
     from rich.text import Text
 
@@ -42,7 +42,7 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
 
 
 def _print_table(console: object, table: Table) -> None:
-    """A table in columns where they fit without breaking a word or a number, else a paragraph for each row."""
+    """Print a table in columns if no word or number has to be broken, else as a paragraph for each row."""
     from rich.console import Console
     from rich.text import Text
 
@@ -95,21 +95,21 @@ def _print_columns(console: object, title: str, columns: Sequence[Column], rows:
 
 
 def _least_of(column: Column, cells: Sequence[str]) -> int:
-    """The columns of a screen that `column` needs: numbers in one piece, of text the longest word."""
+    """Return the screen columns that `column` needs: whole numbers, or the longest word of text."""
     pieces = [*plain(column.name).split(), *(cells if is_numeric(column) else " ".join(cells).split())]
     return max(map(len, pieces), default=1)
 
 
 def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """What a table needs with the rules between its columns."""
+    """Return the width of a table, including the rules between its columns."""
     least = [_least_of(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
     return sum(least) + 3 * len(columns) + 1
 
 
 def _unbroken(pairs: Sequence[str], width: int) -> str:
-    """Pairs of name and value with two blanks between, in lines of at most `width`.
+    """Return pairs of name and value, separated by two spaces, in lines of at most `width`.
 
-    A pair is divided only where it is longer than a line, and no word ever is.
+    A pair is split only if it is longer than a line. Words are never split.
     """
     lines, indent = [""], "  "
     for pair in pairs:

@@ -1,1 +1,1 @@
-"""What a report reads: records, searches, published points."""
+"""Inputs of a report: records, searches, published points."""

@@ -1,4 +1,4 @@
-"""Runs without hosts, users and paths, for reports that leave the house."""
+"""Runs without hosts, users and paths, for reports that go to other people."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DEFAULTS = {key: str(item.default) for key, item in settings_by_key(TrainConfig
 
 
 def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
-    """The same measurements under neutral names; free text is withheld, for it may name people and places.
+    """Return the same measurements under neutral names. Free text is withheld, because it may name people and places.
 
-    A data set keeps its name, which says what was learnt, unless it is a path or `hide_data`.
+    A data set keeps its name, which says what was learnt, unless it is a path or `hide_data` is set.
     """
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
     data = _numbered("data", gathered.runs, lambda run: run.data if hide_data or _is_place(run.data) else "")
@@ -59,7 +59,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
 
 
 def _anonymised_inferences(inferences: Sequence[Inferred], *, hide_data: bool) -> tuple[Inferred, ...]:
-    """The same under neutral names; settings that may name people and places are withheld."""
+    """Return the same under neutral names, without settings that may name people and places."""
     data = _numbered("data", inferences, lambda item: item.data if hide_data or _is_place(item.data) else "")
     model = _numbered("model", inferences, lambda item: item.model if _is_path(item.model) else "")
     return tuple(
@@ -78,12 +78,12 @@ def _anonymised_inferences(inferences: Sequence[Inferred], *, hide_data: bool) -
 
 
 def _neutral(config: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Settings that still differ where they did, without what may name people and places."""
+    """Return settings without what may name people and places. Values that differed still differ."""
     return {name: values.get(value, value) for name, value in config.items()}
 
 
 def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
-    """The same searches under neutral names; what the trials said is withheld."""
+    """Return the same searches under neutral names, without the trials' messages."""
     return [
         dataclasses.replace(
             tuning,
@@ -98,7 +98,7 @@ def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
 
 
 def anonymised_searches(searches: Sequence[SearchRecord]) -> list[SearchRecord]:
-    """The same searches under neutral names; command lines and messages are withheld."""
+    """Return the same searches under neutral names, without command lines and messages."""
     return [
         dataclasses.replace(
             search,
@@ -113,7 +113,7 @@ def anonymised_searches(searches: Sequence[SearchRecord]) -> list[SearchRecord]:
 
 
 def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
-    """The same traces, whose runs have neutral names already, without hosts."""
+    """Return the same traces without hosts. Their runs have neutral names already."""
     return [
         dataclasses.replace(
             run,
@@ -125,13 +125,13 @@ def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
 
 
 def _numbered(word: str, runs: Sequence[Item], value: Callable[[Item], str]) -> dict[str, str]:
-    """A neutral name for each different value, in order of appearance."""
+    """Return a neutral name for each different value, in order of appearance."""
     found = [name for name in dict.fromkeys(value(run) for run in runs) if name]
     return {name: f"{word} {number}" for number, name in enumerate(found, start=1)}
 
 
 def _is_harmless(key: str, value: str) -> bool:
-    """Whether a setting says nothing of people and places: its default, nothing at all, or plain words."""
+    """Return whether a setting reveals no people and places: a default, nothing at all, or plain words."""
     return value == "" or value == _DEFAULTS.get(key) or _VERSION.fullmatch(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""Runs and points measured elsewhere: from a CSV file, and published ones to be drawn beside the user's own."""
+"""Runs and points measured elsewhere: from a CSV file, and published ones to draw beside the user's own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from hpcdl.report.runs.sources import Gathered, Walk, gather
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One published point. `bound` says how the number was given: exact, about, above; `confidence` is papers' own.
+    """One published point. `bound` says how the number was given: exact, about, above; `confidence` is the paper's own.
 
     `workers` are what the publication counts along its axis; `unit` names them (workers, nodes, KNL nodes). `mode` is
-    `unstated` where it does not say what is kept fixed. `sentence` is where it stands; `named` the network's name
-    there, where taking it for `model` is our reading. `study` is that of share/hpcdl/studies which repeats it.
+    `unstated` if the paper does not say what is fixed. `sentence` locates it there. `named` is the network's name
+    there, if `model` is our interpretation. `study` is the one of share/hpcdl/studies that repeats it.
     """
 
     source: str
@@ -58,9 +58,9 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a publication states without a point that could be drawn.
+    """A statement in a publication without a point that could be drawn.
 
-    Where it has a `mode`, it is of this kind of scaling alone.
+    If it has a `mode`, it applies only to this kind of scaling.
     """
 
     source: str
@@ -75,14 +75,14 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What is known of other studies."""
+    """Known results of other studies."""
 
     points: tuple[Reference, ...] = ()
     statements: tuple[Statement, ...] = ()
 
 
 def load_references(folder: Path | None = None) -> Published:
-    """What is published in `folder` (by default that of the installation); nothing where there is no such folder."""
+    """Return what is published in `folder` (by default that of the installation); nothing if it does not exist."""
     where = folder or share_folder() / "references"
     points: list[Reference] = []
     statements: list[Statement] = []
@@ -107,7 +107,7 @@ OPTIONAL = (
     "gradient_bytes", "rounds_per_step", "round_bytes_per_step",
 )  # fmt: skip
 _RESULTS = ("loss", "metrics", "steps")
-"""Settings whose names other tools give to what a run has reached."""
+"""Settings whose names other tools use for results of a run."""
 SETTINGS = {item.name: item for item in all_settings(TrainConfig)
             if item.matters and item.name not in (*REQUIRED, *OPTIONAL, *_RESULTS)}  # fmt: skip
 """Columns that are settings of `hpcdl train`: rows that differ in one are never averaged."""
@@ -119,12 +119,12 @@ _IDENTITY = (
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _REST = "\n"
-"""The key of cells that no column is for: no name of a column."""
+"""The key of cells without a column. It cannot be a column name."""
 _EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
 _SAME_RATE = 1.2
-"""Throughput and seconds of a step may differ by this factor, as a mean and a median of steps do."""
+"""Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
 _SUM_TOLERANCE = 1.02
-"""Parts may exceed the step by this much, as rounding does."""
+"""Factor by which parts may exceed the step, because of rounding."""
 
 
 def gather_with(
@@ -133,7 +133,7 @@ def gather_with(
     bar: Progress | None = None,
     walks: Mapping[Path, Walk] = MappingProxyType({}),
 ) -> Gathered:
-    """The records of `paths`, and those of `imported` (kind and file); UsageError for another kind than csv."""
+    """Return the records of `paths`, and those of `imported` (kind and file). Raises UsageError for other than csv."""
     found = gather(paths, bar, walks) if paths else Gathered(runs=())
     if imported is not None:
         kind, path = imported
@@ -144,13 +144,13 @@ def gather_with(
 
 
 def read_csv(path: Path) -> Gathered:
-    """The rows of `path` as runs. ConfigError has a line for each wrong cell; unknown columns are told, not used."""
+    """Return the rows of `path` as runs. Unknown columns give a remark. Raises ConfigError, a line per wrong cell."""
     try:
         text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
         reader = csv.DictReader(text, restkey=_REST, restval="", strict=True)
         header = [name.strip() for name in reader.fieldnames or ()]
         while header and not header[-1]:
-            header.pop()  # a spreadsheet's empty columns
+            header.pop()  # empty columns of a spreadsheet
         _check_header(path, header)
         reader.fieldnames = header
         read = [(reader.line_num, dict(row)) for row in reader]
@@ -174,7 +174,7 @@ def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _beyond(where: str, rest: Sequence[str], header: Sequence[str]) -> Iterator[str]:
-    """What is wrong where a row has cells that no column is for: a number was cut in two, and the others moved on."""
+    """Yield the problem of a row with more cells than columns: a comma split a number, and shifted the other cells."""
     if any(cell.strip() for cell in rest):
         cells = len(header) + len(rest)
         yield f"{where}: {cells} cells for {len(header)} columns; write numbers with a point, quote text with commas"
@@ -257,7 +257,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
 
 
 def _config(cells: _Cells, row: Mapping[str, str]) -> dict[str, str]:
-    """The settings that a row states, as text; empty cells state none."""
+    """Return the settings in a row, as text. Empty cells state no settings."""
     found = {}
     for column, text in row.items():
         item = SETTINGS.get(_as_name(column))
@@ -274,7 +274,7 @@ def _as_name(column: str) -> str:
 
 
 class _Cells:
-    """The cells of one row; what is wrong is collected in `problems`."""
+    """The cells of one row. Mistakes are collected in `problems`."""
 
     def __init__(self, where: str, row: Mapping[str, str]) -> None:
         self.where = where
@@ -282,11 +282,11 @@ class _Cells:
         self.problems: list[str] = []
 
     def complain(self, column: str, what: str) -> None:
-        """Remember a mistake."""
+        """Record a mistake."""
         self.problems.append(f"{self.where}: {column}: {what}")
 
     def whole(self, column: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; without a default an empty cell is a mistake."""
+        """Return a whole number of at least `least`. Without a default an empty cell is a mistake."""
         text = self._row.get(column, "")
         if not text and default is not None:
             return default
@@ -298,20 +298,20 @@ class _Cells:
         return int(value)
 
     def real(self, column: str) -> float | None:
-        """A number, None where the cell is empty or says nan; it may be negative, which the report tells."""
+        """Return a number, or None for an empty cell or nan. Negative numbers are allowed; the report mentions them."""
         text = self._row.get(column, "")
         value = self._parsed(column, text, float) if text else None
         return None if value is None or math.isnan(value) else value
 
     def extent(self, column: str) -> float | None:
-        """A number that is not negative, or None."""
+        """Return a number that is not negative, or None."""
         value = self.real(column)
         if value is not None and value < 0:
             self.complain(column, f"{value:g} is negative")
         return value
 
     def share(self, column: str) -> float | None:
-        """A number from 0 to 1, or None."""
+        """Return a number from 0 to 1, or None."""
         value = self.real(column)
         if value is not None and not 0 <= value <= 1:
             instead = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
@@ -331,7 +331,7 @@ class _Cells:
 
 
 def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
-    """Batch per worker and global batch, one from the other."""
+    """Return batch per worker and global batch, computing one from the other."""
     whole_batch = cells.whole("global_batch", 0, least=1)
     batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers)) if whole_batch else None)
     if not whole_batch:
@@ -349,7 +349,7 @@ def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
 
 
 def _check_counts(cells: _Cells, row: Mapping[str, str], counts: Mapping[str, int], per_node: int) -> None:
-    """Ranks are all processes: workers and servers, at least one on each node."""
+    """Check that ranks count all processes, workers and servers, and that each node has at least one."""
     ranks, workers, servers, nodes = (counts[name] for name in ("ranks", "workers", "servers", "nodes"))
     if servers and not row.get("workers"):
         cells.complain(
@@ -364,7 +364,7 @@ def _check_counts(cells: _Cells, row: Mapping[str, str], counts: Mapping[str, in
 
 
 def _check_rate(cells: _Cells, step: float | None, rate: float | None, whole_batch: int) -> None:
-    """Where a row has both, they say the same."""
+    """Check that both values agree, if a row has both."""
     if step is None or rate is None or not positive(step) or not positive(rate):
         return
     if not 1 / _SAME_RATE <= rate * step / whole_batch <= _SAME_RATE:
@@ -380,7 +380,7 @@ def _parts(cells: _Cells) -> dict[str, float]:
 
 
 def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
-    """The parts with `other` such that they sum to the step; none where they exceed it."""
+    """Return the parts with `other` so that they sum to the step; none if they exceed it."""
     total = sum(parts.values())
     if not parts or step is None or total > _SUM_TOLERANCE * step:
         return {}

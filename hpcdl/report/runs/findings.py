@@ -1,6 +1,6 @@
-"""What other commands find out about a report's runs, and what `hpcdl infer` computed; a report only shows it.
+"""Results of other commands about a report's runs, and results of `hpcdl infer`. A report only shows them.
 
-`hpcdl trace` finds where the time inside of steps goes, `hpcdl predict` what they would take at other sizes.
+`hpcdl trace` finds where the time inside steps goes, `hpcdl predict` how long they would take at other sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.run import finite, machine_name, positive
 
 _PLACES = ("data", "ranks")
-"""Settings that stand in columns of their own."""
+"""Settings that have their own columns."""
 _TIMED = tuple(
     item.key for item in all_settings(InferConfig) if item.matters and TIME in item.matters and item.key not in _PLACES
 )
@@ -26,10 +26,10 @@ _TIMED = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Inferred:
-    """One inference. Times in seconds; `batch_seconds_*` of a batch on one rank; None means not measured.
+    """One inference. Times are in seconds; `batch_seconds_*` are for a batch on one rank; None means not measured.
 
-    `accelerators` are how many ranks computed on a GPU, by its name; `gpu_utilisation` is their mean, 0 to 1.
-    `settings` are those that change how long it takes, as text. `num_kept` samples were there before a resumed call.
+    `accelerators`: number of ranks that computed on a GPU, by its name; `gpu_utilisation`: their mean, 0 to 1.
+    `settings`: those that affect the time, as text. `num_kept`: samples computed before the call was resumed.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Inferred:
 
     @property
     def usable(self) -> bool:
-        """Whether its rate is a measurement of the whole: a resumed call has computed a part."""
+        """Whether its rate measures the whole inference: a resumed call has computed only a part."""
         counted = self.ranks >= 1 and self.nodes >= 1
         return counted and is_measured(self.status) and positive(self.images_per_second) and not self.num_kept
 
     def as_json(self) -> dict[str, Any]:
-        """What report.json holds."""
+        """Return its form in report.json."""
         return {**asdict(self), "usable": self.usable}
 
 
 def inferred_of(record: RunRecord, name: str) -> Inferred:
-    """The report's view of a record that holds an inference."""
+    """Return the report's view of a record of an inference."""
     found = record.inference
     assert found is not None
     return Inferred(
@@ -98,7 +98,7 @@ def inferred_of(record: RunRecord, name: str) -> Inferred:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """`rank` makes each step longer by `seconds_per_step`, likely for `cause`, because of `evidence`."""
+    """`rank` makes each step longer by `seconds_per_step`; `cause` is likely, because of `evidence`."""
 
     rank: int
     host: str
@@ -109,7 +109,7 @@ class SlowRank:
 
 @dataclass(frozen=True, kw_only=True)
 class HostNetwork:
-    """What the interfaces of `host` carried, in and out: (seconds since the first sample, bytes a second) in order."""
+    """Traffic of the interfaces of `host`, in and out: pairs of (seconds since the first sample, bytes per second)."""
 
     host: str
     mean: float
@@ -122,9 +122,9 @@ class HostNetwork:
 class TracedRun:
     """Means over the `steps` that every worker's trace has.
 
-    `hidden`: the share of the exchange that computing hides; `idle_s`: of a step, the time in which a rank waits. The
-    critical path is the seconds of each part on the rank that all others wait for; `gains_s` what a step would lose
-    without that part. `recording`: the share of the time that recording took.
+    `hidden`: share of the exchange that computing hides; `idle_s`: time of a step in which a rank waits. The critical
+    path has the seconds of each part on the rank that all others wait for; `gains_s` how much shorter a step would be
+    without that part. `recording`: share of the time that recording took.
     """
 
     name: str
@@ -140,13 +140,13 @@ class TracedRun:
     gains_s: Mapping[str, float]
     slow_ranks: Sequence[SlowRank]
     ready: Sequence[tuple[float, float]] = ()
-    """For each bucket of gradients: the share of all bytes up to its end, and of computing when it is there."""
+    """For each bucket of gradients: the share of all bytes up to its end, and of computing when it is ready."""
     network: Sequence[HostNetwork] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
-    """What the runs of one strategy, size and batch reached in the mean."""
+    """Mean results of the runs of one strategy, size and batch."""
 
     strategy: str
     nodes: int
@@ -157,9 +157,9 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One network's forecasts: `document` is that of `hpcdl predict --json`, `measured` what it was made from.
+    """One network's forecasts: `document` is that of `hpcdl predict --json`, `measured` its basis.
 
-    `left_out` says why there is none, or what of the runs it does not know. `counted` is what rates count.
+    `left_out` says why there is none, or which runs it omits. `counted` is the unit of the rates.
     """
 
     subject: str
@@ -169,5 +169,5 @@ class Outlook:
     left_out: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """An entry of `prediction` in report.json."""
+        """Return an entry of `prediction` in report.json."""
         return {"subject": self.subject, "left_out": self.left_out or None, **self.document}

@@ -1,4 +1,4 @@
-"""Runs in one table, and two runs side by side: thousands of records, of which only the flat part is read."""
+"""Runs in one table, and two runs side by side. Of thousands of records only the flat part is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTS = (
     "steps", "accuracy", "loss", "images_per_second", "counted", "seconds_per_epoch", "seconds_total", "started_at",
     "machine", "study", "repeat",
 )  # fmt: skip
-"""What a row holds of a record, beside the settings."""
+"""Fields of a record in a row, beside the settings."""
 RESULTS = (
     "steps", "accuracy", "loss", "images_per_second", "seconds_per_epoch", "seconds_total", "seconds_to_target",
     "bytes_sent_per_step", "imbalance_seconds", "staleness_mean",
@@ -39,7 +39,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedRun:
-    """A run as a row: `facts` by the names of FACTS, `settings` by the flags' names; `path` is its folder."""
+    """A run as a row: `facts` by the names of FACTS, `settings` by the flags' names. `path` is its folder."""
 
     name: str
     path: Path
@@ -47,7 +47,7 @@ class ListedRun:
     settings: Mapping[str, Any]
 
     def value(self, key: str) -> Any:
-        """A fact or a setting; None where this run has none. Dashes and underscores are the same."""
+        """Return a fact or a setting; None if this run has none. Dashes and underscores are equivalent."""
         plain = key.replace("-", "_")
         if plain == "name":
             return self.name
@@ -55,7 +55,7 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
-    """The runs at or below `folder`, oldest first, and a line for each record that cannot be read."""
+    """Return the runs at or below `folder`, oldest first, and a line for each unreadable record."""
     found, unreadable = [], []
     with uncollected():
         for run_dir in find_run_dirs(folder):
@@ -71,9 +71,9 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
 
 
 def read_flat(run_dir: Path) -> dict[str, Any]:
-    """A run's record without its long lists (steps' times, history, ranks); CorruptError where it is none.
+    """Return a record without its long lists (step times, history, ranks). Raises CorruptError if there is none.
 
-    What is missing is None. Its `status` is the state that the run is in.
+    Missing fields are None. `status` is the run's current state.
     """
     path = run_dir / FILE_NAME
     try:
@@ -86,19 +86,19 @@ def read_flat(run_dir: Path) -> dict[str, Any]:
 
 
 def known_keys(runs: Sequence[ListedRun]) -> list[str]:
-    """What a filter or an order may name: facts and every setting of the runs."""
+    """Return the keys that a filter or an order may use: facts and every setting of the runs."""
     settings = (key for key in _all_settings(runs) if key not in FACTS)
     return ["name", *(fact.replace("_", "-") for fact in FACTS), *settings]
 
 
 def _all_settings(runs: Sequence[ListedRun]) -> list[str]:
-    """Every setting that a run has; nearly all runs have the same ones."""
+    """Return every setting of the runs; nearly all runs have the same ones."""
     kinds = dict.fromkeys(tuple(run.settings) for run in runs)
     return list(dict.fromkeys(key for kind in kinds for key in kind))
 
 
 def selected(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
-    """The runs that meet all conditions: KEY=VALUE (or VALUE,VALUE), KEY!=VALUE, and KEY>=X, <=, >, < for numbers."""
+    """Return runs that meet all conditions: KEY=VALUE (or VALUE,VALUE), KEY!=VALUE; >=, <=, >, < for numbers."""
     known = known_keys(runs)
     chosen = list(runs)
     for condition in conditions:
@@ -133,7 +133,7 @@ def _same(value: Any, text: str) -> bool:
 
 
 def ordered(runs: Sequence[ListedRun], key: str, *, descending: bool = False) -> list[ListedRun]:
-    """The runs by `key`: numbers by size, words by the alphabet; runs without it come last."""
+    """Return the runs ordered by `key`: numbers by size, words alphabetically; runs without it come last."""
     _check_key("--sort", key, known_keys(runs))
     have = [run for run in runs if run.value(key) is not None]
     rest = [run for run in runs if run.value(key) is None]
@@ -155,7 +155,7 @@ def _is_number(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """A value of a record as a user would type it."""
+    """Return a value of a record as a user would type it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -166,7 +166,7 @@ def as_text(value: Any) -> str:
 
 
 def varying_settings(runs: Sequence[ListedRun]) -> list[str]:
-    """The settings that differ between the runs and change what is computed or how fast, by declaration."""
+    """Return settings that differ between the runs and are declared to change results or speed."""
     declared = [*all_settings(TrainConfig), *all_settings(InferConfig)]
     plain = {item.key for item in declared if item.matters is NOTHING}
     return [key for key in _all_settings(runs) if key not in plain and _num_values(runs, key) > 1]
@@ -176,13 +176,13 @@ def _num_values(runs: Sequence[ListedRun], key: str) -> int:
     values = [run.settings.get(key) for run in runs]
     try:
         return len(set(values))
-    except TypeError:  # lists among them
+    except TypeError:  # some values are lists
         return len(set(map(as_text, values)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing in which two runs differ: `kind` is setting, software or result; `ratio` is second to first."""
+    """One difference between two runs: `kind` is setting, software or result; `ratio` is second to first."""
 
     kind: str
     key: str
@@ -191,14 +191,14 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """How many times the first's the second's number is."""
+        """The second number divided by the first."""
         if self.kind != "result" or not (_is_number(self.first) and _is_number(self.second)) or not self.first:
             return None
         return float(self.second / self.first)
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """In what two runs differ: settings, data and software, then what came out."""
+    """Return the differences between two runs: settings, data and software, then results."""
     one, other = read_flat(_only_run(first)), read_flat(_only_run(second))
     found = []
     for kind, left, right in (

@@ -1,4 +1,4 @@
-"""A run as the report sees it: the flat part of a record, without the step times that a report does not show."""
+"""A run as the report uses it: the flat part of a record, without the step times that a report does not show."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODES = ("weak", "strong", "scale-up")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLoad:
-    """What one server moved and worked per step; None where it was not measured.
+    """What one server moved and worked per step; None if it was not measured.
 
-    `computed`: its bytes are those of the variables that lie on it, times workers, there and back: TensorFlow's gRPC
+    `computed`: its bytes are the size of its variables, times workers, in both directions, because TensorFlow's gRPC
     servers count none.
     """
 
@@ -33,14 +33,13 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run. `batch_per_rank` is per worker, 0 for unknown; times in seconds; None means not measured.
+    """One run. `batch_per_rank` is per worker, 0 for unknown; times are in seconds; None means not measured.
 
-    `counted` is what `images_per_second` counts, `usable` says whether that is a measurement.
-    `data_content` is what tells data of one name apart: their checksum, without the seed that repeats differ in.
-    `config` holds its settings as text, `settings` those of them that keep it apart from other runs of its network and
-    data, once a report has looked at all runs; `labels` are their study's names of settings and of `key=value`;
-    `profile` names the file of the node profile.
-    `rounds_per_step` and `round_bytes_per_step` are those of the rank that has most to do.
+    `counted` is the unit of `images_per_second`; `usable` says whether that is a measurement. `data_content`
+    distinguishes data of the same name: their checksum, without the seed, which differs between repeats. `config` holds
+    its settings as text; `settings` those that distinguish it from other runs of its network and data, once a report
+    has read all runs. `labels` are the study's names of settings and of `key=value`. `profile` names the file of the
+    node profile. `rounds_per_step` and `round_bytes_per_step` are those of the busiest rank.
     """
 
     name: str
@@ -107,39 +106,39 @@ class Run:
 
     @property
     def variant(self) -> str:
-        """The settings that keep it apart, in words."""
+        """The distinguishing settings as text."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
 
 _OWN = frozenset(("mode", "batch_per_rank", "global_batch", "machine", "step_seconds", "parts", "profile", "config"))
-"""Fields of a run that have a record's names, but not its values."""
+"""Fields of a run that share a name, but not the value, with a field of the record."""
 _ALIKE = tuple({item.name for item in fields(Run)} & {item.name for item in fields(RunRecord)} - _OWN)
 _alike = attrgetter(*_ALIKE)
-"""What a run takes from its record as it is; a report does it thousands of times."""
+"""Fields that a run copies from its record. attrgetter is fast: a report does this thousands of times."""
 _REAL = tuple(item.name for item in fields(Run) if item.name in _ALIKE and item.type == "float | None")
 _VERSIONS = ("hpcdl", "tensorflow")
 _P95 = "95%"
 
 EMULATED = "emulated:"
-"""How models begin whose computing is a wait (hpcdl.models.table): they learn nothing, and their accuracy is chance."""
+"""Prefix of models whose computing is a wait (hpcdl.models.table): they learn nothing, and their accuracy is chance."""
 
 
 def positive(value: float | None) -> bool:
-    """Whether `value` is a finite number above zero."""
+    """Return whether `value` is a finite number above zero."""
     return value is not None and math.isfinite(value) and value > 0
 
 
 def finite(value: float | None) -> float | None:
-    """`value`, or None where it is infinite or not a number: JSON has neither."""
+    """Return `value`, or None if it is infinite or not a number: JSON has neither."""
     return value if value is not None and isfinite(value) else None
 
 
 _ONE_PROCESS = "threads"
-"""What a run of one process notes in MPI's place (comm/threads)."""
+"""What a run of one process records in place of MPI (comm/threads)."""
 
 
 def from_record(record: RunRecord, name: str) -> Run:
-    """The report's view of a record; `name` is what the report calls it."""
+    """Return the report's view of a record. `name` is its name in the report."""
     known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
     for key in _REAL:
         known[key] = finite(known[key])
@@ -174,7 +173,7 @@ _SYNTHETIC = "synthetic:"
 
 
 def _data_content(checksum: str) -> str:
-    """Data that are made as they are read have their name and a seed in a checksum's place."""
+    """Return what identifies the data. Data generated on reading have a name and a seed in place of a checksum."""
     return "made up" if checksum.startswith(_SYNTHETIC) else checksum
 
 
@@ -183,14 +182,14 @@ _values = attrgetter(*_NAMES)
 
 
 def with_settings(run: Run, settings: Mapping[str, str]) -> Run:
-    """The run with these `settings`: `replace` takes twice as long, for each of thousands."""
+    """Return the run with these `settings`. It is twice as fast as `replace`, which matters for thousands of runs."""
     known: dict[str, Any] = dict(zip(_NAMES, _values(run), strict=True))
     known["settings"] = settings
     return Run(**known)
 
 
 def _of_ranks(record: RunRecord) -> dict[str, Any]:
-    """What the servers moved, and the exchange of the rank that has most to do, where all ranks counted theirs."""
+    """Return the servers' loads and the busiest rank's exchange, if all ranks counted theirs."""
     ranks = record.rank_records
     servers = [item for item in ranks if item.role == "server"]
     if record.strategy in _UNCOUNTED:
@@ -213,11 +212,11 @@ def _of_ranks(record: RunRecord) -> dict[str, Any]:
 
 
 _UNCOUNTED = frozenset(("grpc-ps", "grpc-ring", "nccl"))
-"""Strategies whose messages TensorFlow sends by itself: what hpcdl counted of them is only its own few words."""
+"""Strategies whose messages TensorFlow sends itself: hpcdl counts only its own few messages of them."""
 
 
 def _placed(ranks: Sequence[RankRecord], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
-    """What lies on each server goes to every worker in each step, and gradients come back; nothing where unknown."""
+    """Return loads computed from the variables' sizes: each worker gets them and returns gradients; none if unknown."""
     known = [item.details.get("server_bytes") for item in ranks]
     sizes = next((sizes for sizes in known if isinstance(sizes, list) and len(sizes) == len(servers)), None)
     if sizes is None or not all(isinstance(size, int | float) and size >= 0 for size in sizes):
@@ -229,7 +228,7 @@ def _placed(ranks: Sequence[RankRecord], servers: Sequence[RankRecord], workers:
 
 
 def machine_name(machine: str, hosts: Sequence[str]) -> str:
-    """`machine`, or the family of a host's name (`node17` is one of `node*`): jobs start on different nodes of one."""
+    """Return `machine`, or the pattern of a host name (`node17` is one of `node*`): jobs start on different nodes."""
     if machine not in hosts:
         return machine
     first, dot, domain = machine.partition(".")
@@ -237,7 +236,7 @@ def machine_name(machine: str, hosts: Sequence[str]) -> str:
 
 
 def _step_seconds(record: RunRecord) -> float | None:
-    """Mean seconds of a step after warm-up: from the parts, which sum to it, else from the steps' times."""
+    """Return mean seconds of a step after warm-up: from the parts, which sum to it, else from the step times."""
     known = [record.parts[part] for part in PARTS if part in record.parts]
     if known and min(known) >= 0 and positive(total := sum(known)):
         return total
@@ -246,7 +245,7 @@ def _step_seconds(record: RunRecord) -> float | None:
 
 
 def _step_seconds_p95(record: RunRecord) -> float | None:
-    """The time that 95 % of the steps after warm-up stay below: as recorded, else from the steps' times."""
+    """Return the 95 % quantile of the steps after warm-up: as recorded, else from the step times."""
     if (recorded := record.step_seconds_quantiles.get(_P95)) is not None:
         return recorded
     steps = _warm_steps(record)

@@ -1,4 +1,4 @@
-"""Searches as a report sees them: for hyper-parameters by `search`, for a node's best settings by `tune-threads`."""
+"""Searches as a report uses them: for hyper-parameters by `search`, for a node's best settings by `tune-threads`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FILE_NAME = "search.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTrial:
-    """One trial: the settings it tried, how it ended and, where it finished, its values by objective.
+    """One trial: its settings, its state and, if it finished, its values by objective.
 
-    `ended_after_s` is the time of the search until then, over all calls; `message` says why it failed.
+    `ended_after_s` is the time of the search until its end, over all calls; `message` says why it failed.
     """
 
     number: int
@@ -36,10 +36,10 @@ class SearchTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """One search. `directions` say of each objective whether it is to be maximized or minimized.
+    """One search. `directions` say for each objective whether to maximize or minimize it.
 
-    `front` are the numbers of the best trials, the first of which is `best`'s; `commands` how each would be trained.
-    `on_training`: accuracy and loss are of the samples trained on, because the data have no others.
+    `front` has the numbers of the best trials, the best first; `commands` are the commands to train each.
+    `on_training`: accuracy and loss are those of the training samples, because the data have no others.
     """
 
     schema: str = SCHEMA
@@ -58,11 +58,11 @@ class SearchRecord:
     on_training: bool = False
 
     def trial(self, number: int) -> SearchTrial:
-        """One trial by its number."""
+        """Return one trial by its number."""
         return next(item for item in self.trials if item.number == number)
 
     def best_so_far(self) -> list[tuple[SearchTrial, float]]:
-        """Each trial that improved the first objective, in order of their ends, with what it reached."""
+        """Return each trial that improved the first objective, in order of their ends, with its value."""
         upwards = self.directions[0] == "maximize"
         found: list[tuple[SearchTrial, float]] = []
         ended = [item for item in self.trials if item.values and item.ended_after_s is not None]
@@ -74,17 +74,17 @@ class SearchRecord:
 
 
 def find_searches(path: Path, walked: Walk) -> list[Path]:
-    """The searches at `path`, or in a folder in it; `walked` is its walk."""
+    """Return the searches at `path`, or in a folder in it. `walked` is the result of its walk."""
     found = [Path(folder) / FILE_NAME for folder, files in walked if FILE_NAME in files]
     return [item for item in found if item.parent == path] or [item for item in found if item.parent.parent == path]
 
 
 def read_search(path: Path) -> SearchRecord:
-    """The record of a search; CorruptError where it is damaged."""
+    """Return the record of a search. Raises CorruptError if it is damaged."""
     remedy = "; choose another --out DIR"
     try:
         record = read_as(SearchRecord, path, SCHEMA, remedy)
-    except FileNotFoundError as error:  # a link to nowhere
+    except FileNotFoundError as error:  # a broken link
         raise CorruptError(f"cannot read {path}: {error.strerror}{remedy}") from error
     if problem := _problem_of(record):
         raise CorruptError(f"{path} is damaged: {problem}{remedy}")
@@ -92,7 +92,7 @@ def read_search(path: Path) -> SearchRecord:
 
 
 def _problem_of(record: SearchRecord) -> str:
-    """Where what it says of its trials does not fit together."""
+    """Return the inconsistency in the record's trials, or "" if there is none."""
     trials = {trial.number: trial for trial in record.trials}
     if not len(record.directions) == len(record.objectives) > 0:
         return f"{len(record.objectives)} objectives, {len(record.directions)} directions"
@@ -120,7 +120,7 @@ class TunedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingEffect:
-    """What a setting's value is worth: speed over that of all candidates, the other settings held equal."""
+    """The effect of a setting's value: speed over that of all candidates, the other settings held equal."""
 
     setting: str
     value: str
@@ -130,7 +130,7 @@ class SettingEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadPoint:
-    """The best candidate with `threads` threads on the node in all."""
+    """The best candidate with `threads` threads on the node in total."""
 
     threads: int
     images_per_second: float
@@ -141,7 +141,7 @@ class ThreadPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadCurve:
-    """The rate against threads at one batch size, None where it was not searched; by rising threads."""
+    """The rate against ascending threads at one batch size, which is None if it was not searched."""
 
     batch_size: int | None
     points: Sequence[ThreadPoint]
@@ -149,9 +149,9 @@ class ThreadCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedNode:
-    """One search: where, for what, the winner with how sure it is, and everything that was tried, the fastest first.
+    """One search: where, for what, the winner and its certainty, and all candidates, the fastest first.
 
-    `counted` is what its rates count.
+    `counted` is the unit of its rates.
     """
 
     name: str
@@ -176,10 +176,10 @@ class TunedNode:
     picture: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What report.json holds."""
+        """Return its form in report.json."""
         return dataclasses.asdict(self)
 
 
 def words(settings: Mapping[str, str]) -> str:
-    """Settings on one line."""
+    """Return settings on one line."""
     return " ".join(f"{name}={value}" for name, value in settings.items())

@@ -1,6 +1,6 @@
-"""Where runs come from: run directories, folders of them; what cannot be read is said, not dropped.
+"""Where runs come from: run directories and folders of them. Unreadable records are reported, not dropped.
 
-And what the network carries, as the user says it or `hpcdl bench allreduce --json` measured it.
+Also the bandwidth of the network, as the user gives it or `hpcdl bench allreduce --json` measured it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hpcdl.report.runs.run import Run, from_record
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """Runs in the order of their names, a line for each record that could not be read, and other remarks.
+    """Runs in the order of their names, a line for each unreadable record, and other remarks.
 
     `run_dirs`: name and directory of each run that was read from one, in the order of `runs`, which begin with these.
-    `inferences` are the records of `hpcdl infer`, which are no training and in no curve.
-    `kept_apart`: whether the runs know what sets them apart (report/analysis/analyse.py).
+    `inferences` are the records of `hpcdl infer`, which belong to no curve. `kept_apart`: whether the runs
+    have their distinguishing settings (report/analysis/analyse.py).
     """
 
     runs: tuple[Run, ...]
@@ -41,7 +41,7 @@ class Gathered:
     kept_apart: bool = False
 
     def __add__(self, other: Gathered) -> Gathered:
-        """Both together."""
+        """Return both together."""
         return Gathered(
             runs=self.runs + other.runs,
             unreadable=self.unreadable + other.unreadable,
@@ -52,30 +52,30 @@ class Gathered:
 
 
 _BETWEEN_LOOKS = 100
-"""Records between two looks at the bar."""
+"""Records between two updates of the progress bar."""
 Walk = Sequence[tuple[str, Sequence[str]]]
 """Folders, each with the names of its files."""
 
 
 STUDY_FILE, TRIES, PROFILES = "study.json", "tries", "profiles"
-"""A study's own file, and the folders beside it of what it has tried (study/choice.py) and of its runs' settings."""
+"""A study's own file, and the folders beside it for its tries (study/choice.py) and its runs' profiles."""
 
 
 def walk(path: Path) -> Walk:
-    """`path` and the folders below it, but none below a run's: thousands of runs are looked at once. No links."""
+    """Return `path` and the folders below it, but none below a run's, so that thousands of runs are fast. No links."""
     found = []
     for folder, below, files in os.walk(path):
         if FILE_NAME in files:
             below.clear()
         if STUDY_FILE in files and TRIES in below:
-            below.remove(TRIES)  # a study's, to choose settings by: no measurement
+            below.remove(TRIES)  # a study's tries only choose its settings: they are not measurements
         below.sort()
         found.append((folder, files))
     return found
 
 
 def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
-    """`path` itself if it holds a record, else every folder below it that does; `walked` is its walk if it is known."""
+    """Return `path` if it holds a record, else all folders below it that do. `walked` is its walk, if known."""
     found = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
     if found:
         return found
@@ -86,19 +86,19 @@ def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
 
 
 def holds_runs(walked: Walk) -> bool:
-    """Whether a folder holds a record, or one below it does."""
+    """Return whether a folder, or one below it, holds a record."""
     return any(FILE_NAME in files for _, files in walked)
 
 
 def gather(
     paths: Sequence[Path], bar: Progress | None = None, walks: Mapping[Path, Walk] = MappingProxyType({})
 ) -> Gathered:
-    """Read the records of `paths`, some of which may have been walked over.
+    """Read the records of `paths`, some of which may have been walked.
 
-    A damaged record that was named itself raises CorruptError; one among others in a folder becomes a line.
+    Raises CorruptError for a damaged record that was named itself; one among others in a folder becomes a line.
     """
     named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
-    if len(paths) > 1:  # several may lead to the same
+    if len(paths) > 1:  # several paths may lead to the same run
         resolved = {path: path.resolve() for path in paths}
         once: dict[Path, tuple[Path, Path]] = {}
         for path, run_dir in named:
@@ -120,11 +120,11 @@ def gather(
 
 
 _copy_key = attrgetter("started_at", "hosts", "strategy", "seconds_total", "images_per_second", "step_seconds")
-"""What no two measured runs have alike, to the last digit of their times."""
+"""Fields that are never all equal in two measured runs, to the last digit of their times."""
 
 
 def _copies(runs: Iterable[Run]) -> dict[int, tuple[Run, Run]]:
-    """By identity, each run whose folder was copied from an earlier one's, with that: one measurement counts once."""
+    """Return, by id, runs whose folder is a copy of an earlier one's, with that run: a measurement counts once."""
     first: dict[tuple[object, ...], Run] = {}
     found = {}
     for run in runs:
@@ -141,7 +141,7 @@ def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:
 
 
 def _named(found: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
-    """With what the report calls each run: two studies have runs of the same names, and are told apart by their own."""
+    """Add each run's name in the report: equal names in two studies are replaced by the run directories."""
     names = [run_name(path, run_dir) for path, run_dir in found]
     times = Counter(names)
     return [
@@ -151,7 +151,7 @@ def _named(found: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
 
 
 def _read_all(named: Sequence[tuple[Path, Path, str]], bar: Progress) -> list[Run | Inferred | str]:
-    """Each run, or what is wrong with its record; CorruptError for one that was named itself."""
+    """Return each run, or the problem of its record. Raises CorruptError for one that was named itself."""
     found: list[Run | Inferred | str] = []
     with bar:
         for number, (path, run_dir, name) in enumerate(named):
@@ -175,7 +175,7 @@ def _read(path: Path, run_dir: Path, name: str) -> Run | Inferred | str:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for cycles: records have none, and looking at thousands again and again took a third of the time."""
+    """Disable garbage collection: records have no cycles, and scanning thousands of them took a third of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -186,7 +186,7 @@ def uncollected() -> Iterator[None]:
 
 
 def run_name(path: Path, run_dir: Path) -> str:
-    """The run's folder as seen from the folder that was named."""
+    """Return the run's folder relative to the folder that was named."""
     below, above = str(run_dir), str(path)
     if below == above:
         return run_dir.resolve().name
@@ -194,9 +194,9 @@ def run_name(path: Path, run_dir: Path) -> str:
 
 
 def link_of(text: str) -> float:
-    """Bytes per second of `12.5GB`, or of the file that `hpcdl bench allreduce --json` printed: its median link.
+    """Return bytes per second of `12.5GB`, or the median link in a file of `hpcdl bench allreduce --json`.
 
-    UsageError where `text` is neither.
+    Raises UsageError if `text` is neither.
     """
     path = Path(text)
     if path.is_file():

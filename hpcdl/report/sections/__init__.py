@@ -1,6 +1,6 @@
-"""The sections of a report, in order: how it scales and where the time goes come first, after the summary.
+"""The sections of a report, in order: after the summary, first how it scales and where the time goes.
 
-Each `build(analysis)` gives a Section, or None where its data is missing.
+Each `build(analysis)` returns a Section, or None if its data are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strategies side by side, and what changed against the baseline, with verdicts only where the runs support them."""
+"""Strategies side by side, and changes against the baseline. A verdict is given only if the runs support it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
 
 
 def build(analysis: Analysis) -> Section | None:
-    """One row for each strategy at each setting that several ran, and the verdict on each pair."""
+    """One row for each strategy at each setting that several strategies ran, and the verdict on each pair."""
     return _section(analysis, STRATEGIES, "strategies", "Strategies side by side")
 
 
 def build_compared(analysis: Analysis) -> Section | None:
-    """The same for what --compare named: machines, or the values of a setting."""
+    """The same for the contenders of --compare: machines, or the values of a setting."""
     if not analysis.compared:
         return None
     return _section(analysis, analysis.compared, "compared", f"Compared by {analysis.compared}")
@@ -47,7 +47,7 @@ def _section(analysis: Analysis, kind: str, name: str, title: str) -> Section | 
 
 
 def verdict_table(title: str, compared: Sequence[Comparison], rate: Column) -> Table:
-    """Each comparison with its ratio, interval, corrected p and verdict; `rate` is the column that names throughput."""
+    """Return each comparison with its ratio, interval, corrected p and verdict. `rate` is the column of throughput."""
     measures = {"images_per_second": rate.name, "seconds_to_accuracy": "time to accuracy"}
     columns = (
         Column(name="setting"), Column(name="measure"), Column(name="a"), Column(name="b"),

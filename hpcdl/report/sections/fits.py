@@ -1,4 +1,4 @@
-"""Laws of scaling fitted to the curves, and how far they carry."""
+"""Scaling laws fitted to the curves, and how far they are valid."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table, number
 
 MOST_CURVES = 4
-"""Fitted curves in one figure."""
+"""Maximum number of fitted curves in one figure."""
 _REACH = 4.0
-"""How far beyond the largest n a figure follows a law."""
+"""Factor by which a figure continues a law beyond the largest n."""
 _SYMBOLS = {"serial_fraction": "serial fraction", "sigma": "σ (contention)", "kappa": "κ (coherency)"}
 
 
@@ -116,7 +116,7 @@ def _parameter_text(name: str, parameter: Parameter) -> str:
 
 
 def crossing_text(below: Crossing, factor: float = 1.0) -> str:
-    """The whole n from which efficiency is below the target: `12 [10, 15]`, `90 [60, ∞] extrapolated`."""
+    """Return the whole n from which efficiency is below the target: `12 [10, 15]`, `90 [60, ∞] extrapolated`."""
     if below.n is None:
         least = "" if below.low is None else f" (not before {_whole(below.low, factor)})"
         return f"not reached{least}, extrapolated"
@@ -153,7 +153,7 @@ def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> F
 
 
 def _measured(curve: Curve, name: str, color: int) -> Series:
-    """Relative to the curve's own first point, as the law is."""
+    """Return the points relative to the curve's own first point, like the law."""
     own = [point.efficiency.scaled(1 / curve.points[0].efficiency.value) for point in curve.points]
     return Series(
         label=name,
@@ -172,7 +172,7 @@ def _fitted(item: CurveFit, name: str, color: int) -> Series:
     x = [first * (last / first) ** (step / 60) for step in range(61)]
     y = [item.fit.efficiency(n, first).value for n in x]
     largest = item.curve.points[-1].n
-    # Beyond the runs a law that turns upwards says nothing: it is not drawn there.
+    # Beyond the runs a law that turns upwards has no meaning: it is not drawn there.
     end = next((i for i in range(1, len(x)) if x[i] > largest and y[i] > y[i - 1]), len(x))
     return Series(
         label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color, strategy=item.curve.first.strategy

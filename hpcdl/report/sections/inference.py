@@ -1,4 +1,4 @@
-"""How inference scales: samples per second and latency by ranks."""
+"""How inference scales: samples per second and latency by number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdl.report.runs.findings import Inferred
 
 
 def build(analysis: Analysis) -> Section | None:
-    """One row for each number of ranks that computed the same, with its efficiency against the smallest."""
+    """One row for each number of ranks with the same workload, with its efficiency against the smallest number."""
     if not analysis.inferences:
         return None
     usable = [item for item in analysis.inferences if item.usable]
@@ -44,7 +44,7 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def _workload(item: Inferred) -> Hashable:
-    """What must be the same for two rates to be points of one curve."""
+    """Return what two rates must share to be points of one curve."""
     return (
         item.model,
         item.data,
@@ -57,7 +57,7 @@ def _workload(item: Inferred) -> Hashable:
 
 
 def _varying(usable: Sequence[Inferred]) -> list[str]:
-    """The settings in which some of them differ."""
+    """Return the settings that differ between the calls."""
     keys = dict.fromkeys(key for item in usable for key in item.settings)
     return [key for key in keys if len({item.settings.get(key) for item in usable}) > 1 and key != "batch-size"]
 
@@ -71,7 +71,7 @@ def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -
 
 
 def _gpus(own: Sequence[Inferred]) -> tuple[Cell, ...]:
-    """What they computed on, and how busy that was."""
+    """Return the devices of the calls, and their utilization."""
     return listed(list(own[0].accelerators)), Interval.of(item.gpu_utilisation for item in own)
 
 
@@ -106,7 +106,7 @@ def _per_rank(items: Sequence[Inferred]) -> list[float]:
 
 
 def line(analysis: Analysis) -> str:
-    """The fastest in a sentence."""
+    """Return a sentence about the fastest call."""
     usable = [item for item in analysis.inferences if item.usable]
     if not usable:
         return "no call finished that was not resumed"

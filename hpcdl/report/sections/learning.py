@@ -1,4 +1,4 @@
-"""Throughput, latency and accuracy: the three measures of training, and how loss and accuracy developed."""
+"""Throughput, latency and accuracy: the three measures of training, and the history of loss and accuracy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.sections.scaling import SEEN
 
 MOST_LINES = 8
-"""Runs in one figure."""
+"""Maximum number of runs in one figure."""
 _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
 
 
 def build(analysis: Analysis) -> Section | None:
-    """The three measures of each setting; figures where runs kept a history."""
+    """The three measures of each setting, and figures if runs kept a history."""
     groups = analysis.settings
     if not groups:
         return None
@@ -56,7 +56,7 @@ TRAINING = "on training samples"
 
 
 def final_accuracy(run: Run) -> tuple[float, str] | None:
-    """Accuracy at the end, and on which samples: held out where the run evaluated, else training's."""
+    """Return the final accuracy and its samples: held out if the run evaluated, else those of training."""
     for field, kind in (("val_accuracy", HELD_OUT), ("accuracy", TRAINING)):
         for point in reversed(run.history):
             value = getattr(point, field)
@@ -66,7 +66,7 @@ def final_accuracy(run: Run) -> tuple[float, str] | None:
 
 
 def _measured_on(groups: Sequence[Sequence[Run]]) -> str:
-    """Which samples the table's accuracies are of, in a sentence."""
+    """Return a sentence that says on which samples the table's accuracies were measured."""
     found = (final_accuracy(run) for group in groups for run in group)
     kinds = sorted({final[1] for final in found if final is not None})
     caption = "Accuracy is at a run's end, the mean over the repeats of a setting, never the best of them"
@@ -111,7 +111,7 @@ _TELLING = ("machine", "version", "threads", "servers", "nodes", "data", "varian
 
 
 def _several(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """What else than network, strategy, workers and batch tells rows apart that would look the same."""
+    """Return the fields, other than network, strategy, workers and batch, that distinguish rows of equal appearance."""
     seen: dict[tuple[object, ...], list[Run]] = {}
     for group in groups:
         run = group[0]
@@ -126,12 +126,12 @@ def _difference(run: Run, names: Sequence[str]) -> str:
 
 
 def representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
-    """A run of each setting with what tells it from the others, those of most workers first."""
+    """Return a run of each setting with a name that distinguishes it, those with most workers first."""
     runs = [next((run for run in group if len(run.history) > 1), group[0]) for group in groups]
     varying = [name for name in _SHOWN if len({getattr(run, name) for run in runs}) > 1]
     shown = varying or ["strategy"]
     named = [(", ".join(_word(name, run) for name in shown if name != "servers" or run.servers), run) for run in runs]
-    # Strategies at their largest size come first: those are compared most.
+    # Strategies at their largest size come first, because they are compared most.
     return sorted(named, key=lambda pair: (-pair[1].workers, -pair[1].batch_per_rank))
 
 

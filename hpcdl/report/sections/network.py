@@ -1,4 +1,4 @@
-"""What the network carries, and how evenly parameter servers are loaded."""
+"""Network traffic, and how evenly parameter servers are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Named = tuple[str, Point]
 
 
 def build(analysis: Analysis) -> Section | None:
-    """Bytes and bandwidth where ranks counted bytes; balance where servers did."""
+    """Bytes and bandwidth if ranks counted bytes; balance if servers did."""
     names = curve_names(analysis.curves)
     points = _distinct(analysis.curves, names)
     items: list[Figure | Table] = []
@@ -44,7 +44,7 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def _distinct(curves: Sequence[Curve], names: Sequence[str]) -> list[_Named]:
-    """Points by name; a point that lies on a weak and a strong curve is named once."""
+    """Return points by name. A point on both a weak and a strong curve is named once."""
     seen: set[frozenset[int]] = set()
     found = []
     for curve, name in zip(curves, names, strict=True):
@@ -106,7 +106,7 @@ def _mean_loads(point: Point) -> list[ServerLoad]:
 
 
 def imbalance(values: Sequence[float]) -> float | None:
-    """Busiest over mean; None where nothing was moved."""
+    """Return the busiest over the mean; None if nothing was moved."""
     mean = statistics.fmean(values)
     return max(values) / mean if mean > 0 else None
 

@@ -1,4 +1,4 @@
-"""Sizes that were not run: forecasts with their intervals, the test on a held-out size beside them."""
+"""Forecasts with intervals for sizes that were not run, beside the test on a held-out size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def build(analysis: Analysis) -> Section | None:
-    """For each network a figure and tables, or the reason why there are none."""
+    """A figure and tables for each network, or the reason why there are none."""
     if not analysis.outlooks:
         return None
     lines: list[str] = []
@@ -126,9 +126,9 @@ def _nodes(found: int | None) -> str:
 def forecast_figure(
     name: str, measure: str, rows: Sequence[Row], counting: str, measured: Sequence[MeasuredRate] = (), of: str = ""
 ) -> Figure:
-    """`measure` (efficiency or throughput) of all strategies against nodes, with 90 % intervals.
+    """Return a figure of `measure` (efficiency or throughput) of all strategies against nodes, with 90 % intervals.
 
-    Throughputs, which count `counting`, have the `measured` ones beside them. `of` begins the title.
+    Throughputs, in units of `counting`, are shown beside the `measured` ones. `of` begins the title.
     """
     percent = measure == "efficiency"
     key = "efficiency" if percent else "images_per_second"

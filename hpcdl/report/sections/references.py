@@ -12,18 +12,18 @@ from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.elsewhere import Reference, Statement
 
 MOST_CURVES = 4
-"""The user's curves in one figure."""
+"""Maximum number of the user's curves in one figure."""
 
 
 def build(analysis: Analysis) -> Section | None:
-    """A figure for each mode in which both the study and a publication have points, and what else is published."""
+    """A figure for each mode in which both the study and a publication have points, and other published results."""
     items: list[Figure | Table] = []
     models = {run.model for run in analysis.runs}
     shown = {curve.mode for curve in analysis.curves if len(curve.points) > 1}
     for mode in ("weak", "strong"):
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         published = [point for point in analysis.references.points if point.mode in (mode, "unstated")]
-        # Of the same networks where there are any: another network's efficiency says little.
+        # Prefer points of the same networks: the efficiency of another network says little.
         alike = [point for point in published if point.model in models]
         published = [point for point in published if point.model in (*models, _UNSPECIFIED)] if alike else published
         if curves and published:

@@ -13,9 +13,9 @@ from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.document import Bounds, Cell, Column, Figure, Interval, Section, Series, Table
 
 MOST_CURVES = 8
-"""Curves in one figure; more could not be told apart. Tables hold all."""
+"""Maximum number of curves in one figure, so that they can be distinguished. Tables hold all."""
 SEEN = "of two runs both values stand there; of runs too far apart for an interval the smallest and the largest"
-"""What a table's note says of its intervals (document.py)."""
+"""A table's note about its intervals (document.py)."""
 _TWO = 2
 _TITLES = {"weak": "Weak scaling", "strong": "Strong scaling", "scale-up": "Scale-up by threads"}
 _MEANING = {
@@ -31,7 +31,7 @@ def build_weak(analysis: Analysis) -> Section | None:
 
 
 def build_strong(analysis: Analysis) -> Section | None:
-    """Time of a step, speed-up and efficiency at fixed global batch."""
+    """Throughput, speed-up and efficiency at fixed global batch."""
     return _build(analysis, "strong", (_throughput(analysis), _SPEEDUP, _EFFICIENCY))
 
 
@@ -42,7 +42,7 @@ def build_scale_up(analysis: Analysis) -> Section | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measure:
-    """One quantity of a point: how a figure and a table show it."""
+    """One quantity of a point, and how a figure and a table show it."""
 
     name: str
     label: str
@@ -59,7 +59,7 @@ def _throughput_of(point: Point) -> tuple[float, float | None, float | None]:
 
 
 def _ratio_of(ratio: Ratio) -> tuple[float, float | None, float | None]:
-    """A ratio as a figure shows it; an interval that would only show that there were too few runs is left out."""
+    """Return a ratio for a figure. An interval that only shows that there were too few runs is omitted."""
     return (ratio.value, None, None) if ratio.is_wide else (ratio.value, ratio.low, ratio.high)
 
 
@@ -107,7 +107,7 @@ def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Secti
 
 
 def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
-    """What each curve is relative to: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
+    """Return the base of each curve: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
     found: dict[str, list[str]] = {}
     for curve, name in zip(curves, names, strict=True):
         found.setdefault(base_words(curve), []).append(name)
@@ -117,13 +117,13 @@ def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
 
 
 def base_words(curve: Curve) -> str:
-    """The curve's base: `1 worker`, or `1 worker of single` where it is another strategy's."""
+    """Return the curve's base: `1 worker`, or `1 worker of single` if it belongs to another strategy."""
     smallest = counted(curve.base.n, curve.axis[:-1])
     return f"{smallest} of {curve.base.first.strategy}" if curve.borrowed else smallest
 
 
 def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Column) -> Table:
-    threads = mode == "scale-up"  # on one node, however many there are
+    threads = mode == "scale-up"  # on one node, whatever the number of threads
     axis = "threads" if threads else "workers"
     columns = (
         Column(name="curve"), Column(name="batch"), Column(name=axis, kind="count"), Column(name="nodes", kind="count"),
@@ -150,7 +150,7 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
 
 
 def _rate(point: Point) -> Cell:
-    """The mean with its interval; of repeats whose interval says nothing what they were."""
+    """Return the mean with its interval, or with the values of the repeats if the interval says nothing."""
     return Interval.of([run.images_per_second for run in point.runs])
 
 
@@ -201,7 +201,7 @@ def _series(measure: _Measure, curve: Curve, name: str, color: int) -> Series:
 
 
 def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series]:
-    """One dashed line, from the best base: what perfect scaling would give."""
+    """Return one dashed line from the best base, which shows perfect scaling."""
     best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
     ends = [point.n for curve, _ in drawn for point in curve.points]
     x = sorted({min(*ends, best.base.n), max(ends)})

@@ -11,11 +11,11 @@ from hpcdl.report.document import Cell, Column, Figure, Listing, Section, Series
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial
 
 MOST_LINES = 60
-"""Trials in a figure of parallel coordinates: the best of them."""
+"""Maximum number of trials in a figure of parallel coordinates, which shows the best ones."""
 
 
 def build(analysis: Analysis) -> Section | None:
-    """There where a search is among what the report was asked for."""
+    """Return the section, or None without a search among the report's inputs."""
     if not analysis.searches:
         return None
     lines, items = [], []
@@ -27,7 +27,7 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def winner_line(search: SearchRecord) -> str:
-    """What the search has found, in a sentence without its end."""
+    """Return the result of the search as a sentence without its full stop."""
     states = Counter(trial.state for trial in search.trials)
     text = f"{counted(len(search.trials), 'trial')} by {search.sampler}"
     text += "".join(f", {states[state]} {state}" for state in ("stopped", "failed", "running") if states[state])
@@ -65,7 +65,7 @@ def _items(search: SearchRecord, suffix: str, which: str) -> list[Table | Figure
 
 
 def _growth(search: SearchRecord, suffix: str, which: str, by: str) -> Figure:
-    """The best of the first objective against the time of the search, or the node-hours of all trials until then."""
+    """Plot the best of the first objective against the time of the search, or the node-hours of all trials so far."""
     steps = search.best_so_far()
     x = [_spent(search, trial, by) for trial, _ in steps]
     objective, label = search.objectives[0], "seconds of search" if by == "time" else "node-hours"
@@ -104,7 +104,7 @@ def _importance(search: SearchRecord, which: str) -> Table:
 
 
 def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str, which: str) -> Figure:
-    """Each trial as a line over all settings, the objective last; axes from their smallest to their largest value."""
+    """Plot each trial as a line over all settings, the objective last. Axes go from smallest to largest value."""
     upwards = search.directions[0] == "maximize"
     shown = sorted(finished, key=lambda trial: trial.values[0], reverse=upwards)[:MOST_LINES]
     keys = list(dict.fromkeys(key for trial in shown for key in trial.settings))
@@ -133,7 +133,7 @@ def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str
 
 
 def _places(values: Sequence[object]) -> list[float]:
-    """Each value's place between the smallest and the largest: by rank, so that any scale fits; 0 without a value."""
+    """Return each value's position between smallest and largest, by rank so that any scale fits; 0 without a value."""
     numbers = sorted({float(value) for value in values if isinstance(value, int | float)})
     words = sorted({str(value) for value in values if isinstance(value, str)})
     order: dict[object, int] = {value: place for place, value in enumerate([*numbers, *words])}

@@ -14,11 +14,11 @@ from hpcdl.report.runs.run import Run
 
 MOST_VALUES = 12
 MOST_FAILED = 50
-"""Rows in the table of failed runs."""
+"""Maximum number of rows in the table of failed runs."""
 
 
 def build(analysis: Analysis) -> Section | None:
-    """There wherever a run is: a reader must know where the numbers come from."""
+    """Return the section, or None without runs: a reader must know where the numbers come from."""
     if not analysis.runs:
         return None
     items = [_setup(analysis.runs), *_settings([run for run in analysis.runs if run.usable])]
@@ -60,7 +60,7 @@ def _setup(runs: Sequence[Run]) -> Table:
 
 
 def _settings(runs: Sequence[Run]) -> list[Table]:
-    """The hyper-parameters of what ran, where records hold them."""
+    """Return the hyper-parameters of the runs, if records hold them."""
     rows = [
         (key, listed(sorted(values, key=_numeric_order), MOST_VALUES), default_of(key))
         for key, values in told_values(runs).items()

@@ -1,4 +1,4 @@
-"""Where the time goes: the parts of a step, what the lost efficiency consists of, and the node-hours."""
+"""Where the time goes: the parts of a step, the parts of the lost efficiency, and the node-hours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcdl.report.document import Cell, Column, Figure, Interval, Section, Serie
 from hpcdl.report.runs.run import Run, positive
 
 MOST_BARS = 24
-"""Points in one figure."""
+"""Maximum number of points in one figure."""
 
 
 def build(analysis: Analysis) -> Section | None:
@@ -152,7 +152,7 @@ def build_cost(analysis: Analysis) -> Section | None:
 
 
 def _targets(analysis: Analysis) -> dict[str, float]:
-    """For each network the lowest target of its contests: all of them reached it."""
+    """Return for each network the lowest target of its contests, which all of them reached."""
     targets: dict[str, float] = {}
     for contest in analysis.contests:
         if contest.target is not None:

@@ -1,4 +1,4 @@
-"""Inside a step: what traced runs tell of gaps, of what is hidden, of the critical path and of slow ranks."""
+"""Inside a step, from traced runs: gaps, hidden communication, the critical path and slow ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpcdl.report.document import Column, Figure, Section, Series, Table
 from hpcdl.report.runs.findings import HostNetwork, TracedRun
 
 MOST_HOSTS = 8
-"""In the figure, the busiest; the table has all."""
+"""Maximum number of hosts in the figure, which shows the busiest ones. The table has all."""
 _MEBI = 2**20
 
 
 def build(analysis: Analysis) -> Section | None:
-    """There where runs left a trace."""
+    """Return the section, or None if no run left a trace."""
     traced = analysis.traced
     if not traced:
         return None

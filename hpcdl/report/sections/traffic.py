@@ -1,4 +1,4 @@
-"""What a gibibyte of traffic buys: accuracy against the bytes that a rank has sent, where runs differ much in them."""
+"""What a gibibyte of traffic buys: accuracy against the bytes that a rank has sent, if runs differ much in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcdl.report.runs.run import Run, positive
 from hpcdl.report.sections.learning import final_accuracy, representatives
 
 LEAST_RATIO = 2.0
-"""Runs on as many workers have several amounts of traffic where one sends so many times another's bytes in a step."""
+"""Minimum ratio of bytes per step between two runs on as many workers for a comparison of their traffic."""
 MOST_FIGURES, MOST_CURVES = 2, 8
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -23,8 +23,8 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 class Contestants:
     """The settings of one network, data set and number of workers whose runs counted bytes and evaluated.
 
-    `settings` holds the runs of each by what tells it from the others, those that sent least first. `target` is the
-    highest whole percentage that each reached, its runs' best accuracies in the mean; 0 where there is none.
+    `settings` holds the runs of each by a distinguishing name, in ascending order of bytes sent. `target` is the
+    highest whole percentage that each setting reached, by the mean of its runs' best accuracies; 0 if there is none.
     """
 
     subject: str
@@ -33,7 +33,7 @@ class Contestants:
 
 
 def build(analysis: Analysis) -> Section | None:
-    """A figure and a table for each network with several amounts of traffic; None where there is none."""
+    """A figure and a table for each network with several amounts of traffic; None if there is none."""
     found = contestants(analysis.runs)
     if not found:
         return None
@@ -50,7 +50,7 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def contestants(runs: Sequence[Run]) -> list[Contestants]:
-    """Of each network, data set and number of workers, where settings differ enough; those of most workers first."""
+    """Return those of each network, data set and number of workers with different traffic, most workers first."""
     groups: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
         known = run.usable and run.workers > 1 and positive(run.bytes_per_step) and _points(run)
@@ -75,18 +75,18 @@ def contestants(runs: Sequence[Run]) -> list[Contestants]:
 
 
 def sent_bytes(run: Run) -> float:
-    """What a rank sent from the run's first step to its last evaluation."""
+    """Return the bytes that a rank sent from the run's first step to its last evaluation."""
     return (run.bytes_per_step or 0.0) * _points(run)[-1][0]
 
 
 def bytes_to(run: Run, target: float) -> float | None:
-    """What a rank had sent when accuracy first was `target`; None where it never was."""
+    """Return the bytes that a rank had sent when accuracy first reached `target`; None if it never did."""
     step = next((step for step, accuracy in _points(run) if accuracy >= target), None)
     return None if step is None else (run.bytes_per_step or 0.0) * step
 
 
 def _points(run: Run) -> list[tuple[int, float]]:
-    """Steps and accuracies of the run's evaluations: held out, where it has such, else of training."""
+    """Return steps and accuracies of the run's evaluations: held out if there are any, else of training."""
     for field in ("val_accuracy", "accuracy"):
         found = [(point.step, value) for point in run.history if (value := getattr(point, field)) is not None]
         if found and all(0 <= value <= 1 for _, value in found) and found[-1][0] > 0:
@@ -95,7 +95,7 @@ def _points(run: Run) -> list[tuple[int, float]]:
 
 
 def _named(runs: Sequence[Run]) -> list[tuple[str, Sequence[Run]]]:
-    """The runs of each setting, by what tells the settings apart."""
+    """Return the runs of each setting with a distinguishing name."""
     groups = settings_of_runs(runs)
     names = {id(run): name for name, run in representatives(groups)}
     return [(next(names[id(run)] for run in group if id(run) in names), group) for group in groups]
@@ -111,7 +111,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _sentence(item: Contestants) -> str:
-    """Who reached the accuracy that all did with the fewest bytes, and who with the most."""
+    """Return which setting reached the accuracy common to all with the fewest bytes, and which with the most."""
     known = [
         (name, _mean([sent for sent in found if sent is not None]))
         for name, own in item.settings

@@ -11,11 +11,11 @@ from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Secti
 from hpcdl.report.runs.searches import ThreadCurve, TunedNode, TunedTrial, words
 
 LOG_SPAN = 8.0
-"""From this ratio of the most to the fewest threads on, the axis is logarithmic."""
+"""Ratio of the most to the fewest threads from which the axis is logarithmic."""
 
 
 def build(analysis: Analysis) -> Section | None:
-    """Where there are profiles or trial logs."""
+    """Return the section, or None without profiles and trial logs."""
     if not analysis.tunings:
         return None
     lines, items = [], list[Table | Figure | Listing]()
@@ -33,7 +33,7 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def winner_line(tuning: TunedNode, rate: Column) -> str:
-    """The winner, how fast it is in what `rate` counts, and how sure that is; or that there is none."""
+    """Return the winner, its speed in units of `rate` and its certainty, or that there is none."""
     if tuning.images_per_second is None and not tuning.attempts:
         return f"{tuning.model}: {words(tuning.settings)}, written without a trial"
     if tuning.images_per_second is None:

@@ -1,4 +1,4 @@
-"""A script's collectives on numpy arrays, for groups of ranks that agree on each one first."""
+"""A script's collectives on numpy arrays. The ranks of a group agree on each collective first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def unconverted(function: Called) -> Called:
-    """`function`, which AutoGraph leaves as it is: within a `tf.function` it would be written anew, without need.
+    """Mark `function` so that AutoGraph does not convert it: in a `tf.function` that would be needless work.
 
-    TensorFlow's own mark, set without importing TensorFlow.
+    This is TensorFlow's own mark, set without importing TensorFlow.
     """
     vars(function)["autograph_info__"] = {}
     return function
@@ -40,11 +40,11 @@ def _product(target: Array, incoming: Array) -> None:
 
 
 ADDS: dict[str, Add | None] = {"sum": None, "mean": None, "min": _minimum, "max": _maximum, "product": _product}
-"""How two ranks' values become one, by the operation's name; None is the plain sum."""
+"""Functions that combine two ranks' values, by the operation's name. None is the plain sum."""
 
 
 def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[Array]:
-    """Reduce arrays over the group, as new arrays. UsageError for types that the operation has no meaning for."""
+    """Return arrays reduced over the group, as new arrays. Raises UsageError for types without such an operation."""
     for value in values:
         if value.dtype.kind not in "iufcV" or (op == "mean" and value.dtype.kind in "iu"):
             raise UsageError(f"{op} of {value.dtype} values: cast them first, or use op=hpcdl.Sum for whole numbers")
@@ -69,12 +69,12 @@ def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[
 
 
 def _wide(dtype: Any) -> Any:
-    """What values are summed in: half precision would round at every rank, and overflow where their mean does not."""
+    """Return the type to sum in: half precision would round at every rank, and overflow even if the mean does not."""
     return numpy.float32 if dtype.kind in "fV" and dtype.itemsize < 4 else dtype
 
 
 def gather_arrays(group: ScriptGroup, values: Sequence[Array]) -> list[Array]:
-    """Every rank's rows, in rank order."""
+    """Return every rank's rows, in rank order."""
     rows = [value.reshape(-1) if value.ndim == 0 else value for value in values]
     _check_movable(rows)
     group.agree("allgather", [f"{value.dtype} (rows, {', '.join(map(str, value.shape[1:]))})" for value in rows])
@@ -84,7 +84,7 @@ def gather_arrays(group: ScriptGroup, values: Sequence[Array]) -> list[Array]:
 
 
 def broadcast_arrays(group: ScriptGroup, values: Sequence[Array], root_rank: int) -> list[Array]:
-    """The root's values, as new arrays."""
+    """Return the root's values, as new arrays."""
     _check_movable(values)
     group.agree(f"broadcast from rank {root_rank}", [_form_of(value) for value in values])
     results: list[Array] = [numpy.array(value, order="C") for value in values]
@@ -96,7 +96,7 @@ def broadcast_arrays(group: ScriptGroup, values: Sequence[Array], root_rank: int
 
 
 def equal_splits(group: ScriptGroup, shape: Sequence[int]) -> Array:
-    """How many rows each rank gets where they are to be equally many."""
+    """Return the number of rows for each rank if all get the same number. Raises UsageError if that is impossible."""
     if not shape or shape[0] % group.size:
         raise UsageError(
             f"alltoall of shape {tuple(shape)} over {group.size} ranks: make the first dimension a multiple, or "
@@ -106,7 +106,7 @@ def equal_splits(group: ScriptGroup, shape: Sequence[int]) -> Array:
 
 
 def swap_rows(group: ScriptGroup, value: Array, splits: Any) -> tuple[Array, Array]:
-    """Rows to each rank, and from each rank with how many."""
+    """Send rows to each rank. Return the rows received and their number from each rank."""
     counts = numpy.asarray(splits, numpy.int64).reshape(-1)
     _check_movable([value])
     if not value.ndim or counts.size != group.size or counts.sum() != len(value) or (counts < 0).any():

@@ -1,7 +1,7 @@
-"""Collectives for scripts, on numpy arrays and on TensorFlow's tensors, over all ranks or a set of them.
+"""Collectives for scripts, on numpy arrays and TensorFlow tensors, over all ranks or a set of them.
 
-Tensors go through `tensors.py`, which puts these into graphs and gives them gradients. Every rank of the group makes
-the same calls in the same order; where one does not, all end with a line that says so.
+`tensors.py` handles tensors: it puts these collectives into graphs and adds gradients. Every rank of the group makes
+the same calls in the same order. If one does not, all ranks end with a message about it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """The ranks `ranks`, by number; every rank of the job makes it, in the same order as other sets. Collective.
+    """The ranks with the numbers `ranks`. Every rank of the job creates all sets in the same order. Collective.
 
-    Those that are not in it have it too, so that they know; they may not compute with it.
+    Ranks outside the set create it too, but may not use it in collectives.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -50,20 +50,20 @@ class ProcessSet:
         self._group = ScriptGroup(part) if self.included() else None
 
     def included(self) -> bool:
-        """Whether this rank is in it."""
+        """Return whether this rank is in the set."""
         return session().communicator.rank in self.ranks
 
     def rank(self) -> int:
-        """This rank's number within the set; UsageError where it is not in it."""
+        """Return this rank's number within the set. Raises UsageError if it is not in the set."""
         return self.group.rank
 
     def size(self) -> int:
-        """Number of ranks in the set."""
+        """Return the number of ranks in the set."""
         return len(self.ranks)
 
     @property
     def group(self) -> ScriptGroup:
-        """What collectives of the set go through; UsageError on a rank that is not in it."""
+        """The group for collectives of the set. Raises UsageError on a rank that is not in it."""
         if self._group is None:
             raise UsageError(
                 f"rank {session().communicator.rank} is not in ProcessSet({list(self.ranks)}); "
@@ -73,7 +73,7 @@ class ProcessSet:
 
 
 def group_of(process_set: ProcessSet | None) -> ScriptGroup:
-    """The set's group; without a set that of all ranks."""
+    """Return the set's group, or that of all ranks if there is no set."""
     return session().group if process_set is None else process_set.group
 
 
@@ -96,9 +96,9 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Value:
-    """`value` reduced element by element over the ranks, on every rank; shapes and types are the same on all.
+    """Reduce `value` element by element over the ranks; all get the result. Shapes and types are equal on all ranks.
 
-    The factors are multiplied with before and after the reduction. NaN wins in every operation.
+    The value is multiplied by the factors before and after the reduction. NaN wins in every operation.
     """
     return grouped_allreduce(
         [value], op, process_set=process_set, prescale_factor=prescale_factor, postscale_factor=postscale_factor
@@ -114,11 +114,11 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Value]:
-    """`allreduce` of several values at once: those of one type travel as one message."""
+    """Apply `allreduce` to several values at once: values of one type travel as one message."""
     if op not in ADDS:
         raise UsageError(f"op={op!r}: a reduction is one of {', '.join(ADDS)}")
     group = group_of(process_set)
-    if not all(_is_number(value) for value in values):  # a count of samples, say, makes no training distributed
+    if not all(_is_number(value) for value in values):  # a count of samples does not make training distributed
         note_exchange()
 
     if _are_tensors(values):
@@ -132,7 +132,7 @@ def grouped_allreduce(
 
 
 def _scaled(given: Sequence[Any], factor: float) -> list[Any]:
-    """Arrays or tensors multiplied with a factor. UsageError for whole numbers that would not be whole any more."""
+    """Multiply arrays or tensors by a factor. Raises UsageError if integers would not remain integers."""
     if factor == 1.0:
         return list(given)
     kinds = [numpy.dtype(_dtype_of(one)) for one in given]
@@ -146,9 +146,9 @@ def _scaled(given: Sequence[Any], factor: float) -> list[Any]:
 
 @unconverted
 def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
-    """All ranks' values one after the other along the first dimension, which alone may differ; scalars make a vector.
+    """Join all ranks' values along the first dimension, the only one that may differ. Scalars make a vector.
 
-    Strings, lists and the like: `allgather_object`.
+    For strings, lists and the like use `allgather_object`.
     """
     group = group_of(process_set)
     if _are_tensors([value]):
@@ -161,7 +161,7 @@ def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
 
 @unconverted
 def broadcast(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
-    """The root's value on every rank; shapes and types are the same on all."""
+    """Return the root's value on every rank. Shapes and types are equal on all ranks."""
     group = group_of(process_set)
     _check_root(group, root_rank)
     if _are_tensors([value]):
@@ -178,9 +178,9 @@ def alltoall(value: Value, splits: None = None, *, process_set: ProcessSet | Non
 def alltoall(value: Value, splits: Any, *, process_set: ProcessSet | None = None) -> tuple[Value, Any]: ...
 @unconverted
 def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None = None) -> Any:
-    """Rows of `value` to each rank: `splits[r]` of them to rank r, equally many where it is not given.
+    """Send rows of `value` to each rank: `splits[r]` rows to rank r, or the same number to each without `splits`.
 
-    Returns what has come, in rank order, and where `splits` are given also how many rows came from each rank.
+    Returns the received rows, in rank order. If `splits` are given, also returns how many rows came from each rank.
     """
     group = group_of(process_set)
     if _are_tensors([value]):
@@ -193,9 +193,9 @@ def alltoall(value: Any, splits: Any = None, *, process_set: ProcessSet | None =
 
 @unconverted
 def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet | None = None) -> Value:
-    """This rank's share of the reduced value: its rows along the first dimension, dealt out evenly in rank order.
+    """Return this rank's share of the reduced value: its rows along the first dimension, split evenly in rank order.
 
-    Where the rows do not divide by the ranks the first ones have one more.
+    If the rows do not divide by the number of ranks, the first ranks get one more.
     """
     reduced: Any = allreduce(value, op, process_set=process_set)
     if not numpy.ndim(reduced):
@@ -209,20 +209,20 @@ def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet
 
 @unconverted
 def barrier(*, process_set: ProcessSet | None = None) -> None:
-    """Return when every rank has called."""
+    """Return when every rank has called it."""
     group_of(process_set).agree("hpcdl.barrier")
 
 
 def join() -> int:
-    """Call it when this rank has no more data: it takes part in the others' sums with zeros until all have joined.
+    """Declare that this rank has no more data: it adds zeros to the others' sums until all ranks have joined.
 
-    Returns the last rank that has joined, whose weights are as far as any. A mean still divides by all ranks.
+    Returns the last rank to join, whose weights are the most advanced. A mean still divides by all ranks.
     """
     return group_of(None).join()
 
 
 def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> Value:
-    """The root's `value`, anything JSON can hold, on every rank; the others may give None. Tuples come as lists."""
+    """Return the root's `value`, anything JSON can hold, on all ranks. Others may give None. Tuples become lists."""
     group = group_of(process_set)
     _check_root(group, root_rank)
     text = numpy.frombuffer(_as_json(value if group.rank == root_rank else None), numpy.uint8)
@@ -234,7 +234,7 @@ def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSe
 
 
 def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> list[Value]:
-    """Every rank's `value`, anything JSON can hold, in rank order."""
+    """Return every rank's `value`, anything JSON can hold, in rank order."""
     group = group_of(process_set)
     group.agree("hpcdl.allgather_object")
     texts = gather_pieces(group.messages, [numpy.frombuffer(_as_json(value), numpy.uint8)])[0]
@@ -243,7 +243,7 @@ def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> 
 
 @unconverted
 def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: ProcessSet | None = None) -> None:
-    """Give all ranks the root's values of Keras's or TensorFlow's variables, in a `tf.function` too."""
+    """Give all ranks the root's values of Keras or TensorFlow variables, also inside a `tf.function`."""
     group = group_of(process_set)
     _check_root(group, root_rank)
     given = list(variables() if callable(variables) else variables)
@@ -261,7 +261,7 @@ def _dtype_of(value: Any) -> Any:
 
 
 def _as_given(array: Array) -> Any:
-    """Scalars stay scalars."""
+    """Return a scalar as a scalar, any other array unchanged."""
     return array[()] if array.ndim == 0 else array
 
 
@@ -273,7 +273,7 @@ def _as_json(value: Any) -> bytes:
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:
-    """Whether one is TensorFlow's or Keras's; neither is imported to find out."""
+    """Return whether any value is a TensorFlow or Keras object. Neither is imported to find out."""
     return any(type(value).__module__.split(".")[0] in ("tensorflow", "keras") for value in values)
 
 
@@ -282,7 +282,7 @@ def _tensors() -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it has one element by its form; a tensor of an open rank has not."""
+    """Return whether its static shape is that of a scalar; a tensor of unknown rank is not one."""
     shape = getattr(value, "shape", None)
     return (
         not isinstance(value, Sequence)

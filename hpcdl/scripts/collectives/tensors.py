@@ -1,7 +1,7 @@
-"""A script's collectives on TensorFlow's tensors: in graphs, one after the other, with gradients.
+"""A script's collectives on TensorFlow tensors: in graphs, in a fixed order, with gradients.
 
-TensorFlow runs what does not depend on each other in any order, on each rank another one; collectives must keep their
-order. So each reads and then changes one variable, which a `tf.function` does in the order of the program.
+TensorFlow runs independent operations in any order, which differs between ranks, but collectives must keep their order.
+So each one reads and then changes one variable, which a `tf.function` does in program order.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _turn() -> Any:
-    """Counts the process's collectives.
+    """Return the variable that counts the collectives of the process.
 
-    A thread of its own makes it. A function that has run before without a collective may make no variable any more,
-    not even in an init_scope.
+    A separate thread creates it: a function that has already run without a collective may create no variable, not even
+    in an init_scope.
     """
     with ThreadPoolExecutor(1) as maker:
         return maker.submit(tf.Variable, 0, dtype=tf.int64, trainable=False, name="hpcdl_turn").result()
 
 
 def turn_begins() -> list[Any]:
-    """What a collective must wait for (control dependencies): the end of the one before."""
+    """Return what a collective must wait for (control dependencies): the end of the previous one."""
     return [] if tf.executing_eagerly() else [_turn().read_value()]
 
 
 def turn_ends(outputs: Sequence[Any]) -> list[Any]:
-    """`outputs` of a collective, after which the next one may begin."""
+    """Return the `outputs` of a collective. The next one may begin after them."""
     if tf.executing_eagerly():
         return list(outputs)
     with tf.control_dependencies(outputs):
@@ -55,8 +55,8 @@ def turn_ends(outputs: Sequence[Any]) -> list[Any]:
 
 
 def check_no_strategy(strategy: Any) -> None:
-    """UsageError for one of tf.distribute's that deals work out itself."""
-    default = type(strategy).__name__.startswith("_Default")  # TensorFlow's word for none
+    """Raise UsageError for a tf.distribute strategy that distributes work itself."""
+    default = type(strategy).__name__.startswith("_Default")  # TensorFlow's name for no strategy
     if not default and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
         raise UsageError(
             f"{type(strategy).__name__} and hpcdl would both deal the work out: leave `with strategy.scope()` out; "
@@ -65,7 +65,7 @@ def check_no_strategy(strategy: Any) -> None:
 
 
 def check_traceable() -> None:
-    """UsageError within tf.distribute's strategies, and where XLA is to compile what leaves TensorFlow."""
+    """Raise UsageError within a tf.distribute strategy, or if XLA is to compile calls that leave TensorFlow."""
     if tf.distribute.has_strategy():
         check_no_strategy(tf.distribute.get_strategy())
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -79,7 +79,7 @@ def check_traceable() -> None:
 
 
 def as_tensor(value: Any) -> Any:
-    """A tensor of a tensor, array, TensorFlow's or Keras's variable; UsageError for one in several parts."""
+    """Convert a tensor, an array, or a TensorFlow or Keras variable. Raises UsageError for ragged or sparse ones."""
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise UsageError(
             "ragged and sparse tensors are not supported: exchange their parts, such as .values and .row_lengths()"
@@ -88,7 +88,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def _in_turn(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """`function` of the inputs as numpy arrays; as many results as there are types."""
+    """Call `function` with the inputs as numpy arrays, in order. Return one result per type."""
     if tf.executing_eagerly():
         results = function(*[tensor.numpy() for tensor in inputs])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, types, strict=True)]
@@ -102,7 +102,7 @@ def _like(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
 
 
 def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
-    """Reduced tensors. The gradient of a minimum or maximum goes to the elements that are it, shared where several."""
+    """Return reduced tensors. The gradient of a minimum or maximum is shared equally by all elements that attain it."""
     plain = [tensor.dtype for tensor in tensors]
 
     def forward(given: Sequence[Any], kind: str) -> list[Any]:
@@ -131,7 +131,7 @@ def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
 
 
 def _of_others(group: ScriptGroup, own: Any) -> Any:
-    """The product of all other ranks' elements, which zeros of this rank's own do not hide."""
+    """Return the product of all other ranks' elements, correct also if this rank's own are zero."""
 
     def product(mine: Array) -> list[Array]:
         rows = numpy.zeros((group.size, *mine.shape), mine.dtype)
@@ -143,7 +143,7 @@ def _of_others(group: ScriptGroup, own: Any) -> Any:
 
 
 def allgather(group: ScriptGroup, value: Any) -> Any:
-    """Rows of all ranks; the gradient is the sum over the ranks of what belongs to this one's rows."""
+    """Return the rows of all ranks. The gradient of this rank's rows is summed over the ranks."""
     given = as_tensor(value)
     given = tf.reshape(given, [1]) if given.shape.rank == 0 else given
 
@@ -164,7 +164,7 @@ def allgather(group: ScriptGroup, value: Any) -> Any:
 
 
 def broadcast(group: ScriptGroup, value: Any, root: int) -> Any:
-    """The root's tensor; all ranks' gradients sum up on the root, the others' values have none."""
+    """Return the root's tensor. The gradients of all ranks are summed on the root; other ranks' values get zeros."""
 
     @tf.custom_gradient
     def call(given: Any) -> Any:
@@ -180,7 +180,7 @@ def broadcast(group: ScriptGroup, value: Any, root: int) -> Any:
 
 
 def alltoall(group: ScriptGroup, value: Any, splits: Any) -> tuple[Any, Any]:
-    """Rows to and from each rank; the gradient's rows go back the way they came."""
+    """Exchange rows with each rank. The gradient's rows travel the reverse way."""
     given = as_tensor(value)
     if splits is None:
         rows = tf.shape(given, tf.int64)[0]
@@ -206,7 +206,7 @@ def alltoall(group: ScriptGroup, value: Any, splits: Any) -> tuple[Any, Any]:
 
 
 def broadcast_variables(group: ScriptGroup, variables: Sequence[Any], root: int) -> None:
-    """Assign the root's values."""
+    """Assign the root's values to the variables."""
     handles = [getattr(variable, "value", variable) for variable in variables]
     handles = [
         handle if isinstance(handle, tf.Variable) else one for handle, one in zip(handles, variables, strict=True)

@@ -1,1 +1,1 @@
-"""A distributed `fit`: its metrics, learning rates and files."""
+"""A distributed `fit`: metrics, learning rates and files."""

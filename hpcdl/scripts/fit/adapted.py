@@ -1,4 +1,4 @@
-"""Layers that learn from data before a fit or beside it: vocabularies and normalisation, over all ranks."""
+"""Layers that learn from data outside the gradient steps, over all ranks: vocabularies and normalization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def synchronize_normalization() -> None:
-    """Have Keras's layer do over the ranks what it says; before any step is traced, and once."""
+    """Make Keras's synchronized batch normalization work over the ranks. Call it once, before any step is traced."""
 
     def over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
         def moments(self: Any, inputs: Any, mask: Any) -> Any:
@@ -40,7 +40,7 @@ def synchronize_normalization() -> None:
 
 
 def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:
-    """Mean and variance of `inputs` over `axes` and all ranks, which gradients go through; batches may differ."""
+    """Return mean and variance of `inputs` over `axes` and all ranks, with gradients. Batch sizes may differ."""
     values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
     count = tf.cast(tf.size(values) / tf.size(tf.reduce_sum(values, axes)), values.dtype)
     sums = tf.concat([tf.reduce_sum(values, axes), [count]], 0)
@@ -52,19 +52,19 @@ def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:
 
 
 def _total(values: Any) -> Any:
-    """The sum over the ranks; not hpcdl.allreduce, which makes a step count as distributed."""
+    """Return the sum over the ranks. hpcdl.allreduce is unsuitable, because it marks a step as distributed."""
     return tensors.allreduce(group_of(None), [values], "sum")[0]
 
 
 _ROWS = 4096
-"""Of an array that ranks give each other at once."""
+"""Number of rows of an array that ranks exchange at once."""
 
 
 def adapt(layer: Any, data: Any) -> None:
-    """`layer.adapt(data)` over the data of all ranks: each gives its own part, and all end with the same layer.
+    """Run `layer.adapt(data)` over the data of all ranks: each gives its own part, and all get the same layer.
 
-    `data`: an array, or a tf.data.Dataset of batches. Normalization sends its moments alone; layers with vocabularies
-    and Discretization look at the rows of every rank. Collective.
+    `data`: an array, or a tf.data.Dataset of batches. Normalization exchanges only its moments; layers with
+    vocabularies and Discretization see the rows of every rank. Collective.
     """
     group = session().group
     if not callable(getattr(layer, "adapt", None)):
@@ -84,7 +84,7 @@ def adapt(layer: Any, data: Any) -> None:
 
 
 def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:
-    """Mean and variance of all rows, from those of each rank's and their number (Chan et al., 1979)."""
+    """Compute mean and variance of all rows from each rank's moments and row count (Chan et al., 1979)."""
     layer.adapt(data)
     mean, variance = (numpy.asarray(one, numpy.float64) for one in (layer.adapt_mean, layer.adapt_variance))
     count = sum(rows.size for rows in _batches(data)) / mean.size
@@ -101,7 +101,7 @@ def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:
 
 
 def _batches(data: Any) -> Iterator[Array]:
-    """Arrays of rows, as layers' own adapt cuts them."""
+    """Yield arrays of rows, split as the layers' own adapt does it."""
     if isinstance(data, tf.data.Dataset):
         for batch in data:
             yield numpy.asarray(batch[0] if isinstance(batch, tuple) else batch)
@@ -115,7 +115,7 @@ def _batches(data: Any) -> Iterator[Array]:
 
 
 def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]:
-    """Every rank's rows, batch by batch in rank order, until no rank has any."""
+    """Yield every rank's rows, batch by batch in rank order, until no rank has any left."""
     while True:
         mine = next(batches, None)
         text = mine is not None and mine.dtype.kind in "OSU"
@@ -139,7 +139,7 @@ def _as_text(value: Any) -> str:
 
 
 def check_adapted(model: Any, group: ScriptGroup) -> None:
-    """UsageError on every rank where a layer of `model` has learned something else on another rank; collective."""
+    """Raise UsageError on every rank if a layer of `model` was adapted differently on another rank. Collective."""
     known = [(layer.name, digest) for layer in layers_in(model) if (digest := _digest(layer))]
     rows = group.messages.allgather_json([digest for _, digest in known])
     for (name, _), *digests in zip(known, *rows, strict=False):
@@ -151,7 +151,7 @@ def check_adapted(model: Any, group: ScriptGroup) -> None:
 
 
 def _digest(layer: Any) -> str:
-    """Of what a layer has learned by adapt; empty for all others."""
+    """Return a digest of what a layer has learned by adapt; empty for all other layers."""
     if isinstance(layer, keras.layers.Normalization):
         return "".join(map(digest_of, layer.weights))
     if isinstance(layer, keras.layers.Discretization):

@@ -1,4 +1,4 @@
-"""Files of a script on many ranks: callbacks that write them do so on rank 0, and one rank saves a model for all."""
+"""Files of a script on many ranks: callbacks write them on rank 0, and one rank saves a model for all."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ _WRITERS: dict[str, tuple[str, ...]] = {
     "CSVLogger": (),
     "TensorBoard": (),
 }
-"""Keras's callbacks that write files, with what they do on ranks other than 0 all the same (to restore, that is)."""
+"""Keras's callbacks that write files, with the methods that other ranks call too (in order to restore)."""
 _SAVES = ("save", "save_weights", "export")
-"""Methods of a model that write a file, whose path comes first."""
+"""Methods of a model that write a file, with its path as first argument."""
 _LOOK_S = 0.05
 _inside = threading.local()
 """`saving`: this thread is inside a guarded write."""
 _num_writes: dict[Path, int] = {}
 _begun: dict[Path, _Saving] = {}
-"""TensorFlow's files: how often this rank has come to write each, and what it is about to write."""
+"""TensorFlow's files: how often this rank was about to write each, and which write is next."""
 
 
 class Kept(keras.callbacks.Callback):
-    """Of a callback that writes files what is done on ranks other than 0 too."""
+    """The part of a file-writing callback that ranks other than 0 run too."""
 
     def __init__(self, callback: Any, methods: Sequence[str]) -> None:
         super().__init__()
         self.callback, self._methods = callback, methods
 
     def set_model(self, model: Any) -> None:
-        """Hand on the model."""
+        """Pass on the model."""
         super().set_model(model)
         if "set_model" in self._methods:
             self.callback.set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restore, where that is what it does."""
+        """Restore, if the callback does that here."""
         if "on_train_begin" in self._methods:
             self.callback.on_train_begin(logs)
 
 
 def on_rank_0(callbacks: Iterable[Any]) -> list[Any]:
-    """`callbacks` on rank 0, none on the others; but what BackupAndRestore restores is restored on all."""
+    """Return `callbacks` on rank 0, and none on other ranks, except that BackupAndRestore restores on all of them."""
     given = list(callbacks)
     return given if session().communicator.rank == 0 else [Kept(one, _kept(one) or ()) for one in given]
 
 
 def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]:
-    """The same for those callbacks of a fit that write files, and a line about it, once."""
+    """Apply the same to those callbacks of a fit that write files, and print a line about it once."""
     if group.rank > 0:
         return [one if (kept := _kept(one)) is None else Kept(one, kept) for one in callbacks]
     if any(_kept(one) is not None for one in callbacks):
@@ -77,7 +77,7 @@ def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]
 
 
 def _kept(callback: Any) -> tuple[str, ...] | None:
-    """What a callback that writes files does on ranks other than 0; None for one that writes none."""
+    """Return the methods of a file-writing callback that other ranks call too; None if it writes no files."""
     kinds = [getattr(keras.callbacks, name) for name in _WRITERS]
     return next((_WRITERS[kind.__name__] for kind in kinds if isinstance(callback, kind)), None)
 
@@ -88,7 +88,7 @@ def _say_who_writes() -> bool:
 
 
 def save_once() -> None:
-    """From now on what several ranks save to one path is written by one of them, and whole at every moment."""
+    """Patch saving: what several ranks save to one path is written by one of them, and is complete at every moment."""
     for name in _SAVES:
         plain = getattr(keras.Model, name)
         if not hasattr(plain, "once_for_all"):
@@ -106,7 +106,7 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         folder = session().folder if is_rank() else None
-        if getattr(_inside, "saving", False):  # a method of a model that has come to the function below it
+        if getattr(_inside, "saving", False):  # a model's method has called the function below it
             return plain(model, filepath, *args, **kwargs)
         with center_in_place(*optimizers_of(model)):
             if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
@@ -117,7 +117,7 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
                 return None
             with saving.noted(), _saving_begun():
                 if name == "export" or any(args) or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
-                    return plain(model, filepath, *args, **kwargs)  # a folder, or several files
+                    return plain(model, filepath, *args, **kwargs)  # a directory, or several files
                 return _replacing(path, lambda other: plain(model, other, **kwargs))
 
     vars(save)["once_for_all"] = True
@@ -126,7 +126,7 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saving_begun() -> Iterator[None]:
-    """Inside, what is written is a part of a file that is guarded as a whole."""
+    """Mark that this thread writes a part of a file that is guarded as a whole."""
     _inside.saving = True
     try:
         yield
@@ -135,7 +135,7 @@ def _saving_begun() -> Iterator[None]:
 
 
 def _checkpoint_once(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Writes of tf.train.Checkpoint, also those of its manager: the same one of each rank to a path is one."""
+    """Patch writes of tf.train.Checkpoint and its manager: equal writes of the ranks to one path become one write."""
 
     @functools.wraps(plain)
     def write(checkpoint: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,9 +165,9 @@ def _saved_model_once(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _writes_now(path: Path) -> bool:
-    """Whether this rank is to write TensorFlow's `path` now; False once another one has.
+    """Return whether this rank is to write TensorFlow's `path` now; False once another rank has.
 
-    What it would hold is not looked at: the first write of each rank to a path is the same one, and so on.
+    The content is not checked: the first writes of all ranks to a path count as the same one, and so on.
     """
     folder = session().folder if is_rank() else None
     if folder is None or "://" in str(path):
@@ -189,20 +189,20 @@ def _noted_saving(path: Path) -> Iterator[None]:
 
 
 class _NotWritten(Exception):
-    """Keras has asked whether to overwrite a file, and was told not to."""
+    """Keras asked whether to overwrite a file, and the answer was no."""
 
 
 def _replacing(path: Path, write: Callable[[Path], Any]) -> Any:
-    """Call `write` with a name beside `path`, of the same ending, and then give the file its own."""
+    """Call `write` with a temporary name beside `path`, with the same suffix, then rename the file to `path`."""
     with contextlib.suppress(_NotWritten), replacing(path) as beside:
         result = write(beside)
-        if not beside.exists():  # somebody was asked whether to overwrite, and said no
+        if not beside.exists():  # the user was asked whether to overwrite, and declined
             raise _NotWritten
     return result
 
 
 def _content(model: Any, name: str) -> str:
-    """A digest of what a file would hold: two ranks whose models are alike need not both write it."""
+    """Return a digest of what a file would hold: ranks with equal models need not all write it."""
     digest = hashlib.blake2b(name.encode(), digest_size=8)
     of_optimizers = [one for optimizer in optimizers_of(model) for one in optimizer.variables]
     for variable in [*model.weights, *of_optimizers]:
@@ -211,14 +211,14 @@ def _content(model: Any, name: str) -> str:
 
 
 class _Saving:
-    """One content on its way to one path, as the ranks note it in a folder that all of them see."""
+    """One content to be saved to one path, recorded in a folder that all ranks see."""
 
     def __init__(self, folder: Path, path: Path, content: str) -> None:
         self._path, self._name = path, f"save-{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
         self._note = folder / f"{self._name}-{content}"
 
     def begins(self) -> bool:
-        """Whether this rank is to write; False once another one has written the same, and it is still there."""
+        """Return whether this rank is to write; False if another rank has written the same and it still exists."""
         make_folder(self._note.parent)
         while True:
             with contextlib.suppress(FileExistsError):
@@ -232,11 +232,11 @@ class _Saving:
             elif written and written == self._facts():
                 return False
             elif written:
-                remove_file(self._note)  # somebody has changed or removed the file since
+                remove_file(self._note)  # the file has been changed or removed since
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, the file is written; afterwards the others may go on. An error leaves it to the next one."""
+        """Write the file inside this context; then the other ranks continue. After an error the next rank writes it."""
         try:
             yield
         except BaseException:
@@ -248,7 +248,7 @@ class _Saving:
                 remove_file(other)
 
     def _read(self) -> tuple[int | None, str]:
-        """The rank that writes, and what is known of the file that was written; None and nothing for no note yet."""
+        """Return the rank that writes, and the facts of the written file; None and "" if there is no note yet."""
         try:
             word, _, facts = self._note.read_text().partition(" ")
         except FileNotFoundError:

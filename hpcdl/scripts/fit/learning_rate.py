@@ -1,4 +1,4 @@
-"""Learning rates of a distributed fit: warm-up to a rate that was multiplied with size(), and schedules."""
+"""Learning rates of a distributed fit: schedules, and warm-up to a rate that was multiplied by size()."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hpcdl.step.keras_internals import rate_variable
 
 @dataclass(kw_only=True)
 class Rate:
-    """What an optimizer's learning rate is made of: `initial` times every callback's factor.
+    """The parts of an optimizer's learning rate: `initial` times the factors of all callbacks.
 
-    `applied` is what these callbacks have set last: where the optimizer has another one, somebody else has changed it
-    (ReduceLROnPlateau, say), and that stays. hpcdl.State keeps both.
+    `applied` is what these callbacks have set last. If the optimizer has another rate, something else has changed it
+    (ReduceLROnPlateau, for example), and the change stays. hpcdl.State keeps both.
     """
 
     initial: float
@@ -29,30 +29,30 @@ class Rate:
     factors: dict[int, float] = field(default_factory=dict)
 
     def adopt(self, current: float) -> None:
-        """Take over a change by somebody else."""
+        """Accept a change that something else has made."""
         if current != self.applied:
             self.initial = self.initial * current / self.applied if self.applied else current
             self.applied = current
 
 
 def rate_of(optimizer: Any) -> Rate | None:
-    """What an optimizer's learning rate is made of, where a callback or a checkpoint has said so."""
+    """Return the parts of an optimizer's learning rate, if a callback or a checkpoint has set them."""
     return getattr(optimizer, "rate_over_ranks", None)
 
 
 def set_rate(optimizer: Any, rate: Rate) -> None:
-    """Give an optimizer what its learning rate is made of, past Keras's tracking of attributes."""
+    """Set the parts of an optimizer's learning rate, bypassing Keras's tracking of attributes."""
     object.__setattr__(optimizer, "rate_over_ranks", rate)
 
 
 def rates_of(optimizers: Iterable[Any]) -> list[Any]:
-    """As JSON, what the optimizers' learning rates are made of; None for one that no callback has set."""
+    """Return the parts of the optimizers' learning rates as JSON; None for one that no callback has set."""
     rates = [rate_of(optimizer) for optimizer in optimizers]
     return [None if rate is None else [rate.initial, rate.applied] for rate in rates]
 
 
 def set_rates(optimizers: Iterable[Any], rates: Iterable[Any]) -> None:
-    """Put back what `rates_of` returned; factors are the callbacks' own."""
+    """Restore what `rates_of` returned. Factors belong to the callbacks."""
     for optimizer, one in zip(optimizers, rates, strict=False):
         if one is not None:
             rate = rate_of(optimizer)
@@ -65,9 +65,9 @@ def _current(optimizer: Any) -> float:
 
 
 class LearningRate(keras.callbacks.Callback):
-    """Before each step: the initial learning rate times `factor` of the epochs that have passed (2.25, say).
+    """Before each step sets the initial learning rate times `factor` of the elapsed epochs (2.25, for example).
 
-    The rate of several such callbacks is the initial one times all of their factors.
+    With several such callbacks the rate is the initial one times all of their factors.
     """
 
     def __init__(self, factor: Callable[[float], float], initial_rate: float | None) -> None:
@@ -78,7 +78,7 @@ class LearningRate(keras.callbacks.Callback):
         self._fit_begins = self._epoch_begins = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Agree on the number of steps of an epoch, the largest: the rate must be the same on all ranks."""
+        """Agree on the largest number of steps per epoch: the rate must be the same on all ranks."""
         optimizer = self.model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if hasattr(inner, "optimizers") or not isinstance(rate_variable(inner), keras.Variable):
@@ -92,14 +92,14 @@ class LearningRate(keras.callbacks.Callback):
         self._steps = None if None in by_rank else max(by_rank)
         self._fit_begins = True
         if (rate := rate_of(optimizer)) is not None:
-            rate.factors.clear()  # those of an earlier fit's callbacks
+            rate.factors.clear()  # the factors of an earlier fit's callbacks
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count from this epoch's first step."""
         self._epoch, self._epoch_begins = epoch, True
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set this step's rate; where nobody knows the number of steps of an epoch, the epoch's."""
+        """Set this step's rate, or the epoch's if the number of steps per epoch is unknown."""
         optimizer = self.model.optimizer
         rate = self._rate(optimizer)
         rate.factors[id(self)] = float(self._factor(self._epoch + (batch / self._steps if self._steps else 0.0)))
@@ -109,7 +109,7 @@ class LearningRate(keras.callbacks.Callback):
             rate.applied = _current(optimizer)
 
     def _rate(self, optimizer: Any) -> Rate:
-        """What the rate is made of now; looked up only now at a fit's first step: a checkpoint may have put it back."""
+        """Return the parts of the rate. At a fit's first step read them anew: a checkpoint may have restored them."""
         rate = rate_of(optimizer)
         if rate is None:
             current = _current(optimizer)
@@ -124,20 +124,21 @@ class LearningRate(keras.callbacks.Callback):
 
 
 def learning_rate_schedule(factor: Callable[[float], float], *, initial_rate: float | None = None) -> Any:
-    """A callback that multiplies the learning rate with `factor(epochs)`, alike on all ranks; epochs have fractions.
+    """Return a callback that multiplies the learning rate by `factor(epochs)` on all ranks alike; epochs are
+    fractional.
 
-    `initial_rate` is what is multiplied; without it the optimizer's own before such a callback set it first, which
-    hpcdl.State keeps. Beside learning_rate_warmup both factors count. What other callbacks change between epochs
-    (ReduceLROnPlateau) stays, except that an `initial_rate` counts anew when a fit begins.
+    `initial_rate`: the rate to multiply; by default the optimizer's before such a callback set it, which hpcdl.State
+    keeps. With learning_rate_warmup both factors apply. Changes by other callbacks between epochs (ReduceLROnPlateau)
+    stay, except that an `initial_rate` applies anew when a fit begins.
     """
     return LearningRate(factor, initial_rate)
 
 
 def learning_rate_warmup(epochs: float, *, initial_rate: float | None = None) -> Any:
-    """A callback that raises the learning rate from 1 / size() of the initial one to all of it over `epochs`.
+    """Return a callback that raises the learning rate from 1 / size() of the initial one to all of it over `epochs`.
 
-    For a rate that was multiplied with size() (Goyal et al., Accurate, Large Minibatch SGD, section 2.2).
-    `initial_rate` as in learning_rate_schedule.
+    It is for a rate that was multiplied by size() (Goyal et al., Accurate, Large Minibatch SGD, section 2.2).
+    `initial_rate` is as in learning_rate_schedule.
     """
     if not epochs > 0:
         raise UsageError(f"learning_rate_warmup({epochs}): give a number of epochs above 0")

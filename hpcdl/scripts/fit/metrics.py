@@ -1,6 +1,6 @@
-"""Metrics of all ranks' samples, from the summed state of Keras's metrics: exact for AUC, precision and counts too.
+"""Metrics over all ranks' samples, from the summed state of Keras's metrics: exact for AUC, precision and counts too.
 
-Those whose state is no sum see what all ranks have predicted, as in one process: `hpcdl.Gathered`.
+A metric whose state is not a sum is computed from all ranks' predictions, as in one process: `hpcdl.Gathered`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable(package="hpcdl")
 class GatheredMetric(keras.metrics.Metric):
-    """`metric`, one that buffers predictions or whose state is no sum, over all ranks' samples; also a function's mean.
+    """Computes `metric` over all ranks' samples if it buffers predictions or its state is no sum. Or a function's mean.
 
-    What `update_state` is given is kept, in the host's memory. At the end of an epoch or evaluation the inputs of all
-    ranks come together, batch by batch in rank order, and `metric` sees them as one process would see whole batches.
-    Before that, in the logs of single steps, it shows the value of this rank's last batch. Its result is one number.
+    It keeps the arguments of `update_state` in host memory. At the end of an epoch or evaluation it gathers all ranks'
+    inputs, batch by batch in rank order: `metric` sees whole batches as in one process. In the logs of single steps it
+    shows the value of this rank's last batch. The result is one number.
     """
 
     def __init__(self, metric: Any, name: str | None = None) -> None:
@@ -47,13 +47,13 @@ class GatheredMetric(keras.metrics.Metric):
         if not isinstance(inner, keras.metrics.Metric) or isinstance(inner, GatheredMetric):
             raise UsageError(f"hpcdl.Gathered takes a Keras metric or a function, not {type(metric).__name__}")
         super().__init__(name=name or inner.name)
-        # Past Keras's tracking: its variables are no part of what is summed over the ranks.
+        # Bypass Keras's tracking: these variables must not be summed over the ranks.
         object.__setattr__(self, "metric", inner)
         object.__setattr__(self, "batches", [])
         self._arguments: list[str] = []
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Keep a batch: arrays whose first dimension is the samples."""
+        """Keep a batch: arrays with the samples as first dimension."""
         given = {"y_true": y_true, "y_pred": y_pred, "sample_weight": sample_weight}
         self._arguments = [name for name, value in given.items() if value is not None]
         values = [tf.convert_to_tensor(given[name]) for name in self._arguments]
@@ -64,7 +64,7 @@ class GatheredMetric(keras.metrics.Metric):
         return True
 
     def result(self) -> Any:
-        """The metric of what is kept; inside a graph that of the last batch."""
+        """Return the metric of the kept batches, or inside a graph that of the last batch."""
         if tf.executing_eagerly():
             return tf.constant(self._of(self.batches), tf.float32)
         found = call_python(lambda: numpy.float32(self._of(self.batches[-1:])), [], tf.float32)
@@ -75,11 +75,11 @@ class GatheredMetric(keras.metrics.Metric):
         self.batches.clear()
 
     def gather(self) -> None:
-        """Keep what all ranks have kept, which `result` then is of; in a loop of your own. Collective."""
+        """Gather the batches of all ranks for `result`; for use in a custom loop. Collective."""
         self.gather_in(session().group)
 
     def gather_in(self, group: ScriptGroup) -> None:
-        """The same, over the ranks of a group."""
+        """Gather the batches of all ranks of a group. Collective."""
         if group.size > 1:
             self.batches[:] = list(_of_all_ranks(self.batches, group, self.name))
 
@@ -96,21 +96,21 @@ class GatheredMetric(keras.metrics.Metric):
         return float(numpy.asarray(found).reshape(()))
 
     def get_config(self) -> dict[str, Any]:
-        """The metric inside, as Keras saves it."""
+        """Return the inner metric as Keras saves it."""
         return {"metric": keras.saving.serialize_keras_object(self.metric), "name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> GatheredMetric:
-        """Of what `get_config` has returned."""
+        """Create a metric from what `get_config` returned."""
         return cls(keras.saving.deserialize_keras_object(config["metric"]), config["name"])
 
 
 Gathered = GatheredMetric
-"""Its public name."""
+"""The public name."""
 
 
 def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: str) -> Iterator[list[Array]]:
-    """Every batch of the ranks together, rank after rank; who has fewer gives none to the last ones."""
+    """Yield each batch of all ranks together, in rank order. A rank with fewer batches adds none to the last ones."""
     number = max(_by_rank(group, len(batches)))
     forms = [[[one.dtype.str, list(one.shape[1:])] for one in batches[0]]] if batches else []
     known = [one for row in _by_rank(group, forms) for one in row]
@@ -128,35 +128,35 @@ def _by_rank(group: ScriptGroup, mine: Any) -> list[Any]:
 
 
 class MetricsOverRanks:
-    """Stands before a model's own results while a distributed fit or evaluation is under way.
+    """Replaces the results of a model's metrics during a distributed fit or evaluation.
 
-    The states of metrics add up: each of Keras's is made of sums and counts. The mean loss is one over samples.
+    States of metrics can be added: those of Keras consist of sums and counts. The loss is the mean over all samples.
     """
 
     def __init__(self, model: Any, communicator: Communicator, group: ScriptGroup) -> None:
         self._model, self._communicator, self._group = model, communicator, group
         self.in_epoch = self.in_evaluation = False
         self.own_samples = 0.0
-        """Samples of this rank in the epoch that ended last; 0 where the model does not count them."""
+        """Samples of this rank in the last complete epoch; 0 if the model does not count them."""
         self._end_steps: Callable[[], None] = lambda: None
         self._outer: Any = None
 
     def install(self, end_steps: Callable[[], None]) -> None:
-        """Have Keras ask here; `end_steps` is called when the last step of an epoch is done."""
+        """Make Keras take results from here. `end_steps` is called when the last step of an epoch is done."""
         check_internals()
         self._end_steps = end_steps
         self._outer = vars(self._model).get(RESULTS)
         vars(self._model)[RESULTS] = self._results
 
     def uninstall(self) -> None:
-        """Let whoever answered before do so again: the model itself, or the fit whose callback this was for."""
+        """Restore the previous source of results: the model itself, or the callback of an outer fit."""
         if self._outer is None:
             vars(self._model).pop(RESULTS, None)
         else:
             vars(self._model)[RESULTS] = self._outer
 
     def _results(self, logs: Any) -> Any:
-        """The results over all ranks at the end of an epoch or evaluation; the model's own at any other time."""
+        """Return the results over all ranks at the end of an epoch or evaluation, otherwise the model's own."""
         plain = getattr(type(self._model), RESULTS)
         if self.in_evaluation:
             self.in_evaluation = False
@@ -177,7 +177,7 @@ class MetricsOverRanks:
         found = plain(self._model, logs)
         if found is not logs or not by_rank:
             return found
-        # What a train_step of the user's own returns: results of metrics, and beside them what is averaged.
+        # A custom train_step returns results of metrics and other values, which are averaged.
         results = {name: numpy.mean([row[name] for row, _ in by_rank], axis=0) for name in by_rank[0][0]}
         for metric in self._model.metrics:
             if all(metric.name in names for _, names in by_rank):
@@ -185,7 +185,7 @@ class MetricsOverRanks:
         return {name: float(value) if value.ndim == 0 else value for name, value in results.items()}
 
     def _metrics_in(self, logs: Mapping[str, Array]) -> list[Any]:
-        """The metrics whose results the logs hold: not those that have something else by their name."""
+        """Return the metrics whose results the logs hold, without those whose name has another value there."""
         own_results = [(metric, _flat({metric.name: metric.result()})) for metric in self._model.metrics if logs]
         return [
             metric
@@ -194,12 +194,12 @@ class MetricsOverRanks:
         ]
 
     def _samples(self) -> float:
-        """What the mean loss has counted since the epoch began."""
+        """Return the number of samples that the mean loss has counted in this epoch."""
         trackers = (one for one in self._model.metrics if one.name == "loss" and hasattr(one, "count"))
         return next((float(one.count) for one in trackers), 0.0)
 
     def _sum_up(self) -> None:
-        """Every metric's state becomes the sum over the ranks; those with `over_ranks = "max"` or "min" that."""
+        """Sum every metric's state over the ranks, or take its maximum or minimum if `over_ranks` says so."""
         states: dict[int, tuple[Any, str]] = {}
         metrics = leaves_of_metrics(self._model.metrics)
         for metric in metrics:
@@ -228,7 +228,7 @@ class MetricsOverRanks:
 
 
 def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
-    """Metrics, and those that Keras holds together in one for `compile`, each once."""
+    """Return all metrics once each, including those that Keras groups into one for `compile`."""
     found: dict[int, Any] = {}
     for one in metrics:
         inner = getattr(one, "metrics", None)
@@ -237,9 +237,9 @@ def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
 
 
 def _may_be_no_sum(metric: Any) -> bool:
-    """Whether a metric of the script's own says nothing of its state.
+    """Return whether a custom metric's state may be something other than a sum.
 
-    Which has slots, or which Keras does not know, or which is set where a sum would be added to.
+    That is so if it has array variables, no variables, or sets its state instead of adding to it.
     """
     own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
     if not own or hasattr(metric, "over_ranks"):
@@ -248,13 +248,13 @@ def _may_be_no_sum(metric: Any) -> bool:
 
 
 def _sets_state(kind: Any) -> bool:
-    """Whether `update_state` of a metric's class assigns something else than a sum with what was there."""
+    """Return whether `update_state` of a metric's class assigns anything but a sum with the old value."""
     update = inspect.unwrap(kind.update_state)
     if update.__module__.partition(".")[0] == "keras":
         return False
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(update)))
-    except (OSError, TypeError, SyntaxError):  # nobody can tell
+    except (OSError, TypeError, SyntaxError):  # the source is unknown
         return True
     return any(
         isinstance(one, ast.Call)
@@ -266,7 +266,7 @@ def _sets_state(kind: Any) -> bool:
 
 
 def _adds(call: ast.Call) -> bool:
-    """Whether it is `state.assign(state + something)`."""
+    """Return whether the call is `state.assign(state + something)`."""
     state = ast.unparse(call.func).removesuffix(".assign")
     sums = [one for one in call.args if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add)]
     return any(state in (ast.unparse(one.left), ast.unparse(one.right)) for one in sums)
@@ -283,9 +283,9 @@ def _say_what_may_be_no_sum(names: str) -> bool:
 
 @contextlib.contextmanager
 def apart_from_fit(model: Any) -> Iterator[None]:
-    """Inside, an evaluation or another fit within a callback of a distributed fit: afterwards that one is as it was.
+    """Run an evaluation or a fit inside a callback of a distributed fit, and restore the outer fit's state after it.
 
-    Keras resets the model's metrics, and leaves what the inner one has counted to the epoch that is under way.
+    Keras resets the model's metrics, and would add the inner counts to the epoch in progress.
     """
     hook = vars(model).get(RESULTS)
     if hook is None:
@@ -310,7 +310,7 @@ def apart_from_fit(model: Any) -> Iterator[None]:
 
 
 def _flat(logs: Any) -> dict[str, Array]:
-    """Logs by name as arrays; those of a metric that has several (compile_metrics) by their own names."""
+    """Return logs by name as arrays. A metric with several results (compile_metrics) gives each its own name."""
     found: dict[str, Array] = {}
     for name, value in (logs or {}).items():
         found |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}

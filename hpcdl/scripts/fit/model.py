@@ -1,11 +1,11 @@
-"""What a distributed fit asks of a model and of the optimizers that it has, and how it weighs their losses.
+"""Prepare a model and its optimizers for a distributed fit, and weight their losses.
 
-A loss may be a mean over something else than samples: each rank's counts as much as its denominator does. A rank's
-loss is S_r / D_r, with D_r the sum of its sample weights or the number of its values that no mask hides. One process
-with the whole batch has sum(S_r) / sum(D_r), which is the mean over the ranks of S_r / D_r * w_r with
-w_r = D_r * size / sum(D_r). Loss and gradients are multiplied with w_r, loss by loss.
+A loss may be a mean over something other than samples, and then each rank counts in proportion to its denominator. A
+rank's loss is S_r / D_r, with D_r the sum of its sample weights or the number of its unmasked values. One process with
+the whole batch has sum(S_r) / sum(D_r), which is the mean over the ranks of S_r / D_r * w_r with w_r = D_r * size /
+sum(D_r). Loss and gradients are multiplied by w_r, loss by loss.
 
-Networks that their first batch would build, built before it: a state puts weights back that have to exist.
+Networks that build themselves on their first batch are built earlier, because a state restores existing weights only.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def build_for(model: Any, data: Any) -> None:
-    """Give `model` its weights for what `fit` is given as x; nothing is computed. Nothing is done where it has them.
+    """Create the weights of `model` for what `fit` gets as x, without computing anything. Do nothing if it has them.
 
-    `data`: arrays or tensors, nested as the model takes them, a tf.data.Dataset or a keras.utils.PyDataset. UsageError
-    where it does not say what a batch looks like, or the model cannot be called on that.
+    `data`: arrays or tensors, nested as the model takes them, a tf.data.Dataset or a keras.utils.PyDataset. Raises
+    UsageError if it does not say what a batch looks like, or if the model cannot be called on that.
     """
     if model.built:
         return
@@ -52,7 +52,7 @@ def build_for(model: Any, data: Any) -> None:
 
 
 def _inputs_of(data: Any) -> Any:
-    """Things with the shape and type of a batch's inputs; None where nobody can tell without taking one."""
+    """Return objects with the shape and type of a batch's inputs; None if that needs a batch of the data."""
     if isinstance(data, tf.data.Dataset):
         return _first(data.element_spec)
     if isinstance(data, keras.utils.PyDataset):
@@ -63,7 +63,7 @@ def _inputs_of(data: Any) -> Any:
 
 
 def _first(batch: Any) -> Any:
-    """The inputs of a batch with targets and weights."""
+    """Return the inputs of a batch with targets and weights."""
     return batch[0] if isinstance(batch, tuple) else batch
 
 
@@ -75,7 +75,7 @@ def _symbol_of(one: Any) -> Any:
 
 @contextlib.contextmanager
 def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
-    """Inside, a training step is traced: its losses that have a denominator of their own are weighed by it."""
+    """Trace a training step inside this context: losses with their own denominator are weighted by it."""
 
     def weigh(loss: Any, denominator: Any) -> Any:
         mine = tf.stop_gradient(tf.cast(denominator, tf.float64))
@@ -95,17 +95,17 @@ LATE_SCALE = (
 
 
 _DEEPEST, _LONGEST = 5, 1000
-"""How deep optimizers are looked for in what a model holds, and in how many members of one container."""
+"""Limits of the search for optimizers in a model's members: its depth, and the length of one container."""
 _LIBRARIES = {"builtins", "functools", "hpcdl", "keras", "numpy", "tensorflow", "threading", "types", "weakref"}
 
 
 def scales(optimizer: Any) -> bool:
-    """Whether it is a loss scale around another optimizer."""
+    """Return whether it is a loss scale around another optimizer."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def leaves_of(optimizer: Any) -> list[Any]:
-    """The optimizers that move weights themselves: one, or those that a MultiOptimizer has."""
+    """Return the optimizers that move weights themselves: one, or those of a MultiOptimizer."""
     if scales(optimizer):
         return leaves_of(optimizer.inner_optimizer)
     inner = getattr(optimizer, "optimizers", None)
@@ -113,18 +113,18 @@ def leaves_of(optimizer: Any) -> list[Any]:
 
 
 def set_own(thing: Any, name: str, value: Any) -> None:
-    """Give one object an attribute of its own, past Keras's tracking of attributes."""
+    """Set an attribute of one object, bypassing Keras's tracking of attributes."""
     object.__setattr__(thing, name, value)
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that a model was compiled with, and all that it holds for a train_step of its own.
+    """Return the optimizer that a model was compiled with, and all that it holds for a custom train_step.
 
-    They may lie in dicts, lists, inner models and plain objects of the script's, which are looked through.
+    The search covers dicts, lists, inner models and plain objects of the script.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
-    # What was found last is looked at next; the model's own optimizer comes first.
+    # The search is depth-first; the model's own optimizer comes first.
     waiting = [(one, 0) for one in (*reversed(vars(model).values()), getattr(model, "optimizer", None))]
     while waiting:
         thing, depth = waiting.pop()
@@ -136,13 +136,13 @@ def optimizers_of(model: Any) -> list[Any]:
             found[id(thing)] = thing
         elif depth < _DEEPEST:
             held = _held_by(thing, role)
-            # Most members are numbers and names: every fit looks through hundreds, several times.
+            # Most members are numbers and names: every fit visits hundreds of them several times.
             waiting += [(one, depth + 1) for one in reversed(held) if _role_of(one.__class__) != "data"]
     return list(found.values())
 
 
 def _held_by(thing: Any, role: str) -> list[Any]:
-    """What a container, a layer or an object of the script's own holds; nothing for what is data."""
+    """Return the members of a container, a layer or a script's object; none for data."""
     if role == "mapping":
         held = list(thing.values())
     elif role == "sequence":
@@ -151,13 +151,13 @@ def _held_by(thing: Any, role: str) -> list[Any]:
         held = list(vars(thing).values())
     else:
         return []
-    # Long ones hold samples, not optimizers.
+    # Long containers hold samples, not optimizers.
     return held if len(held) <= _LONGEST else []
 
 
 @functools.lru_cache(maxsize=1024)
 def _role_of(kind: type) -> Literal["optimizer", "mapping", "sequence", "object", "data"]:
-    """What objects of a class are in the search for optimizers; those of the stack's libraries are data."""
+    """Return the role of a class's objects in the search for optimizers. Objects of the libraries are data."""
     if issubclass(kind, keras.optimizers.Optimizer):
         return "optimizer"
     if issubclass(kind, Mapping):
@@ -169,30 +169,30 @@ def _role_of(kind: type) -> Literal["optimizer", "mapping", "sequence", "object"
 
 
 def group_of_fit(model: Any) -> ScriptGroup | None:
-    """The ranks that a model's optimizers exchange gradients with; None where none of them does."""
+    """Return the group in which a model's optimizers exchange gradients; None if none of them does."""
     found = optimizers_of(model)
-    # One that stands inside another is looked at too: its fit must end alike, or be refused.
+    # Check inner optimizers too: their fit must also end on all ranks alike, or be refused.
     found += [leaf for one in found for leaf in leaves_of(one) if leaf is not one]
     groups: list[ScriptGroup] = [one.exchanges() for one in found if hasattr(one, "exchanges")]
     return groups[0] if groups else None
 
 
 def center_of(optimizer: Any) -> Any:
-    """What moves weights of a rank's own for an optimizer (OwnWeights), where something does; else None."""
+    """Return what moves a rank's own weights for an optimizer (OwnWeights), or None."""
     return getattr(optimizer, "center_exchange", None)
 
 
 def exchange_of(optimizer: Any) -> Any:
-    """What exchanges an optimizer's weights or gradients, with `state` and `restore`; None where nothing does."""
+    """Return what exchanges an optimizer's weights or gradients, with `state` and `restore`, or None."""
     return center_of(optimizer) or getattr(optimizer, "gradient_exchange", None)
 
 
 @contextlib.contextmanager
 def center_in_place(*optimizers: Any) -> Iterator[None]:
-    """Inside, the weights that `optimizers` move are those that all ranks share (`sync-easgd`, `diloco` and its like).
+    """Set the weights that `optimizers` move to the shared ones inside this context (`sync-easgd`, `diloco`, ...).
 
-    Afterwards they are this rank's own again. Others are left as they are. Every rank has them: one of them alone may
-    look. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
+    Afterwards they are this rank's own again. Other weights stay. Any single rank may do it, since all have the shared
+    weights. `fit`, and a model's `save`, `save_weights` and `export`, do it by themselves.
     """
     exchanges = [exchange for exchange in map(center_of, optimizers) if exchange is not None]
     changed = [exchange for exchange in exchanges if exchange.to_center()]
@@ -204,7 +204,7 @@ def center_in_place(*optimizers: Any) -> Iterator[None]:
 
 
 def prepare_model(model: Any) -> None:
-    """What a distributed fit needs of `model`, before its step is traced: no XLA, and what its optimizer counts on."""
+    """Prepare `model` for a distributed fit before its step is traced: turn XLA off, and count samples if needed."""
     group = group_of_fit(model)
     if group is None:
         return

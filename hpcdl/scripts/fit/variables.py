@@ -1,7 +1,7 @@
-"""What becomes of a model's variables over the ranks, by their kind: compared, averaged, or a rank's own.
+"""How a model's variables are combined over the ranks, by their kind: compared, averaged, or a rank's own.
 
-Weights that gradients move are compared, also in frozen layers. Moving statistics of normalisation layers are averaged.
-Other variables that no gradient moves (queues, counters, memories) are a rank's own until `combine` says otherwise.
+Weights that gradients move are compared, also in frozen layers. Moving statistics of normalization layers are averaged.
+Other variables that no gradient moves (queues, counters, memories) are a rank's own unless `combine` changes that.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 Combination = Literal["mean", "sum", "rank 0", "own", "same"]
 _STATISTICS = ("moving_", "running_")
-"""How the names of statistics begin that normalisation layers of scripts keep."""
+"""Prefixes of the names of statistics that a script's normalization layers keep."""
 
 
 def combine(variables: Any, how: Combination) -> None:
-    """Choose what a fit makes of `variables` (one, a list, or a layer's) at the end of an epoch and before evaluations.
+    """Choose how a fit combines `variables` (one, a list, or a layer's) at the end of an epoch and before evaluations.
 
     "mean": their mean over the ranks. "sum": what all ranks have added since the last time. "rank 0": rank 0's value.
-    "own": each rank's own. "same": compared, and a difference ends the script. Moving statistics of normalisation
+    "own": each rank's own. "same": compared, and a difference ends the script. Moving statistics of normalization
     layers are "mean", other variables that no gradient moves "own". Call it on every rank, before the fit.
     """
     if how not in get_args(Combination):
         raise UsageError(f"hpcdl.combine(..., {how!r}): choose one of {', '.join(map(repr, get_args(Combination)))}")
-    single = hasattr(variables, "assign") or not isinstance(variables, Iterable)  # one of TensorFlow's gives its rows
+    single = hasattr(variables, "assign") or not isinstance(variables, Iterable)  # a tf.Variable iterates over rows
     for one in [variables] if single else variables:
         if not hasattr(one, "assign"):
             raise UsageError(f"hpcdl.combine takes Keras variables, not {type(one).__name__}; give layer.variables")
@@ -48,7 +48,7 @@ def combine(variables: Any, how: Combination) -> None:
 
 
 def chosen_for(variable: Any) -> str | None:
-    """What `combine` was given for a variable; None where the script has not chosen."""
+    """Return what `combine` was given for a variable, or None if the script has not chosen."""
     return getattr(variable, CHOSEN, None)
 
 
@@ -57,7 +57,7 @@ def _is_float(variable: Any) -> bool:
 
 
 def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
-    """The weights that no gradient moves, each with its combination and whether the script has chosen that."""
+    """Return the weights that no gradient moves, each with its combination and whether the script has chosen it."""
     found: dict[int, tuple[Any, str, bool]] = {}
     known = {id(one) for one in model.weights}
     for layer, variable in declared_fixed(model):
@@ -66,7 +66,7 @@ def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
             normal = isinstance(layer, keras.layers.BatchNormalization) or variable.name.startswith(_STATISTICS)
             usual = "mean" if normal and _is_float(variable) else "own"
             found[id(variable)] = variable, chosen or usual, chosen is not None
-    for variable in model.weights:  # one that gradients move may have been chosen too
+    for variable in model.weights:  # the script may also have chosen one that gradients move
         chosen = getattr(variable, CHOSEN, None)
         if chosen is not None:
             found[id(variable)] = variable, chosen, True
@@ -74,20 +74,20 @@ def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
 
 
 def own_variables(model: Any, optimizers: Iterable[Any] | None = None) -> list[Any]:
-    """What each rank keeps for itself: own variables of the model, and gradients that its optimizers sum up.
+    """Return what each rank keeps for itself: the model's own variables, and gradients accumulated by its optimizers.
 
-    `optimizers`: those of the model, where they have been looked for.
+    `optimizers`: those of the model, if they are known already.
     """
     return [*fixed_and_own(model), *kept_by_optimizers(optimizers_of(model) if optimizers is None else optimizers)]
 
 
 def fixed_and_own(model: Any) -> list[Any]:
-    """The variables of the model that each rank moves by itself."""
+    """Return the variables of the model that each rank moves by itself."""
     return [one for one, how, _ in fixed_variables(model) if how in ("own", "sum")]
 
 
 def kept_by_optimizers(optimizers: Iterable[Any]) -> list[Any]:
-    """What optimizers keep for this rank: gradients that they sum up before updates, momenta of weights of its own."""
+    """Return what optimizers keep for this rank: accumulated gradients, and momenta of the rank's own weights."""
     given = list(optimizers)
     sums = [one for optimizer in given for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
     moved = [center for center in map(center_of, given) if center is not None]
@@ -95,7 +95,7 @@ def kept_by_optimizers(optimizers: Iterable[Any]) -> list[Any]:
 
 
 def shared_variables_of(model: Any) -> list[Any]:
-    """Weights and the variables of all optimizers, each once, as far as they are to be the same on all ranks."""
+    """Return the weights and optimizer variables, each once, that must be the same on all ranks."""
     optimizers = optimizers_of(model)
     own = {id(one) for one in own_variables(model, optimizers)}
     found = {id(one): one for group in [model.weights, *(one.variables for one in optimizers)] for one in group}
@@ -103,20 +103,20 @@ def shared_variables_of(model: Any) -> list[Any]:
 
 
 class CombinedVariables:
-    """Combines a model's variables that no gradient moves; `begin` when all ranks hold what they begin a fit with."""
+    """Combines a model's variables that no gradient moves. Call `begin` once all ranks have their initial values."""
 
     def __init__(self, model: Any, communicator: Communicator) -> None:
         self._model, self._communicator = model, communicator
         self._bases: dict[int, Array] = {}
 
     def begin(self) -> None:
-        """Remember what sums begin with."""
+        """Remember the values that sums start from."""
         self._bases = {
             id(one): numpy.array(one.numpy()) for one, how, _ in fixed_variables(self._model) if how == "sum"
         }
 
     def combine(self) -> None:
-        """Put combined values into the variables; collective."""
+        """Put the combined values into the variables. Collective."""
         if self._communicator.size == 1:
             return
         kinds = fixed_variables(self._model)
@@ -130,7 +130,7 @@ class CombinedVariables:
         broadcast_variables(self._communicator, [one for one, how, _ in kinds if how == "rank 0"])
 
     def _summed(self, values: list[Array]) -> list[Array]:
-        """Sums over the ranks, in one message."""
+        """Return the sums over the ranks, in one message."""
         if not values:
             return []
         total = numpy.concatenate([value.reshape(-1) for value in values])
@@ -144,7 +144,7 @@ class CombinedVariables:
         if _is_float(variable):
             (change,) = self._summed([own.astype(numpy.float64) - base])
             total = base + change
-        else:  # whole numbers are exact as such; in floating point they are not above 2**53
+        else:  # sum integers exactly; floating point is inexact above 2**53
             rows = self._communicator.allgather_json([own.reshape(-1).tolist(), base.reshape(-1).tolist()])
             bases = base.reshape(-1).tolist()
             changes = [[now - then for now, then in zip(*row, strict=True)] for row in rows]
@@ -155,14 +155,14 @@ class CombinedVariables:
         self._bases[id(variable)] = total
 
     def differing_own(self) -> list[str]:
-        """Paths of variables that differ over the ranks, and that nobody has chosen to be a rank's own; collective."""
+        """Return the paths of variables that differ between ranks without the script's choice. Collective."""
         unasked = [one for one, how, chosen in fixed_variables(self._model) if how == "own" and not chosen]
         rows = self._communicator.allgather_json([digest_of(one) for one in unasked])
         return [one.path for one, *digests in zip(unasked, *rows, strict=False) if len(set(digests)) > 1]
 
 
 def say_what_is_own(paths: list[str]) -> bool:
-    """The line about variables that ranks keep for themselves."""
+    """Print the line about variables that ranks keep for themselves."""
     sys.stderr.write(
         f"hpcdl: {listed(paths)}: no gradient moves them, and each rank keeps its own values; "
         "hpcdl.combine(variable, 'mean' | 'sum' | 'rank 0' | 'own' | 'same') chooses\n"

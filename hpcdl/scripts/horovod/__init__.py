@@ -1,1 +1,1 @@
-"""What must change in a script for Horovod so that it trains with hpcdl on Keras 3; read, never run."""
+"""Find what must change in a Horovod script so that it trains with hpcdl on Keras 3. Scripts are read, never run."""

@@ -1,4 +1,4 @@
-"""What must change in a script for Horovod, line by line: its syntax tree is read, and nothing of it is run."""
+"""Find what must change in a Horovod script, line by line. It reads the syntax tree and runs nothing of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.scripts.horovod import names
 
 _OPTIMIZER = re.compile(r"(^|_)opt(imizer)?s?\d*$")
-"""How scripts call their optimizers, where nothing else tells."""
+"""Names that scripts usually give to optimizers, used if nothing else identifies them."""
 _LONGEST = 100
 _TF1 = "tensorflow.compat.v1"
 _NO_ARGUMENT = "leave it out: hpcdl's has no such argument"
@@ -23,7 +23,7 @@ _NO_ARGUMENT = "leave it out: hpcdl's has no such argument"
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Change:
-    """One place of a script, its first and last line, and what to type instead."""
+    """One place in a script, its first and last line, and its replacement."""
 
     line: int
     last: int
@@ -36,9 +36,9 @@ class Change:
 
 
 def changes_in(path: Path) -> list[Change]:
-    """What is left to change in the script `path`, in the order of its lines.
+    """Return what is left to change in the script `path`, in line order.
 
-    UsageError where it is not Python, or imports neither Horovod nor hpcdl.
+    Raises UsageError if it is not Python, or if it imports neither Horovod nor hpcdl.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     script = _Script(tree, path.parent)
@@ -49,7 +49,7 @@ def changes_in(path: Path) -> list[Change]:
 
 
 class _Script(ast.NodeVisitor):
-    """Looks at every name, call and import once; what is to be left out as a whole is not looked into."""
+    """Visits every name, call and import once. It does not look into code that is to be removed as a whole."""
 
     def __init__(self, tree: ast.Module, folder: Path) -> None:
         self.changes: set[Change] = set()
@@ -66,7 +66,7 @@ class _Script(ast.NodeVisitor):
         ]
 
     def _note(self, node: ast.AST) -> None:
-        """Remember what a name stands for: imports, optimizers, elastic states, configurations of sessions."""
+        """Record what a name stands for: imports, optimizers, elastic states, configurations of sessions."""
         if isinstance(node, ast.Import):
             for one in node.names:
                 root = one.name if one.asname else one.name.partition(".")[0]
@@ -84,7 +84,7 @@ class _Script(ast.NodeVisitor):
                 self._kinds[ast.unparse(target)] = called
 
     def _origin(self, node: ast.AST) -> str:
-        """The whole name of what an expression of names and dots stands for; empty where it is something else."""
+        """Return the full name that an expression of names and dots stands for; empty for other expressions."""
         if isinstance(node, ast.Name):
             return self._origins.get(node.id, "")
         if isinstance(node, ast.Attribute):
@@ -106,12 +106,12 @@ class _Script(ast.NodeVisitor):
     # Imports
 
     def visit_Import(self, node: ast.Import) -> None:
-        """`import a.b as c`."""
+        """Check `import a.b as c`."""
         for one in node.names:
             self._import(node, one.name, f"import {one.name}" + (f" as {one.asname}" if one.asname else ""), one.asname)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """`from a.b import c, d`."""
+        """Check `from a.b import c, d`."""
         module = node.module or ""
         if node.level or not module:
             self._beside(node, [module or one.name for one in node.names])
@@ -144,7 +144,7 @@ class _Script(ast.NodeVisitor):
             self._beside(node, [module or name])
 
     def _imported(self, node: ast.stmt, name: str, text: str) -> None:
-        """A name that is imported from one of Horovod's modules, or from hpcdl."""
+        """Check a name that is imported from a Horovod module or from hpcdl."""
         found = _longest(names.HOROVOD, f"hvd.{name}")[1]
         if name in hpcdl.__all__ and name != "callbacks":
             if not text.startswith("from hpcdl "):
@@ -156,7 +156,7 @@ class _Script(ast.NodeVisitor):
             self._add(node, found or "leave it out: hpcdl has no such name", text)
 
     def _beside(self, node: ast.stmt, modules: Sequence[str]) -> None:
-        """Modules of the script's own that import Horovod as well are to be read too."""
+        """Report the script's own modules that import Horovod as well: they must be checked too."""
         for name in modules:
             path = self._folder / f"{name.replace('.', '/')}.py"
             if path.is_file() and re.search(rb"^\s*(import|from)\s+horovod\b", path.read_bytes(), re.MULTILINE):
@@ -165,7 +165,7 @@ class _Script(ast.NodeVisitor):
     # Statements
 
     def visit_If(self, node: ast.If) -> None:
-        """An `if` that holds nothing but a GPU's choice is to be left out with it."""
+        """Report an `if` that only chooses a GPU: it is to be removed as a whole."""
         calls = [one.value for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
         if len(calls) == len(node.body) and all(self._called(one.func) in names.PINNING for one in calls):
             text = " ".join(ast.unparse(node).split())
@@ -176,7 +176,7 @@ class _Script(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Attributes of a session's configuration, and environment variables."""
+        """Check attributes of a session's configuration, and environment variables."""
         target = node.targets[0]
         base = target
         while isinstance(base, ast.Attribute):
@@ -194,7 +194,7 @@ class _Script(ast.NodeVisitor):
     # Expressions
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """`a.b.c`, the longest chain first."""
+        """Check `a.b.c`, the longest chain first."""
         if self._name(node, self._origin(node)):
             return
         if self._is_optimizer(node.value) and node.attr in names.OPTIMIZER_MEMBERS:
@@ -208,12 +208,12 @@ class _Script(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """A name that was imported by itself."""
+        """Check a name that was imported by itself."""
         if "." in self._origins.get(node.id, ""):
             self._name(node, self._origin(node), told_at_import=True)
 
     def _name(self, node: ast.expr, origin: str, *, told_at_import: bool = False) -> bool:
-        """Look at a whole name; whether there is nothing more to see in it."""
+        """Check a full name. Return whether its parts need no further check."""
         if not origin:
             return False
         whole = _common(origin)
@@ -222,7 +222,7 @@ class _Script(ast.NodeVisitor):
                 self._of_horovod(node, whole)
             return True
         if whole.startswith("horovod"):
-            if not whole.startswith(names.NOT_MOVED):  # told where they are imported
+            if not whole.startswith(names.NOT_MOVED):  # reported at their import
                 self._add(node, _longest(names.REFUSED, whole)[1])
             return True
         gone = _gone(origin)
@@ -231,7 +231,7 @@ class _Script(ast.NodeVisitor):
         return gone is not None
 
     def _of_horovod(self, node: ast.expr, whole: str) -> None:
-        """A name of Horovod's that hpcdl lacks."""
+        """Report a Horovod name that hpcdl lacks."""
         _, instead = _longest(names.HOROVOD, whole)
         first = whole.split(".")[1]
         if instead:
@@ -240,7 +240,7 @@ class _Script(ast.NodeVisitor):
             self._add(node, "leave it out: hpcdl has no such name (docs/reference/horovod.md)")
 
     def _is_optimizer(self, node: ast.expr) -> bool:
-        """Whether an expression is an optimizer, by what it was made of or by its name."""
+        """Return whether an expression is an optimizer, by its origin or by its name."""
         text = ast.unparse(node)
         kind = self._kinds.get(text, "")
         made = kind.startswith("keras.optimizers.") or kind == "hvd.DistributedOptimizer"
@@ -248,7 +248,7 @@ class _Script(ast.NodeVisitor):
         return made or (named and not self._origin(node))
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """The GPU of this rank is the only one that it sees."""
+        """Report a choice of GPU by local rank: each rank sees its own GPU only."""
         if self._is_local_rank(node.slice) and "gpu" in ast.unparse(node.value).lower():
             self._add(node, f"{ast.unparse(node.value)}[0]: hvd.init() shows each rank its own GPU alone")
         else:
@@ -258,7 +258,7 @@ class _Script(ast.NodeVisitor):
         return isinstance(node, ast.Call) and self._called(node.func) == "hvd.local_rank"
 
     def visit_Call(self, node: ast.Call) -> None:
-        """What is called, and with which arguments."""
+        """Check what is called, and its arguments."""
         called = self._called(node.func)
         on_device = called == "tensorflow.device" and any(map(self._is_local_rank, ast.walk(node)))
         if called in names.PINNING or on_device:
@@ -276,7 +276,7 @@ class _Script(ast.NodeVisitor):
             self.visit(one)
 
     def _whole_call(self, node: ast.Call, called: str) -> bool:
-        """Calls in whose place something else stands as a whole."""
+        """Report a call that is replaced as a whole. Return whether it was one."""
         given = {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
         words = [ast.unparse(one) for one in node.args]
         if called == names.WARM_UP:
@@ -311,7 +311,7 @@ class _Script(ast.NodeVisitor):
         return self._kinds.get(ast.unparse(node), "").startswith(("hvd.elastic.", "hvd.State"))
 
     def _backend_value(self, node: ast.Call, called: str) -> bool:
-        """K.set_value and K.get_value, of a learning rate or of another variable."""
+        """Report K.set_value or K.get_value of a learning rate or another variable. Return whether it is done."""
         variable = node.args[0] if node.args else node
         for one in node.args[1:]:
             self.visit(one)
@@ -331,7 +331,7 @@ class _Script(ast.NodeVisitor):
         return True
 
     def _schedule(self, node: ast.Call) -> str:
-        """All LearningRateScheduleCallbacks of a script are one callback of hpcdl's."""
+        """Return the one hpcdl callback that replaces all LearningRateScheduleCallbacks of a script."""
         if node is not self._schedules[0]:
             return f"leave it out: the one on line {self._schedules[0].lineno} holds it"
         rows = [_stage(one) for one in self._schedules]
@@ -341,7 +341,7 @@ class _Script(ast.NodeVisitor):
         return f"hvd.learning_rate_schedule(lambda epochs: {stages} else 1.0{rate})"
 
     def _arguments(self, node: ast.Call, called: str) -> list[ast.keyword]:
-        """Tell of arguments that are gone; those in which there is nothing more to see."""
+        """Report removed arguments. Return those that need no further check."""
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         gone: Mapping[str, str] = names.CALLBACK_ARGUMENTS.get(called, {})
         if called.startswith("keras.optimizers."):
@@ -369,7 +369,7 @@ class _Script(ast.NodeVisitor):
         self._add(one, f"{instead}{value}" if instead.endswith("=") else instead, f"{one.arg}={value}")
 
     def _arguments_of_horovod(self, node: ast.Call, called: str) -> list[ast.keyword]:
-        """Arguments that hpcdl's function of the same name has not."""
+        """Report arguments that hpcdl's function of the same name lacks."""
         name = called.removeprefix("hvd.")
         if name not in hpcdl.__all__ or name in ("callbacks", "data"):
             return []
@@ -399,7 +399,7 @@ class _Script(ast.NodeVisitor):
         return done
 
     def _file_name(self, node: ast.Call) -> None:
-        """ModelCheckpoint's file, where the script names it."""
+        """Check the file name of ModelCheckpoint, if it is a constant."""
         words = {one.arg: one.value for one in node.keywords}
         path = node.args[0] if node.args else words.get("filepath")
         weights = words.get("save_weights_only")
@@ -409,7 +409,7 @@ class _Script(ast.NodeVisitor):
             self._add(path, f"a name that ends in {' or '.join(endings)}")
 
     def _saved_name(self, node: ast.Call, method: str) -> None:
-        """model.save and model.save_weights, where the script names the file."""
+        """Check the file name of model.save and model.save_weights, if it is a constant."""
         endings = (".weights.h5",) if method == "save_weights" else (".keras", ".h5")
         path = node.args[0] if node.args else None
         model = ast.unparse(node.func).rpartition(".")[0]
@@ -420,7 +420,7 @@ class _Script(ast.NodeVisitor):
 
 
 def _common(origin: str) -> str:
-    """A whole name as the tables have it."""
+    """Return a full name in the form that the tables use."""
     origin = origin.replace(_TF1, "tensorflow", 1)
     for module in (*names.MODULES, "hpcdl"):
         if origin.startswith(f"{module}."):
@@ -432,7 +432,7 @@ def _common(origin: str) -> str:
 
 
 def _gone(origin: str) -> tuple[str, str] | None:
-    """The part of a whole name that TensorFlow 2 and Keras 3 lack, and what to type; None where they have it."""
+    """Return the part of a name that TensorFlow 2 and Keras 3 lack, and its replacement; None if they have it."""
     whole = _common(origin)
     if origin.startswith(f"{_TF1}.") and whole.split(".")[1] in names.LEFT_IN_VERSION_1:
         return None
@@ -452,7 +452,7 @@ def _gone(origin: str) -> tuple[str, str] | None:
 
 
 def _typed(gone: tuple[str, str], origin: str) -> str:
-    """What to type for the whole of a name whose beginning is gone."""
+    """Return the replacement of a full name whose beginning has been removed."""
     found, instead = gone
     rest = _common(origin).removeprefix(found)
     dotted = all(part.isidentifier() for part in instead.split("."))
@@ -461,7 +461,7 @@ def _typed(gone: tuple[str, str], origin: str) -> str:
 
 
 def _import_of(text: str, alias: str | None) -> str:
-    """The import of a whole name; any other text as it is."""
+    """Return the import of a full name; any other text unchanged."""
     parts = text.split(".")
     if not all(part.isidentifier() for part in parts):
         return text
@@ -474,7 +474,7 @@ def _import_of(text: str, alias: str | None) -> str:
 
 
 def _longest(table: Mapping[str, str], name: str) -> tuple[str, str]:
-    """The entry whose name is `name` or the longest beginning of it; empty texts where there is none."""
+    """Return the entry for `name` or its longest known prefix; empty texts if there is none."""
     parts = name.split(".")
     heads = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
     found = next((head for head in heads if head in table), "")
@@ -482,14 +482,14 @@ def _longest(table: Mapping[str, str], name: str) -> tuple[str, str]:
 
 
 def _warm_up(words: Sequence[str], given: Mapping[str, str]) -> str:
-    """In Horovod's place: `(initial_lr, warmup_epochs=5, ...)`."""
+    """Return the replacement of Horovod's warm-up callback `(initial_lr, warmup_epochs=5, ...)`."""
     rate = given.get("initial_lr", words[0] if words else "")
     epochs = given.get("warmup_epochs", words[1] if len(words) > 1 else "5")
     return f"hvd.learning_rate_warmup({epochs}{f', initial_rate={rate}' if rate else ''})"
 
 
 def _stage(node: ast.Call) -> tuple[str, str, str]:
-    """When a schedule counts, what the rate is multiplied with, and the initial rate."""
+    """Return when a schedule applies, its factor, and the initial rate."""
     places = ("initial_lr", "multiplier", "start_epoch", "end_epoch", "staircase")
     given = dict(zip(places, map(ast.unparse, node.args), strict=False))
     given |= {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
@@ -505,9 +505,9 @@ def _stage(node: ast.Call) -> tuple[str, str, str]:
 
 @functools.cache
 def _signature(name: str) -> tuple[frozenset[str], int, bool]:
-    """The arguments of a public name of hpcdl, how many may stand without a name, and whether it takes any others.
+    """Return the arguments of a public name, the number of positional ones, and whether it takes any others.
 
-    Its source is read; nothing is loaded.
+    The source is read; nothing is imported.
     """
     module = importlib.util.find_spec(f"hpcdl.scripts.{vars(hpcdl)['_PUBLIC'][name]}")
     assert module is not None and module.origin is not None
@@ -517,11 +517,11 @@ def _signature(name: str) -> tuple[frozenset[str], int, bool]:
             words = [one.arg for one in function.args.args][own:]
             named = frozenset([*words, *(one.arg for one in function.args.kwonlyargs)])
             return named, len(words), function.args.kwarg is not None
-    return frozenset(), 0, True  # a constant: it is not called
+    return frozenset(), 0, True  # a constant, which is not called
 
 
 def _function(node: ast.FunctionDef | ast.ClassDef) -> tuple[ast.FunctionDef, int]:
-    """What is called, and how many of its arguments Python gives."""
+    """Return the function that is called, and the number of arguments that Python adds."""
     if isinstance(node, ast.FunctionDef):
         return node, 0
     made: Iterator[ast.FunctionDef] = (

@@ -1,12 +1,12 @@
-"""What Horovod, TensorFlow 1 and Keras 2 have by names that are gone, and what to type instead.
+"""Names of Horovod, TensorFlow 1 and Keras 2 that no longer exist, and their replacements.
 
-Names are whole: `hvd` stands for Horovod's modules and for hpcdl, `keras` for keras and for tensorflow.keras.
+Names are full names: `hvd` stands for Horovod's modules and for hpcdl, `keras` for keras and for tensorflow.keras.
 """
 
 from __future__ import annotations
 
 MODULES = ("horovod.tensorflow.keras", "horovod.tensorflow", "horovod.keras")
-"""Modules of Horovod in whose place hpcdl stands."""
+"""Modules of Horovod that hpcdl replaces."""
 _KERAS_ALONE = "hpcdl trains Keras models on TensorFlow alone"
 REFUSED = {
     "horovod.torch": f"stay with PyTorch's own torch.distributed: {_KERAS_ALONE}",
@@ -17,7 +17,7 @@ REFUSED = {
     "horovod.run": "leave it out; start ranks with `hpcdl run --ranks N SCRIPT`",
     "horovod": "leave it out; start ranks with `hpcdl run --ranks N SCRIPT`",
 }
-"""Modules of Horovod that have no counterpart; the longest name that fits counts."""
+"""Modules of Horovod without a counterpart. The longest matching name counts."""
 NOT_MOVED = ("horovod.torch", "horovod.mxnet", "horovod.spark", "horovod.ray")
 
 _BUILT = "leave it out: hpcdl always exchanges over MPI (`hpcdl doctor` says which)"
@@ -71,7 +71,7 @@ HOROVOD = {
         )
     },
 }
-"""Names of Horovod that hpcdl lacks; the longest name that fits counts."""
+"""Names of Horovod that hpcdl lacks. The longest matching name counts."""
 WARM_UP = "hvd.callbacks.LearningRateWarmupCallback"
 SCHEDULE = "hvd.callbacks.LearningRateScheduleCallback"
 STATES = ("hvd.elastic.KerasState", "hvd.elastic.TensorFlowKerasState")
@@ -81,7 +81,7 @@ STATE_METHODS = {
     "sync": "leave it out: hvd.State begins alike on all ranks",
     "check_host_updates": "leave it out: state.commit() looks for that",
 }
-"""What Horovod's elastic states have beside `commit`, `save` and `restore`."""
+"""Members of Horovod's elastic states other than `commit`, `save` and `restore`."""
 ARGUMENTS = {
     ("hvd.DistributedOptimizer", "compression"): "compress=",
     ("hvd.DistributedGradientTape", "compression"): "compress=",
@@ -90,7 +90,7 @@ ARGUMENTS = {
     ("hvd.DistributedGradientTape", "num_groups"): "groups=, or leave it out where it is 0",
     ("hvd.load_model", "custom_optimizers"): "leave it out, and name them in custom_objects=",
 }
-"""Arguments of Horovod's functions that hpcdl's have under another name."""
+"""Arguments of Horovod's functions that have another name in hpcdl."""
 
 _SESSION = "leave it out: TensorFlow 2 has no sessions, and hvd.init() sees to the GPU"
 _EAGER = "leave it out: Keras 3 compiles fit by itself, and needs eager execution"
@@ -152,14 +152,14 @@ REMOVED = {
         for name in ("core", "convolutional", "pooling", "normalization", "merge", "recurrent", "embeddings")
     },
 }
-"""Names of TensorFlow 1 and Keras 2; the longest name that fits counts."""
+"""Names of TensorFlow 1 and Keras 2. The longest matching name counts."""
 BACKEND = "keras.backend"
 LEFT_IN_BACKEND = (
     *("backend", "clear_session", "epsilon", "floatx", "get_uid", "image_data_format", "is_float_dtype"),
     *("is_int_dtype", "is_keras_tensor", "result_type", "set_epsilon", "set_floatx", "set_image_data_format"),
     "standardize_dtype",
 )
-"""What keras.backend still has; tensorflow.keras.backend has the rest as well, but for sessions."""
+"""Members that keras.backend still has. tensorflow.keras.backend has the others too, except sessions."""
 STILL_IN_TF_KERAS = {
     "keras.preprocessing.image.ImageDataGenerator": "tf.keras.preprocessing.image.ImageDataGenerator",
     "keras.preprocessing.text": "keras.layers.TextVectorization",
@@ -167,7 +167,7 @@ STILL_IN_TF_KERAS = {
 }
 """Names that `keras` has lost and `tensorflow.keras` still has."""
 LEFT_IN_VERSION_1 = ("logging", "app", "flags", "gfile", "set_random_seed", "random_uniform", "random_normal", "random")
-"""What of tf.compat.v1 does no harm."""
+"""Names of tf.compat.v1 that still work."""
 VERSION_1 = "a TensorFlow 1 name: what it does is Keras's own, or tf's without compat.v1"
 
 OPTIMIZER_ARGUMENTS = {
@@ -187,7 +187,7 @@ OPTIMIZER_MEMBERS = {
     "get_unscaled_gradients": "leave it out: apply_gradients does that",
     "_distribute": "leave it out",
 }
-"""Of optimizers; their `variables` is no function any more."""
+"""Members of optimizers. Their `variables` is no longer a function."""
 METHODS = {
     "fit_generator": "fit",
     "evaluate_generator": "evaluate",

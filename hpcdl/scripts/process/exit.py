@@ -1,4 +1,4 @@
-"""How a rank of a script ends: with all the others, or at once and with one line that says why."""
+"""How a rank of a script ends: together with all others, or at once with one line that gives the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcdl.supervision.watchdog import Watchdog
 
 QUITTERS = ("exit", "quit")
-"""Names that Python gives to sys.exit, where it was not started with -S."""
+"""Names that Python gives to sys.exit, unless it was started with -S."""
 FIRST_WORD_S = 3.0
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CLASS = re.compile(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Iteration)\b")
@@ -36,15 +36,15 @@ _WRAPPED = (
     "Exception encountered when calling",
     "Traceback (most recent call last):",
 )
-"""What texts of errors hold that AutoGraph, a graph, a layer of Keras's or a function in a graph has wrapped."""
+"""Marks of error texts that AutoGraph, a graph, a Keras layer or a function in a graph has wrapped."""
 _PACKAGE = Path(__file__).parents[2]
 
 
 def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "") -> None:
-    """Return when every rank's script is over; a rank that waits for this one before it gets there ends the job.
+    """Return when every rank's script is over. A rank that waits for this one in another operation ends the job.
 
-    `communicator` is one for this alone: what the script itself waits in must not fit. Others may take as long as
-    they like, and do what they like: this rank answers, and accuses nobody. `called`: what the script left by.
+    `communicator` must be separate, so that the script's own operations cannot match. Other ranks may take as long as
+    they like: this rank answers and blames none. `called`: the function by which the script left.
     """
     seen = communicator.monitor
     how = f"its script has called {called}(0)" if called else "its script has come to its end"
@@ -54,9 +54,9 @@ def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "")
 
 
 def show(error: BaseException, script: str = "") -> None:
-    """Print the traceback of an error in the user's own code; of hpcdl's own errors the line that follows says it all.
+    """Print the traceback of an error in the user's own code. For hpcdl's own errors the line that follows is enough.
 
-    What stands above the first line of `script` is left out.
+    Frames above the first line of `script` are omitted.
     """
     error = error.__cause__ or error if isinstance(error, InFunction) else error
     if isinstance(original(error), HpcdlError) and not os.environ.get("HPCDL_VERBOSE"):
@@ -68,13 +68,13 @@ def show(error: BaseException, script: str = "") -> None:
 
 
 class InFunction(HpcdlError):
-    """An error in a `tf.function` of the script: its class, its text, and the script's own line that raised it."""
+    """An error in a `tf.function` of the script: its class, its text, and the script's line that raised it."""
 
 
 def users_own(error: BaseException) -> BaseException:
-    """`error`, or where AutoGraph, TensorFlow or Keras has wrapped it, what the script itself has raised, and where.
+    """Return `error`, or if AutoGraph, TensorFlow or Keras has wrapped it, the script's own error and its line.
 
-    The cause of the new one is `error`, for its traceback.
+    The cause of the new error is `error`, which keeps its traceback.
     """
     found = original(error)
     message = str(found.args[0]) if isinstance(found, KeyError) and found.args else str(found)
@@ -89,18 +89,18 @@ def users_own(error: BaseException) -> BaseException:
 
 
 def _place(path: str, line: Any, name: str) -> str:
-    """A line of the script's own code; empty for one of a library, of hpcdl or of Python itself."""
+    """Return a line of the script's own code as text; empty for one of a library, of hpcdl or of Python."""
     library = path.startswith("<") or "site-packages" in path or Path(path).is_relative_to(_PACKAGE)
     return "" if library else f"{Path(path).name}, line {line}, in {name}"
 
 
 def _text_in(lines: Sequence[str], name: str) -> str:
-    """What an error of class `name` says, of lines that tell in what it has been wrapped."""
+    """Return the text of an error of class `name` from the lines of the error that wraps it."""
     if lines[0].startswith("Exception encountered when calling"):  # Keras
         return f"{name}: {lines[1]}"
     lines = [line for line in lines if not line.startswith("[[{{node")]
     last = max((index for index, line in enumerate(lines) if _PLACE.match(line)), default=-1)
-    # A text of several lines begins where its class is named; a function called from a graph has another one.
+    # A text of several lines begins with the name of its class. A function called from a graph raises another class.
     classes = [line for line in lines if _CLASS.match(line)]
     if lines[0].startswith("in user code:") or "Traceback (most recent call last):" in lines:
         return next((line for line in reversed(lines) if line.startswith(f"{name}: ")), (classes or lines)[-1])
@@ -108,9 +108,9 @@ def _text_in(lines: Sequence[str], name: str) -> str:
 
 
 def speaks_first(folder: Path, state: str) -> bool:
-    """Whether no other rank has said yet why the job ends: what several of them find is told by one.
+    """Return whether no other rank has given a reason for the end yet: if several find one, only one prints it.
 
-    Who is `state` "bereaved" gives the others time to speak; who may not speak gives them time to end the job.
+    A rank whose `state` is "bereaved" first gives the others time to speak. A refused rank waits for the job's end.
     """
     if state == "bereaved":
         time.sleep(FIRST_WORD_S)
@@ -126,8 +126,8 @@ def speaks_first(folder: Path, state: str) -> bool:
 
 
 def noting_exit(note: Callable[[Any], None]) -> type[SystemExit]:
-    """SystemExit as a script is to know it: `note` gets the code of each one that is made, by `raise` or sys.exit."""
-    plain = SystemExit  # the name will be the new one's
+    """Return a SystemExit class for scripts: `note` gets the code of each instance, made by `raise` or sys.exit."""
+    plain = SystemExit  # the new class takes the name over
 
     def made(self: SystemExit, *args: Any) -> None:
         plain.__init__(self, *args)
@@ -138,17 +138,17 @@ def noting_exit(note: Callable[[Any], None]) -> type[SystemExit]:
 
 @dataclass(kw_only=True)
 class Ending:
-    """What happens at the end of a process that somebody else's launcher has started; in force from `install` on."""
+    """The end of a process that another launcher has started. It takes effect with `install`."""
 
     communicator: Observed
     last: Observed
-    """The same ranks, for leaving together alone."""
+    """A communicator of the same ranks, only for leaving together."""
     watch: Watchdog
     exit_called: tuple[int, float] | None = None
-    """The code of the last SystemExit, and when it was made."""
+    """The code of the last SystemExit, and the time of its creation."""
 
     def install(self) -> None:
-        """Take over what Python does when a script ends."""
+        """Replace what Python does when a script ends."""
         sys.excepthook = self._failed
         noted = noting_exit(self._note)
         self._plain = {name: value for name, value in vars(builtins).items() if name in (*QUITTERS, "SystemExit")}
@@ -167,7 +167,7 @@ class Ending:
         vars(os)["_exit"] = self._left_at_once
 
     def uninstall(self) -> None:
-        """Give it back."""
+        """Restore what `install` replaced."""
         sys.excepthook = sys.__excepthook__
         for module in self._callers:
             vars(module)["exit"] = self._exit
@@ -176,7 +176,7 @@ class Ending:
         atexit.unregister(self._over)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An error that nobody catches ends the job: the other ranks would wait for this one for ever."""
+        """End the job after an uncaught error: the other ranks would wait for this one for ever."""
         if os.getpid() != self._process:
             leave_as_fork(error)
         from hpcdl.run.ended import one_line, verdict
@@ -190,9 +190,9 @@ class Ending:
         mine.abort(exit_code)
 
     def _left_at_once(self, status: int) -> NoReturn:
-        """The script calls os._exit, which a launcher may pass over in silence: as sys.exit, without Python's own end.
+        """Treat os._exit as sys.exit, without Python's cleanup: a launcher might not notice it.
 
-        A process that this one has forked leaves as it would.
+        A forked process leaves as it would without hpcdl.
         """
         vars(os)["_exit"] = self._leave_at_once
         if os.getpid() == self._process and not called_by_hpcdl(sys._getframe(1)):
@@ -217,12 +217,12 @@ class Ending:
             self.exit_called = exit_code_of(code), time.monotonic()
 
     def _over(self) -> None:
-        """The script is over, by its last line or by sys.exit; with another code than 0 no rank need go on."""
-        if os.getpid() != self._process:  # by its own code, which nobody else keeps
+        """End a script that reached its last line or called sys.exit. A code other than 0 ends all ranks."""
+        if os.getpid() != self._process:  # its own code, which no other process records
             leave_as_fork(SystemExit(self.exit_called[0] if self.exit_called else 0))
         mine = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
-        called = mine.monitor.moved_s() < called_s  # else somebody caught it, and the script went on
+        called = mine.monitor.moved_s() < called_s  # else the script caught it and continued
         if code and called:
             self._say_and_abort(code, "sys.exit")
         leave_together(self.last, self.watch, called="sys.exit" if called else "")
@@ -230,7 +230,7 @@ class Ending:
 
 
 def leave_as_fork(error: BaseException | None) -> NoReturn:
-    """End a process that a rank has forked as Python ends one; MPI, whose job the rank is in, is left alone."""
+    """End a forked process as Python does, without MPI, because the rank's MPI job belongs to its parent."""
     code = 0
     if isinstance(error, SystemExit):
         code = exit_code_of(error.code)
@@ -247,7 +247,7 @@ def leave_as_fork(error: BaseException | None) -> NoReturn:
 
 @contextlib.contextmanager
 def forks_apart() -> Iterator[None]:
-    """Inside, a process that the script forks ends where the script does: it must not leave in its rank's name."""
+    """Make a process that the script forks end inside this context: it must not leave in its rank's name."""
     process = os.getpid()
     try:
         yield
@@ -260,17 +260,17 @@ def forks_apart() -> Iterator[None]:
 
 
 def called_by_hpcdl(frame: FrameType) -> bool:
-    """Whether it is hpcdl itself that calls os._exit, its last way to end a rank."""
+    """Return whether hpcdl itself calls os._exit, as its last way to end a rank."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "hpcdl"
 
 
 class LeftAtOnce(SystemExit):
-    """os._exit of a script under `hpcdl run`, taken for sys.exit: of a process that just ends nobody can tell."""
+    """os._exit of a script under `hpcdl run`, treated as sys.exit: a process that just ends leaves no trace."""
 
 
 @contextlib.contextmanager
 def leaving_in_order() -> Iterator[None]:
-    """Inside, os._exit raises LeftAtOnce. Other threads, forked processes and hpcdl itself leave as they would."""
+    """Make os._exit raise LeftAtOnce, except in other threads, in forked processes and in hpcdl itself."""
     plain, process = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -287,20 +287,20 @@ def leaving_in_order() -> Iterator[None]:
 
 
 def called_in(leaving: SystemExit) -> str:
-    """What the script has called."""
+    """Return the name of the function that the script has called."""
     return "os._exit" if isinstance(leaving, LeftAtOnce) else "sys.exit"
 
 
 def after_updates(number: int) -> str:
-    """`after 3 updates`."""
+    """Return a text such as `after 3 updates`."""
     return f"after {number} update{'s' * (number != 1)}" if number else "before any update"
 
 
 def exit_code_of(code: Any) -> int:
-    """What the system sees of the argument of sys.exit."""
+    """Return the exit code that the system sees for an argument of sys.exit."""
     return 0 if code is None else code & 255 if isinstance(code, int) else 1
 
 
 def exited(code: int, called: str = "sys.exit") -> str:
-    """One line about a script that has ended itself."""
+    """Return one line about a script that has ended itself."""
     return f"the script has called {called}({code}), which ends all ranks"

@@ -1,8 +1,8 @@
 """Ranks of a script that compute together: they agree before every collective, so that none waits for ever.
 
-Each collective of a script begins with a header, one small all-reduce: which collective this is, with which shapes, and
-a weight. Where ranks are in different ones, all of them know at once and end with one line that says who is where. It
-also carries who has run out of data (`join`): such a rank takes part in the others' sums with zeros.
+Each collective of a script begins with a header, one small all-reduce: an identifier of the collective and its shapes,
+and a weight. If ranks are in different collectives, all of them know at once, and end with one line that names both.
+The header also says which ranks have no more data (`join`): these take part in the others' sums with zeros.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Kept = TypeVar("Kept")
 _LARGEST_NUMBER = 1 << 20
-"""Numbers of collectives stay below: their squares, summed over some thousand ranks, are exact in float64."""
+"""Upper limit of identifiers of collectives: their squares, summed over some thousand ranks, are exact in float64."""
 
 
 class ScriptGroup:
-    """All ranks, or a process set's. `messages` is a message space of its own; one thread at a time uses it.
+    """All ranks, or those of a process set. `messages` is a separate message space for one thread at a time.
 
-    `started`: names of the variables that have been made alike. `num_joined`: ranks that had joined at the last
-    collective. `keep` holds what lives as long as the group.
+    `started`: keys of the variables that have been made equal. `num_joined`: number of ranks that had joined at the
+    last collective. `keep` holds objects that live as long as the group.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -44,23 +44,23 @@ class ScriptGroup:
         self._recorded: list[Callable[[], Any]] | None = None
 
     def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
-        """What `make` returned when `key` was first asked for."""
+        """Return the object that `make` returned when `key` was first requested."""
         if key not in self._kept:
             self._kept[key] = make()
         kept: Kept = self._kept[key]
         return kept
 
     def forget(self, key: Any) -> None:
-        """Make anew what `key` names when it is asked for again."""
+        """Forget the object of `key`, so that the next request makes a new one."""
         self._kept.pop(key, None)
 
     def agree(
         self, collective: str, details: Sequence[str] = (), *, names: Sequence[str] = (), weight: float = 0.0
     ) -> float:
-        """Begin a collective: the sum of all ranks' weights, once every rank has come to the same one; collective.
+        """Begin a collective. Return the sum of all ranks' weights once every rank is in the same one. Collective.
 
-        UsageError on every rank where they differ, with the first difference. `details`: what else must be the same;
-        `names`: what they are called here, which may differ, for the error's words.
+        Raises UsageError on every rank if they differ, with the first difference. `details`: what else must agree.
+        `names`: labels of the details for the error's text, which may differ between ranks.
         """
         self._recorded = None
         if self.size == 1:
@@ -76,9 +76,9 @@ class ScriptGroup:
         return total_weight
 
     def summing(self, function: Callable[..., Any], *, empty: bool = False) -> Callable[..., Any]:
-        """`function`, a part of the collective that sums arrays of the ranks up, or gathers rows of them (`empty`).
+        """Wrap `function`, the part of a collective that sums arrays over the ranks or gathers their rows (`empty`).
 
-        One that has joined calls it with zeros of the same shape, or without rows.
+        A rank that has joined calls it with zeros of the same shape, or without rows.
         """
 
         def call(*arrays: Array) -> Any:
@@ -89,14 +89,14 @@ class ScriptGroup:
         return call
 
     def when_joined(self, take_part: Callable[[], Any]) -> None:
-        """What a rank that has joined does where the others are in the collective that has just begun."""
+        """Record what a rank that has joined does when the others are in the current collective."""
         if self._recorded is not None:
             self._recorded.append(take_part)
 
     def join(self) -> int:
-        """Take part in the others' sums with zeros until every rank has joined; the last rank to do so.
+        """Take part in the others' sums with zeros until every rank has joined. Return the last rank to join.
 
-        Afterwards `unequal` says whether any rank has done so: others then had more steps.
+        Afterwards `unequal` tells whether any rank took part in that way, that is, whether others had more steps.
         """
         num_sums = 0
         while self.size > 1:
@@ -114,16 +114,16 @@ class ScriptGroup:
         return max(rank for rank, rounds in enumerate(waited) if rounds == min(waited))
 
     def _headers(self, number: int, weight: float, *, joined: bool) -> tuple[float, int, int | None]:
-        """The sum of weights, how many have joined, and the number that all others have; None where they differ."""
+        """Return the sum of weights, the number of joined ranks, and the others' identifier; None if they differ."""
         header = numpy.array([number, number * number, weight, joined], numpy.float64)
         self._control.allreduce(header)
         num_joined = int(header[3])
         active, total, squares = self.size - num_joined, int(header[0]), int(header[1])
-        same = active * squares == total * total  # Cauchy and Schwarz: equal only where all numbers are
+        same = active * squares == total * total  # Cauchy-Schwarz: equal only if all numbers are equal
         return float(header[2]), num_joined, (total // active if active else 0) if same else None
 
     def _tell_apart(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
-        """Raise what the ranks differ in; collective."""
+        """Raise an error that names the difference between the ranks. Collective."""
         answers = self._control.allgather_json([list(mine), list(names)])
         texts: list[list[str]] = [text for text, _ in answers]
         other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)

@@ -1,6 +1,6 @@
-"""What is known of a script's run under `hpcdl run`: its steps and their times, and the record that tells of them.
+"""What is known of a script's run under `hpcdl run`: its steps, their times, and the run's record.
 
-Faster kernels under Keras's layers, for a script that asks for them, or whose `hpcdl run` does.
+Also enables faster kernels for Keras's layers, if the script or its `hpcdl run` asks for them.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 
 KERNELS_VARIABLE = "HPCDL_FAST_KERNELS"
-"""Set in the ranks of `hpcdl run --fast-kernels auto`, or `on`."""
+"""Set in the ranks of `hpcdl run --fast-kernels auto` or `on`."""
 
 
 def fast_kernels(*, on: bool = True) -> tuple[str, ...]:
-    """Let Keras's layers compute by faster kernels in all models of this process; returns the names of those.
+    """Make Keras's layers use faster kernels in all models of this process. Return the names of these kernels.
 
-    Each is held against Keras's own first: outputs, gradients and statistics may differ by 1e-5 of the largest. One
-    that differs more is left out, with a warning. Call it before `fit`, or before a step is traced: a graph that exists
-    keeps what it has. Models, their weights and what is saved stay Keras's. With `on=False`, or with a GPU, Keras
+    Each kernel is first compared with Keras's own: outputs, gradients and statistics may differ by 1e-5 of the largest.
+    A kernel that differs more is not used, with a warning. Call it before `fit`, or before a step is traced: existing
+    graphs do not change. Models, their weights and saved files stay Keras's. With `on=False`, or with a GPU, Keras
     computes everything itself.
     """
     return _used("auto" if on else "off")
 
 
 def use_kernels_of_launch() -> None:
-    """What `hpcdl run --fast-kernels` says, once; before the first step is traced."""
+    """Apply `hpcdl run --fast-kernels` once, before the first step is traced."""
     choice = os.environ.pop(KERNELS_VARIABLE, "")
     if choice:
         _used(choice)
 
 
 def kernels_in_force() -> tuple[str, ...]:
-    """Their names; of a script that has asked for none, nothing is imported to find out."""
+    """Return the names of the kernels in use. Nothing is imported for a script that has asked for none."""
     table = sys.modules.get("hpcdl.step.kernels.table")
     names: tuple[str, ...] = table.names_in_force() if table else ()
     return names
@@ -65,8 +65,8 @@ def kernels_in_force() -> tuple[str, ...]:
 def _used(choice: str) -> tuple[str, ...]:
     from hpcdl.step.kernels.table import use_chosen_kernels
 
-    # A thread of its own is outside of the graph that is traced, where a tape may be made. Inside tf.init_scope no tape
-    # records, so no gradient would be compared.
+    # A separate thread is outside the graph being traced, so a tape works there. Inside tf.init_scope no tape records,
+    # so no gradient would be compared.
     with ThreadPoolExecutor(1) as beside:
         found = beside.submit(use_chosen_kernels, None, choice).result()
     for text in found.warnings:
@@ -75,25 +75,25 @@ def _used(choice: str) -> tuple[str, ...]:
 
 
 class StepMeter:
-    """Counts a script's steps, their seconds and their samples, the first ones apart."""
+    """Counts a script's steps, their seconds and their samples, with the first steps separate."""
 
     def __init__(self, warmup_steps: int) -> None:
         self._warmup_steps = warmup_steps
         self.num_steps = 0
         self.num_counted = 0
-        """Steps whose samples are known."""
+        """Number of steps whose samples are known."""
         self.samples = 0.0
-        """Of this rank, over those steps."""
+        """Samples of this rank in those steps."""
         self.first_steps = array("d")
         self._cold, self._warm = Sample(ALL_STEPS_UP_TO), Sample(ALL_STEPS_UP_TO)
 
     @property
     def steps(self) -> Sample:
-        """Seconds of the steps after the warm-up; of all where there was nothing else."""
+        """Seconds of the steps after the warm-up, or of all steps if there are no others."""
         return self._warm if self._warm.count else self._cold
 
     def add(self, seconds: float, num_steps: int = 1) -> None:
-        """Count `num_steps` steps that have taken `seconds` together."""
+        """Count `num_steps` steps that took `seconds` in total."""
         for _ in range(num_steps):
             if self.num_steps < ALL_STEPS_UP_TO:
                 self.first_steps.append(seconds / num_steps)
@@ -101,35 +101,35 @@ class StepMeter:
             self.num_steps += 1
 
     def count(self, samples: float, num_steps: int) -> None:
-        """The last `num_steps` steps had `samples` samples on this rank."""
+        """Record that the last `num_steps` steps had `samples` samples on this rank."""
         self.samples += samples
         self.num_counted += num_steps
 
 
 @dataclass(kw_only=True)
 class ScriptRun:
-    """The run that a script is part of; State and the callback fill it in."""
+    """The run that a script is part of. State and the callback fill it in."""
 
     run_dir: Path
     config: ScriptConfig
     script: str
     meter: StepMeter
     strategies: list[str] = field(default_factory=list)
-    """Names of the strategies that its optimizers and tapes exchange by."""
+    """Names of the strategies that its optimizers and tapes use."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of these that `hpcdl train` has too, by its names."""
+    """Settings of these strategies that `hpcdl train` also has, under its names."""
     history: list[HistoryPoint] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
     work: BackgroundWork
     unfinished: list[Callable[[], None]] = field(default_factory=list)
-    """What waits for background work that the script has begun."""
+    """Functions that wait for background work of the script."""
     began_s: float = field(default_factory=time.monotonic)
     started: RunRecord | None = None
 
     def begin(self, communicator: Communicator) -> None:
-        """Write the record as it stands before the script's first line; collective."""
+        """Write the initial record before the script's first line. Collective."""
         hosts = communicator.allgather_json(communicator.host)
         software = runtime.software_versions(communicator.library)
         self.started = RunRecord(
@@ -150,12 +150,12 @@ class ScriptRun:
             write_record(self.run_dir, self.started)
 
     def finish_work(self) -> None:
-        """Wait for what the script has begun in the background, after its last line; collective where that is."""
+        """Wait for background work after the script's last line. Collective if that work is."""
         while self.unfinished:
             self.unfinished.pop(0)()
 
     def finish(self, communicator: Observed, gpu: GpuUse) -> None:
-        """Write the record as it stands after the script's last line; collective."""
+        """Write the final record after the script's last line. Collective."""
         assert self.started is not None
         self.started = results.with_devices(self.started, communicator)
         meter = self.meter

@@ -1,4 +1,4 @@
-"""A user's own script on one rank of `hpcdl run`: `python -m ...keras.process.script RUN_DIR SCRIPT ARGS...`."""
+"""A user's script on one rank of `hpcdl run`: `python -m hpcdl.scripts.process.script RUN_DIR SCRIPT ARGS...`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from hpcdl.trace.recorder import recording
 
 
 def main() -> None:
-    """Entry of a script's rank."""
+    """Run the rank of a script."""
     run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     log = print_into(run_dir / FOLDER, (placement() or ALONE).rank)
 
@@ -64,7 +64,7 @@ def main() -> None:
         if not folder or speaks_first(folder[0], verdict(error)[0]):
             show(error, script)
             sys.stderr.flush()
-        os.dup2(log, 2)  # what the MPI library has to say about the end of its job is no word of the script's
+        os.dup2(log, 2)  # keep the MPI library's messages about the job's end out of the script's stderr
 
     try:
         stall_s = rundir.read_as(ScriptConfig, run_dir)[0].config.safety.stall_timeout
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def interrupt(run_dir: Path) -> NoReturn:
-    """A signal that comes where no hpcdl.State can save."""
+    """Raise the error for a signal that arrives when no hpcdl.State can save."""
     if checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER):
         raise StoppedEarly("stopped by a signal before anything new could be saved; continue with --resume")
     raise Interrupted("stopped by a signal; with hpcdl.State in the script it would have saved what to resume")
@@ -86,7 +86,7 @@ def interrupt(run_dir: Path) -> NoReturn:
 def execute(
     script: str, arguments: list[str], config: ScriptConfig, run_dir: Path, communicator: Observed, watch: Watchdog
 ) -> None:
-    """Run `script` as Python itself does, with its own folder first on the path; collective over all ranks."""
+    """Run `script` as Python itself does, with its own folder first on the path. Collective over all ranks."""
     watch.limits = Limits(stall_s=config.safety.stall_timeout, busy_s=config.safety.busy_timeout)
     watch.hosts = dict(enumerate(communicator.allgather_json(communicator.host)))
     watch.actions.log = lambda text: print(f"hpcdl: {text}", file=sys.stderr)
@@ -109,7 +109,7 @@ def execute(
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.monitor.doing("running the script")
-        # TensorFlow is the script's to import: whether it computes on the device is known at the end.
+        # The script imports TensorFlow: whether it computes on the device is known only at the end.
         with injection, GpuUse(claimed()) as gpu:
             with _in_users_words(), _naming_way_back(run_dir, script, arguments):
                 called = _execute(script, arguments)
@@ -123,7 +123,7 @@ def execute(
 
 
 def _execute(script: str, arguments: list[str]) -> str:
-    """Run it to its end; what it has called with 0 to leave, where it has not come to its last line."""
+    """Run the script to its end. Return the function by which it left with code 0, or "" after its last line."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -138,7 +138,7 @@ def _execute(script: str, arguments: list[str]) -> str:
 
 @contextlib.contextmanager
 def _in_users_words() -> Iterator[None]:
-    """Inside, an error in a `tf.function` becomes one with the script's own line and text."""
+    """Replace an error in a `tf.function` by one with the script's own line and text."""
     try:
         yield
     except Exception as error:
@@ -150,7 +150,7 @@ def _in_users_words() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _naming_way_back(run_dir: Path, script: str, arguments: list[str]) -> Iterator[None]:
-    """Inside, an error of numbers that are not finite also says how to go on from before it."""
+    """Add to an error about non-finite numbers how to continue from before it."""
     try:
         yield
     except Exception as error:
@@ -161,7 +161,7 @@ def _naming_way_back(run_dir: Path, script: str, arguments: list[str]) -> Iterat
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:
-    """The error of a script that ends itself with a code; what it says with it is printed as Python would."""
+    """Return the error of a script that ends itself with a code. Print its message as Python would."""
     code = exit_code_of(leaving.code)
     if not isinstance(leaving.code, int):
         sys.stderr.write(f"{leaving.code}\n")

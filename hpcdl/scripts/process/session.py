@@ -1,6 +1,6 @@
-"""This process among the ranks of a user's own script: `init`, `shutdown`, who and where it is.
+"""This process among the ranks of a user's script: `init`, `shutdown`, and its ranks and sizes.
 
-This module keeps one communicator for the process, as MPI itself does; everything else in hpcdl is handed its own.
+This module keeps one communicator for the process, as MPI does; all other modules of hpcdl are given theirs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What `init` has made. `hosts`: the name of every rank's node, in rank order.
+    """What `init` creates. `hosts`: the name of every rank's node, in rank order.
 
-    `folder`: where ranks leave notes for each other; None for a rank alone.
-    `ending` is None for a rank alone and under `hpcdl run`, which sees to the end itself; `run` is None without it.
+    `folder`: a folder for notes between ranks; None for a single rank. `ending` is None for a single rank and under
+    `hpcdl run`, which handles the end itself; `run` is None without it.
     """
 
     communicator: Observed
@@ -49,21 +49,21 @@ class Session:
 
 _sessions: list[Session] = []
 _launched: list[Session] = []
-"""What `hpcdl run` has made before the script began."""
+"""The session that `hpcdl run` created before the script began."""
 _helpers: list[Placement] = []
-"""Where the rank stands that has forked this process, or started it by multiprocessing: this is none itself."""
+"""The placement of the rank that forked this process or started it by multiprocessing. The process is not a rank."""
 _forks: list[Placement] = []
-"""The place of this process, once what becomes of its forks has been settled."""
+"""The placement of this process, once its forks have been set up."""
 
 
 def init(stall_timeout_s: float = 300.0) -> None:
-    """Join the ranks of the launcher, or be the only rank where there is none; call it at the top of the script.
+    """Join the ranks of the launcher, or be the only rank if there is none. Call it at the top of the script.
 
-    From then on a rank that waits for `stall_timeout_s` seconds for one that is gone, stopped or in another operation
-    ends the job with one line that says so (under `hpcdl run`: --stall-timeout). A second call changes nothing.
+    From then on a rank ends the job, with one line about it, if it waits `stall_timeout_s` seconds for a rank that is
+    gone, stopped or in another operation (under `hpcdl run`: --stall-timeout). A second call changes nothing.
 
-    A process that a rank forks, or starts by multiprocessing, may import the script anew, with this call at its top.
-    It is no rank: rank, size, local_rank and local_size are its parent's, and everything else is refused.
+    A process that a rank forks, or starts by multiprocessing, may import the script again, with this call at its top.
+    It is not a rank: rank, size, local_rank and local_size are its parent's, and everything else is refused.
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.rank.start import ALONE, join
@@ -71,7 +71,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
     if is_initialized():
         return
-    # While a new process imports the script, its name alone says that it is not the first one.
+    # While a new process imports the script, only its name shows that it is not the first one.
     if multiprocessing.current_process().name != "MainProcess" and (parent := placement()) is not None:
         _helpers.append(parent)
         return
@@ -94,7 +94,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
 
 def adopt(session: Session) -> None:
-    """Have `init` take this session, which `hpcdl run` has made."""
+    """Make `init` return this session, which `hpcdl run` created."""
     from hpcdl.cluster.environment import placement
     from hpcdl.rank.start import ALONE
 
@@ -111,14 +111,14 @@ def adopt(session: Session) -> None:
 
 
 def _settle_forks(place: Placement) -> None:
-    """From now on a process that this one forks is no rank, and dies of SIGTERM: multiprocessing ends its own by it."""
+    """Ensure that later forks are not ranks and that SIGTERM ends them: multiprocessing ends its processes by it."""
     if not _forks:
         os.register_at_fork(after_in_child=_begin_as_fork)
     _forks[:] = [place]
 
 
 def _begin_as_fork() -> None:
-    # What a rank does at a signal (save, say that it was stopped) is no business of a process that loads its data.
+    # A rank's reaction to a signal (save, report that it was stopped) must not run in a process that loads its data.
     if str(getattr(signal.getsignal(signal.SIGTERM), "__module__", "")).startswith("hpcdl."):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     place = _forks[0]
@@ -127,18 +127,18 @@ def _begin_as_fork() -> None:
 
 
 def is_rank() -> bool:
-    """Whether this process may exchange: `init` has been called, and this is no process that a rank has started."""
+    """Return whether this process may exchange: `init` has been called, and no rank has started the process."""
     return bool(_sessions) and not _helpers
 
 
 def _warn(rank: int, text: str) -> None:
-    """One line of rank 0."""
+    """Print one warning on rank 0."""
     if rank == 0:
         sys.stderr.write(f"hpcdl: warning: {text}\n")
 
 
 def shutdown() -> None:
-    """Leave together: returns when every rank has called. `init` may be called again; without it nothing is done."""
+    """Leave together: return when every rank has called it. `init` may follow. Do nothing without a session."""
     if not _sessions:
         return
     ended = _sessions[0]
@@ -150,12 +150,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and no `shutdown` since."""
+    """Return whether `init` has been called without a `shutdown` after it."""
     return bool(_sessions or _helpers)
 
 
 def _watched(joined: Observed, stall_timeout_s: float) -> Watchdog:
-    """Watch this rank until the script is over; the ranks leave their notes in a folder of the user's cache."""
+    """Watch this rank until the script is over. The ranks leave their notes in a folder of the user's cache."""
     from hpcdl.comm.agree import decided
     from hpcdl.core.paths import user_cache_folder
     from hpcdl.supervision.watchdog import FOLDER, Limits, watchdog_of
@@ -167,12 +167,12 @@ def _watched(joined: Observed, stall_timeout_s: float) -> Watchdog:
     watch.limits = Limits(stall_s=stall_timeout_s)
     watch.hosts = dict(enumerate(joined.allgather_json(joined.host)))
     watch.start()
-    atexit.register(remove_folder, folder, ".+")  # under a name that this start has drawn
+    atexit.register(remove_folder, folder, ".+")  # the name is unique to this start
     return watch
 
 
 def session() -> Session:
-    """What `init` has made; UsageError before it, and in a process that is no rank."""
+    """Return what `init` created. Raises UsageError before it, and in a process that is not a rank."""
     if _helpers:
         raise UsageError(
             "this process is no rank, but one that a rank has started: ranks alone may exchange; move what "
@@ -184,36 +184,36 @@ def session() -> Session:
 
 
 def note_strategy(name: str) -> None:
-    """Something of the script exchanges by the strategy `name`: for the run's record, where there is one."""
+    """Add the strategy `name` to the run's record, if there is a run."""
     run = session().run
     if run is not None and name not in run.strategies:
         run.strategies.append(name)
 
 
 def note_settings(settings: Mapping[str, Any]) -> None:
-    """Settings of what the script exchanges by, by the names that `hpcdl train` has for them: for the run's record."""
+    """Add settings of the script's exchanges, under the names of `hpcdl train`, to the run's record."""
     run = session().run
     if run is not None:
         run.settings |= {name.replace("_", "-"): value for name, value in settings.items()}
 
 
 def communicator() -> Observed:
-    """The communicator of all ranks; UsageError before `init`."""
+    """Return the communicator of all ranks. Raises UsageError before `init`."""
     return session().communicator
 
 
 def rank() -> int:
-    """This process's number, 0 to size() - 1."""
+    """Return this process's number, 0 to size() - 1."""
     return _helpers[0].rank if _helpers else communicator().rank
 
 
 def size() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return _helpers[0].size if _helpers else communicator().size
 
 
 def local_rank() -> int:
-    """This process's number among those on its node, in the order of their ranks: 0 to local_size() - 1."""
+    """Return this process's number among those on its node, in rank order: 0 to local_size() - 1."""
     if _helpers:
         return _helpers[0].local_rank
     here = session()
@@ -221,7 +221,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Number of processes on this node."""
+    """Return the number of processes on this node."""
     if _helpers:
         return _helpers[0].local_size
     here = session()
@@ -229,6 +229,6 @@ def local_size() -> int:
 
 
 def node_rank() -> int:
-    """This node's number, 0 for the one of rank 0: nodes are counted in the order of their first ranks."""
+    """Return this node's number, 0 for that of rank 0: nodes are numbered in the order of their first ranks."""
     here = session()
     return list(dict.fromkeys(here.hosts)).index(here.communicator.host)

@@ -1,8 +1,8 @@
-"""Training on several ranks in which nothing is distributed: each rank would train a model of its own, unnoticed.
+"""Detect training on several ranks without distribution: each rank would train its own model, unnoticed.
 
-Keras is watched from its import on, wherever the script imports it. What counts as distributed is an exchange of
-gradients (or any sum of arrays over the ranks) since the fit began; in a loop of one's own, since the last fit ended.
-Where gradients are exchanged, an optimizer may still move weights that no exchange had: one of a GAN's two, say.
+Keras is watched from its import on, whenever the script imports it. Training counts as distributed after an exchange of
+gradients (or any sum of arrays over the ranks) since the fit began; in a custom loop, since the last fit ended. Even
+then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hpcdl.core.units import listed
 ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
 """Set in the ranks of `hpcdl run --allow-undistributed`."""
 CHOSEN = "over_ranks"
-"""The attribute of a variable that holds what `hpcdl.combine` was given."""
+"""The attribute of a variable that holds the argument of `hpcdl.combine`."""
 _REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl.DistributedGradientTape"
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 
 class TrainingWatch:
-    """Judges the updates of optimizers that are not distributed. `refuses`: a script with nothing else fails.
+    """Checks the updates of optimizers that are not distributed. `refuses`: a script with no exchange at all fails.
 
-    `initialized`: whether the script has called hpcdl.init(), without which nothing of it can be distributed.
+    `initialized`: whether the script has called hpcdl.init(), without which nothing in it can be distributed.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TrainingWatch:
         self._warned: dict[str, str] = {}
 
     def exchanged(self, variables: Iterable[Any] | None) -> None:
-        """Gradients of `variables`, or other arrays (None), are summed over the ranks; called when a step is traced."""
+        """Record that gradients of `variables`, or other arrays (None), are summed over ranks. Called in tracing."""
         self._exchanges += 1
         if variables is None:
             self._last_sum = self._exchanges
@@ -53,9 +53,9 @@ class TrainingWatch:
             self._exchanged.update(map(_key_of, variables))
 
     def judge(self, optimizer: Any, grads: Any, variables: Any) -> None:
-        """A warning, once for each kind of loop, where `optimizer` moves weights that no other rank has a part in.
+        """Warn once per kind of loop if `optimizer` moves weights in which no other rank takes part.
 
-        UsageError at once where nothing of the script can be distributed.
+        Raises UsageError at once if nothing in the script can be distributed.
         """
         if hasattr(optimizer, "counts_samples") or self._last_sum > self._before:
             return
@@ -79,8 +79,8 @@ class TrainingWatch:
             self._warn(text)
 
     def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[str]:
-        """Weights by name that get a gradient which no exchange had, and that are not chosen to be a rank's own."""
-        from hpcdl.step.keras_internals import trained_by  # Keras is there by now
+        """Return the names of weights whose gradients no exchange covers and that are not chosen as a rank's own."""
+        from hpcdl.step.keras_internals import trained_by  # Keras has been imported by then
 
         moved = list(trained_by(optimizer) if variables is None else variables)
         there = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
@@ -91,12 +91,12 @@ class TrainingWatch:
         ]
 
     def check_end(self) -> None:
-        """UsageError at the end of a script that has trained, and has distributed nothing at all."""
+        """Raise UsageError at the end of a script that has trained without distributing anything."""
         if self._refuses and self._warned and not self._exchanges:
             raise UsageError(f"{next(iter(self._warned))}; {_MEANT}")
 
     def inside(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain`, a training method of a model: what was exchanged before it does not count for it."""
+        """Wrap `plain`, a training method of a model: exchanges before it do not count for it."""
 
         @functools.wraps(plain)
         def training(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ _watches: list[TrainingWatch] = []
 
 
 def _key_of(variable: Any) -> str:
-    """What tells a variable from all others, Keras's from TensorFlow's that it holds as little."""
+    """Return a key that identifies a variable, the same for Keras's and TensorFlow's object of it."""
     held = getattr(getattr(variable, "value", None), "_unique_id", None)
     return str(held or getattr(variable, "_unique_id", id(variable)))
 
@@ -123,13 +123,13 @@ def _name_of(variable: Any) -> str:
 
 
 def note_exchange(variables: Iterable[Any] | None = None) -> None:
-    """Gradients of `variables`, or other arrays of the script (None), are combined over the ranks."""
+    """Record that gradients of `variables`, or other arrays of the script (None), are combined over the ranks."""
     for watch in _watches:
         watch.exchanged(variables)
 
 
 def check_end() -> None:
-    """UsageError where a script under `hpcdl run` has trained one model per rank, which nobody has asked for."""
+    """Raise UsageError if a script under `hpcdl run` has trained one model per rank without being allowed to."""
     for watch in _watches:
         watch.check_end()
 
@@ -137,7 +137,7 @@ def check_end() -> None:
 def watch_training(
     num_ranks: int, warn: Callable[[str], None], initialized: Callable[[], bool], *, under_run: bool
 ) -> None:
-    """From now on judge what trains on this rank; once, whoever begins."""
+    """Check all later training on this rank. Only the first call counts."""
     _after_import("keras.src.backend.config", _check_backend_of)
     if num_ranks == 1 or _watches:
         return
@@ -152,7 +152,7 @@ def watch_training(
             watch.judge(self, grads, trainable_variables)
             return plain(self, grads, trainable_variables)
 
-        vars(apply)["autograph_info__"] = {}  # TensorFlow's mark of what it does not convert
+        vars(apply)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
         module.BaseOptimizer.apply = apply
 
     def of_trainer(module: ModuleType) -> None:
@@ -165,7 +165,7 @@ def watch_training(
 
 
 def _check_backend_of(module: ModuleType) -> None:
-    """UsageError where the script itself has chosen another backend, before Keras imports it."""
+    """Raise UsageError if the script itself has chosen another backend, before Keras imports it."""
     if module.backend() != TENSORFLOW:
         raise UsageError(
             f"this script has Keras compute with {module.backend()}: hpcdl trains with Keras on TensorFlow alone; set "
@@ -174,7 +174,7 @@ def _check_backend_of(module: ModuleType) -> None:
 
 
 def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
-    """Call `change` with a module: now where it has been imported, else right after its import."""
+    """Call `change` with a module: at once if it has been imported, else right after its import."""
     if name in sys.modules:
         change(sys.modules[name])
     else:
@@ -182,13 +182,13 @@ def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and has a word after it was loaded."""
+    """Finds one module as Python does, and calls a function after it is loaded."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
         self._name, self._change = name, change
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        """The module's own spec, with a loader that calls `change` at its end; once."""
+        """Return the module's own spec, once, with a loader that calls `change` at its end."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcdl.core.processes.streams import open_closed
 
-open_closed()  # before anything else is opened, here or in a script; where nothing is closed it does nothing
+open_closed()  # before any other file is opened, here or in a script; does nothing if no stream is closed
 
 __version__ = "0.3.0"
 
@@ -35,7 +35,7 @@ _MODULES = {
     "state": ("State",),
     "dataset": ("dataset",),
 }
-"""The public names of a script by the file of scripts/ that has them."""
+"""The public names for scripts, by the module of scripts/ that defines them."""
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", "data", *_PUBLIC]
 
@@ -49,10 +49,10 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """This package: a public name stays what it is, whatever room of the same name is imported (rank/, say)."""
+    """This package: a public name keeps its meaning, even if a subpackage of the same name is imported (rank/, say)."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python binds a submodule to its package as it imports it, which would hide `hpcdl.rank()`.
+        # Python binds an imported submodule to its package, which would hide `hpcdl.rank()`.
         if not (name in _PUBLIC and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

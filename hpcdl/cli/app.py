@@ -1,4 +1,4 @@
-"""The table of commands, in the order in which a study uses them, and the app with those that are asked for."""
+"""The table of commands, in the order of use in a study, and the app with the requested ones."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def root(
 
 
 def app_for(words: Sequence[str] = ()) -> typer.Typer:
-    """The app for a command line, with the one command that it names, else with all of them.
+    """Return the app for a command line, with only the command that it names, else with all of them.
 
-    To build all takes as long as everything else that a training does before its ranks start.
+    Building all commands takes as long as all other work of a training before its ranks start.
     """
     completion_init()
     app = typer.Typer(

@@ -1,6 +1,6 @@
-"""`--install-completion`: a file of its own for the shell, and the line that loads it, for the user to add.
+"""`--install-completion`: a separate file for the shell, and the line that loads it, which the user adds.
 
-Typer's own option rewrites the user's ~/.bashrc, which a full disk or a signal then leaves cut off.
+Typer's own option rewrites the user's ~/.bashrc; a full disk or a signal then leaves a truncated file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _FILES: Mapping[str, str] = {
     Shells.zsh.value: ".local/share/hpcdl/zsh/_hpcdl",
     Shells.fish.value: ".config/fish/completions/hpcdl.fish",
 }
-"""Where each shell's file lies below the user's home."""
+"""Each shell's file, relative to the user's home."""
 
 
 def install(shell: str | None = None) -> Path:
-    """Write the file for `shell`, by default the one that calls; UsageError for another shell, or a file of others'."""
+    """Write the file for `shell`, by default the caller's. Raises UsageError for another shell or a foreign file."""
     shell = shell or _get_shell_name() or Path(os.environ.get("SHELL", "")).name
     if shell not in _FILES:
         raise UsageError(f"--install-completion: {shell or 'this'} is no shell with completion: {', '.join(_FILES)}")
@@ -39,7 +39,7 @@ def install(shell: str | None = None) -> Path:
 
 
 def _loaded_by(shell: str, path: Path) -> str:
-    """What to type once, so that new shells load the file at `path`."""
+    """Return the command that the user types once, so that new shells load the file at `path`."""
     lines = {
         Shells.bash.value: f"source {quoted(path)}",
         Shells.zsh.value: f"fpath+=({quoted(path.parent)}); autoload -Uz compinit; compinit",

@@ -1,4 +1,4 @@
-"""`hpcdl shard | inspect`: from any source to verified shards, what a data folder holds, and how to mend it."""
+"""`hpcdl shard | inspect`: make verified shards from any source, show the content of a data folder, and repair it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def shard(
 
 
 def _ranks() -> Communicator | None:
-    """The ranks of the launcher that started this process, if one did."""
+    """Return the ranks of the launcher that started this process, or None without a launcher."""
     from hpcdl.cluster.environment import placement
 
     place = placement()
@@ -88,7 +88,7 @@ def _ranks() -> Communicator | None:
 
 
 def _as_ctrl_c(number: int) -> None:
-    """A scheduler's SIGTERM and a terminal that closes stop as Ctrl-C does: whole shards stay for --resume."""
+    """Treat a scheduler's SIGTERM and a closing terminal like Ctrl-C: complete shards stay for --resume."""
     raise KeyboardInterrupt
 
 
@@ -215,7 +215,7 @@ def _page_path(folder: Path, out: Path | None) -> Path:
 
 
 def _check(folder: Path, source: str | None, reader: str, commentary: Commentary, *, keep: bool) -> dict[str, Any]:
-    """Verify, and with a source mend; CorruptError where damage remains."""
+    """Verify a folder, and repair it if a source is given. Raises CorruptError if damage remains."""
     from hpcdl.data.show import inspection
 
     done = 0
@@ -247,7 +247,7 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
 
 
 def _page(folder: Path, out: Path | None) -> str:
-    """Write the page; its path."""
+    """Write the page, and return its path."""
     from hpcdl.core.storage.files import write_output
     from hpcdl.data.show.inspection import look
     from hpcdl.data.show.page import page

@@ -1,4 +1,4 @@
-"""How a command's flags are ordered in its help, what else they are called, and what a shell's tab offers for them."""
+"""The order of a command's flags in its help, their aliases, and the completions that a shell offers for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST = "Most used"
 MOST_USED = (
     "model", "data", "strategy", "ranks", "batch-size", "epochs", "optimizer", "learning-rate", "run-dir", "resume",
 )  # fmt: skip
-"""The ten that matter first, in this order."""
+"""The ten most important settings, in this order."""
 OTHER = "Other options"
 TITLES = {
     "data": "Data",
@@ -28,16 +28,16 @@ TITLES = {
     "checkpoint": "Checkpoint",
     "safety": "Safety",
 }
-"""The heading of each group of settings; a group that is not named here stands under its own name."""
+"""The heading of each group of settings; other groups use their own name."""
 ELSEWHERE = {"steps": "Optimisation", "seed": "Optimisation", "tensorboard": "Checkpoint", "deterministic": "Safety"}
-"""Settings that people look for under another heading than that of their group."""
+"""Settings that users look for under another heading than that of their group."""
 ALIASES = {"ranks": ("-n",), "learning-rate": ("--lr",)}
 
 
 def heading(group: str, key: str, known: Iterable[str]) -> str:
-    """Where the setting `key` of `group` stands; `known` are all keys of the command.
+    """Return the heading of the setting `key` of `group`; `known` are all keys of the command.
 
-    The ten come first only where a command has them all: others are short enough.
+    The ten come first only in a command that has them all: the help of other commands is short enough.
     """
     complete = set(MOST_USED) <= set(known)
     if key in MOST_USED and complete:
@@ -48,10 +48,10 @@ def heading(group: str, key: str, known: Iterable[str]) -> str:
 
 
 def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool], *, interspersed: bool) -> list[str]:
-    """`arguments` with a level behind each `--trace` that stands alone, so that it needs none on the command line.
+    """Return `arguments` with a level added to each `--trace` without a value, so that the value is optional.
 
-    `takes_value` says of an option whether the next word belongs to it. Without `interspersed` what follows the first
-    word that is not an option is somebody else's.
+    `takes_value` tells whether an option is followed by a value. Without `interspersed`, all words after the first one
+    that is not an option belong to another program.
     """
     found: list[str] = []
     waiting = list(arguments)
@@ -69,13 +69,13 @@ def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool]
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its flags under the headings that they carry as their panel.
+    """A command whose help lists its flags under their headings (rich_help_panel).
 
-    Its `--trace` may stand without a value.
+    Its `--trace` may have no value.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, once a bare `--trace` has its value."""
+        """Parse the arguments after giving a bare `--trace` its value."""
         flags = {name: item.is_flag for item in self.get_params(ctx) if hasattr(item, "is_flag") for name in item.opts}
         if "--trace" in flags:
             interspersed = ctx.allow_interspersed_args
@@ -83,7 +83,7 @@ class GroupedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each heading: the ten first, then by table, then those without one."""
+        """Write a section for each heading: first the ten, then the table's headings, then flags without one."""
         sections: dict[str, list[tuple[str, str]]] = {
             FIRST: [],
             **{title: [] for title in TITLES.values()},
@@ -107,10 +107,10 @@ class GroupedCommand(TyperCommand):
 
 
 class WordsBehindDashes(TyperCommand):
-    """A command that takes another one behind `--`, and refuses options behind that one's name without a `--`."""
+    """A command that takes another command after `--`; without a `--` it refuses options after that command's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse. UsageError where an option follows the other command, and nothing says whose it is."""
+        """Parse the arguments. Raises UsageError if options follow the other command without a `--`."""
         options = [item for item in self.get_params(ctx) if hasattr(item, "is_flag")]
         alone = {name: item.is_flag for item in options for name in (*item.opts, *item.secondary_opts)}
         own, others, mixed = divided_by_owner(args, alone)
@@ -121,9 +121,9 @@ class WordsBehindDashes(TyperCommand):
 
 
 def divided_by_owner(words: Sequence[str], alone: Mapping[str, bool]) -> tuple[list[str], list[str], bool]:
-    """The options in `alone`, with their values; the other words; whether an option stands behind the first of those.
+    """Return the options in `alone` with their values; the other words; whether an option follows the first of those.
 
-    `alone` says of an option whether no value follows it.
+    `alone` tells whether an option takes no value.
     """
     own: list[str] = []
     others: list[str] = []
@@ -141,7 +141,7 @@ def divided_by_owner(words: Sequence[str], alone: Mapping[str, bool]) -> tuple[l
 
 
 def _place(item: Any) -> int:
-    """The ten in their order, all others after them as they are declared."""
+    """Sort key: the ten in their order, all others after them as declared."""
     key = item.name.replace("_", "-")
     first = getattr(item, "rich_help_panel", None) == FIRST
     return MOST_USED.index(key) if first else len(MOST_USED)
@@ -182,13 +182,13 @@ _OFFERED: dict[str, Callable[[], list[str]]] = {
 
 
 def completer(key: str, choices: tuple[str, ...] = ()) -> Callable[[str], list[str]] | None:
-    """What a tab offers for the flag `--key`: its `choices`, or the names there are; None leaves it to the shell."""
+    """Return the completions for the flag `--key`: its `choices`, or known names; None leaves it to the shell."""
     names = (lambda: list(choices)) if choices else _OFFERED.get(key)
     if names is None:
         return None
 
     def offered(incomplete: str) -> list[str]:
-        # `a,b,` completes the name behind the last comma, for flags that take several.
+        # `a,b,` completes the name after the last comma, for flags that take several.
         before, comma, last = incomplete.rpartition(",")
         return [before + comma + name for name in names() if name.startswith(last)]
 

@@ -12,21 +12,21 @@ from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
-"""Their own way to end may never end: thread pools that wait for a lock, MPI_Finalize that waits for the dead."""
+"""Modules whose shutdown may never end: thread pools that wait for a lock, MPI_Finalize that waits for dead ranks."""
 _MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "submit", "cancel"}
-"""Commands whose work is done whether or not somebody reads what they print of it."""
+"""Commands whose work counts even if their output is not read."""
 _OTHERS_WORDS = {"run", "submit"}
-"""Commands behind whose own words stand those of a script or of another command."""
+"""Commands followed by the words of a script or of another command."""
 _PLACES = ("--out", "--to", "--html", "--run-dir")
-"""Options that say where to write."""
+"""Options that name an output path."""
 _HOLD_ALL = {"report", "runs"}
-"""Commands that keep what they read to their end: each search of thousands of runs for cycles would be for nothing."""
+"""Commands that keep all data until they end: collecting garbage among thousands of runs would find nothing."""
 _PRINT_ALONE = {"--json", "--help", "-h"}
-"""Flags with which what is printed is what was asked for."""
+"""Flags that make the printed text the result."""
 
 
 def main() -> None:
-    """Run the command line and exit with the codes that the errors carry."""
+    """Run the command line and exit with the exit code of any error."""
     keep_interrupts()
     use_utf8()
     outlive("stderr")
@@ -34,18 +34,18 @@ def main() -> None:
     if command_in(sys.argv[1:]) in _HOLD_ALL:
         gc.disable()
     exit_code = run(sys.argv[1:])
-    ignore(signal.SIGINT)  # the work is over: Ctrl-C while Python ends would make a failure of it
+    ignore(signal.SIGINT)  # the work is over: Ctrl-C during Python's shutdown would turn it into a failure
     exit_code = _exit_code_of(exit_code, sys.argv[1:], printed)
     if not sys.modules.keys().isdisjoint(_LEAVE_BADLY):
         from hpcdl.rank.start import leave
 
         leave(exit_code)
-    gc.freeze()  # Python's last search would look at all of it once more
+    gc.freeze()  # keep the final garbage collection from scanning all objects again
     sys.exit(exit_code)
 
 
 def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int:
-    """`exit_code`, or 1 where what was asked for could not be printed; one line says so of any command."""
+    """Return `exit_code`, or 1 if requested output could not be printed; any command reports that in one line."""
     sys.stdout.flush()
     if printed.problem is None:
         return exit_code
@@ -59,10 +59,10 @@ def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
     try:
         check_words(arguments)
-        from hpcdl.cli.app import app_for  # takes its time, in which Ctrl-C may come
+        from hpcdl.cli.app import app_for  # a slow import, during which Ctrl-C may come
 
         result = app_for(arguments)(arguments, prog_name="hpcdl", standalone_mode=False)
-        if result == Interrupted.exit_code:  # typer's own answer to Ctrl-C, without a word
+        if result == Interrupted.exit_code:  # typer's silent answer to Ctrl-C
             raise KeyboardInterrupt
     except HpcdlError as error:
         complain(error)
@@ -76,9 +76,9 @@ def run(arguments: list[str]) -> int:
 
 
 def check_words(arguments: list[str]) -> None:
-    """UsageError where a path or name is empty, as of a variable that is not set: it would mean this folder.
+    """Raise UsageError for an empty path or name, as from an unset variable: it would mean the current folder.
 
-    What stands behind most options may be empty, and the words of a script or a job are not hpcdl's.
+    Values of most options may be empty, and the words of a script or a job are not hpcdl's.
     """
     command = command_in(arguments)
     if command in _OTHERS_WORDS:
@@ -93,9 +93,9 @@ def check_words(arguments: list[str]) -> None:
 
 
 def complain(error: BaseException) -> None:
-    """Print the lines of an error on stderr, each behind the program's name.
+    """Print the lines of an error on stderr, each after the program's name.
 
-    What the user handed in is wrong on every rank alike: under a launcher rank 0 alone says so.
+    Wrong user input is wrong on every rank: under a launcher only rank 0 reports it.
     """
     from hpcdl.cluster.environment import placement
 

@@ -1,4 +1,4 @@
-"""`hpcdl node | tune-threads`: what this node is made of, and its fastest threads, binding and memory by measuring."""
+"""`hpcdl node | tune-threads`: describe this node, and find its fastest threads, binding and memory by measuring."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ ReplayFlag = Annotated[
 ]
 NUM_TOLD = 12
 RANK_COMMAND = ("python", "-m", "hpcdl.bench.step", "FOLDER")
-"""What a trial runs on each rank; the folder is the trial's own."""
+"""The command of a trial on each rank; each trial has its own folder."""
 
 
 @takes_settings(TuneConfig)
@@ -146,7 +146,7 @@ def tune_threads(
 
     Threads, binding, memory policy, engine and allocator; `hpcdl train` then uses what was found.
     """
-    # The search's matrices are small: on a node of many cores BLAS threads would only get in its way.
+    # The search's matrices are small: on a node with many cores BLAS threads would only slow it down.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = resolved(TuneConfig, "tune-threads", flags, config, set_).config
     if replay is not None:
@@ -203,7 +203,7 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
     for candidate in run_plan.space.candidates:
         words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
         trial = shlex.join(["hpcdl", *words[words.index("bench") :]])
-        # What the trial then starts: each local rank with its own environment, cores, memory and GPU.
+        # The processes of the trial: each local rank with its own environment, cores, memory and GPU.
         ranks = range(candidate.plan.ranks_per_node)
         claims = [choose(os.environ, rank, candidate.plan.cpus_by_local_rank) for rank in ranks]
         shown = [f"{one.variable}={one.device} " if one and run_plan.topology.devices else "" for one in claims]

@@ -1,4 +1,4 @@
-"""Flags made from the settings that config/ declares, so that each is written down once."""
+"""Flags generated from the settings that config/ declares, so that each is declared only once."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ _METAVARS = {
     "compression": "|".join(TYPED),
 }
 _WIDEST_CHOICES = 60
-"""Characters of `a|b|c` that a flag's line has room for."""
+"""The width of a flag's line for `a|b|c`, in characters."""
 
 
 def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command every setting of `cls` as an optional flag; its `flags` argument gets them by key.
+    """Give a command every setting of `cls` as an optional flag; its `flags` argument receives them by key.
 
     Values arrive as text and are parsed with all other layers, so that every mistake is reported at once.
     """
@@ -121,7 +121,7 @@ def resolved(
     pairs: list[str] | None,
     below: Sequence[Layer] = (),
 ) -> ResolvedConfig[Any]:
-    """The config of a command from all its layers, weakest first; `below` come under file and flags."""
+    """Return the config of a command from all its layers, weakest first; `below` are weaker than file and flags."""
     return load(cls, _layers(command, flags, config, pairs, below))
 
 
@@ -139,7 +139,7 @@ def _layers(
 
 
 def _as_one(item: Setting, value: Any) -> Any:
-    """The value of a flag; one that was repeated as a list with commas, unless commas are part of its words."""
+    """Return the value of a flag; join a repeated flag with commas, unless commas are part of its words."""
     if isinstance(value, list):
         return (value or None) if item.kind == "words" else ",".join(value)
     return value
@@ -167,12 +167,12 @@ def _help(item: Setting) -> str:
 
 
 def _many(item: Setting) -> bool:
-    """Whether the choices are too many for the line of the flag."""
+    """Return whether the choices do not fit into the flag's line."""
     return len("|".join(item.choices)) > _WIDEST_CHOICES
 
 
 def settings_of_files(cls: type[Any], settings: ResolvedConfig[Any]) -> list[tuple[str, str, str]]:
-    """Key, value as typed, and file of each setting that a file gives and no flag."""
+    """Return key, value as typed, and file of each setting that comes from a file."""
     values = flatten(settings.config)
     return [
         (item.key, item.show(values[item.key]), settings.origins[item.key])
@@ -182,24 +182,24 @@ def settings_of_files(cls: type[Any], settings: ResolvedConfig[Any]) -> list[tup
 
 
 def say_settings_of_files(cls: type[Any], settings: ResolvedConfig[Any], keys: Sequence[str] = ()) -> None:
-    """Say what files give, of `keys` alone where there are some: a user who did not write them must see it."""
+    """Print the settings that come from files (only `keys`, if given): a user who did not write them must see them."""
     for key, value, origin in settings_of_files(cls, settings):
         if not keys or key in keys:
             say(f"--{key} {value}: {origin}")
 
 
 def take_machine(commentary: Commentary) -> None:
-    """Give this process, and the ranks that it starts, the variables of the machine's file; say which were set."""
+    """Set the variables of the machine's file for this process and its ranks; report those that were set before."""
     machine = machine_in_force()
     for line in () if machine is None else take_environment(machine, os.environ):
         commentary.say(line)
 
 
 def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
-    """Load the modules of --module, by starting over with them, and take the machine's variables.
+    """Load the modules of --module by restarting this program with them, and set the machine's variables.
 
-    Returns which rank of somebody else's launcher this process is, None for none. A job of several nodes that one rank
-    is to use, because nobody said how many, is told of.
+    Returns this process's place under another launcher, None without one. Warns about a job of several nodes that would
+    use one rank because no number was given.
     """
     from hpcdl.cluster.environment import placement
     from hpcdl.cluster.launchers import find_launcher
@@ -224,7 +224,7 @@ def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
 
 
 def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:
-    """Each variable of the machine's file with its value here, and the modules of job scripts, with their origin."""
+    """Return each variable of the machine's file with its value here, and the modules of job scripts, with origins."""
     if machine is None:
         return []
     others = machine.set_otherwise(os.environ)
@@ -240,7 +240,7 @@ def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:
 def settings_for_show(
     cls: type[Any], command: str, flags: Mapping[str, Any], config: Path | None, pairs: list[str] | None
 ) -> list[tuple[str, str, str]]:
-    """Key, value as typed, and origin of every setting; what is required and not given shows as `(needed)`."""
+    """Return key, value as typed, and origin of every setting; a missing required one shows as `(needed)`."""
     settings = all_settings(cls)
     placeholders = Layer(origin="(needed)", values={item.key: "?" for item in settings if item.required})
     layers = [placeholders, *_layers(command, flags, config, pairs)]

@@ -1,4 +1,4 @@
-"""What commands print: one JSON document, or lines and tables for people."""
+"""Output of commands: one JSON document, or lines and tables for people."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ VERBOSE = "HPCDL_VERBOSE"
 
 
 def command_in(words: Sequence[str]) -> str:
-    """The command that a command line names, empty where it names none."""
+    """Return the command that a command line names, empty if it names none."""
     return next((word for word in words if not word.startswith("-")), "")
 
 
 def print_json(document: Any) -> None:
-    """Print `document` on stdout, indented; null for numbers that JSON has not."""
+    """Print `document` on stdout, indented; null for numbers that JSON lacks."""
     print(json.dumps(without_infinities(document), indent=1, allow_nan=False))
 
 
 def say(text: str) -> None:
-    """Print lines for people on stderr; nothing that a file or class is called reaches a terminal raw."""
+    """Print lines for people on stderr; names of files or classes never reach a terminal with control codes."""
     put(text, sys.stderr)
 
 
 def put(text: str = "", stream: TextIO | None = None) -> None:
-    """Print lines on stdout, or on `stream`, likewise."""
+    """Print lines on stdout or on `stream`, in the same way."""
     print("\n".join(map(printable, text.split("\n"))), file=stream)
 
 
 class Commentary:
-    """What a command tells beside its result: progress, plans, what to type next. After -q, warnings alone."""
+    """Messages of a command beside its result: progress, plans, what to type next. With -q, only warnings."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -48,7 +48,7 @@ class Commentary:
             say(text)
 
     def progress(self, description: str, total: float) -> Progress:
-        """A bar on a terminal, a line a minute elsewhere."""
+        """Return a bar on a terminal, else a line per minute."""
         return progress(description, total, enabled=not self.quiet)
 
 
@@ -59,7 +59,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of such a table, the header first."""
+    """Return the lines of such a table, the header first."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(re.fullmatch(r"[-\d.,]+( \S+)?|", row[column]) for row in cells) for column in range(len(header))]

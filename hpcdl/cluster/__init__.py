@@ -1,1 +1,1 @@
-"""Where am I, and how do ranks start: one file per scheduler or launcher; carries a LaunchPlan out."""
+"""Schedulers and launchers: detection of the environment, and execution of a LaunchPlan; one file per launcher."""

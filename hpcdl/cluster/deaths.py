@@ -1,10 +1,10 @@
-"""Which process of this node died first: each rank holds a line to the process that started it, and the kernel cuts it.
+"""The first process that died on this node: each rank holds a socket to its starter, which the kernel closes.
 
-A launcher kills the others once it sees that a rank has let go of its files, and on a full machine the kernel may have
-buried all of them before the rank that was first has left the table of processes. Its files tell the truth: a process
-lets go of the one with the highest number first, so that a line with a high number is cut before the launcher learns
-of anything. Processes that hold no line, and those that have handed theirs to a child, are watched by their pidfd.
-By its line a rank also says what becomes of it, which costs no file system anything.
+A launcher kills the other ranks when it sees a rank close its files. On a busy machine all of them may be gone before
+the first one leaves the process table. The files show the order, because a process closes its highest file number
+first. So a line (socket) with a high number is cut before the launcher notices anything. Processes without a line, and
+those that passed theirs to a child, are watched by their pidfd.
+A rank also reports its status through its line, which needs no file system.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import socket
 import struct
 
 HIGH = 240
-"""A file number above those of what launchers leave open in their ranks."""
+"""A file number above those that launchers leave open in their ranks."""
 MOST_BYTES = 64 << 10
-"""Of a word; a longer one is cut."""
+"""Most bytes of a message; a longer one is cut."""
 _PEER = struct.Struct("3i")
-"""What SO_PEERCRED tells: process, user and group."""
+"""The content of SO_PEERCRED: process, user and group."""
 
 
 def hold_line(launch: str) -> int | None:
-    """Tie this process, until it ends, to the DeathWatch of the same `launch`; None on a node where that is not.
+    """Connect this process, until it ends, to the DeathWatch of the same `launch`; None on a node without it.
 
     Returns the line's file number, for `send_word`.
     """
@@ -37,27 +37,27 @@ def hold_line(launch: str) -> int | None:
 
 
 def send_word(line: int | None, word: bytes) -> None:
-    """Send `word` down a line, if anybody hears it."""
+    """Send `word` down a line, if there is one."""
     if line is None:
         return
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line)) as end:
-        end.send(word[:MOST_BYTES], socket.MSG_NOSIGNAL)  # the script may have taken SIGPIPE for itself
+        end.send(word[:MOST_BYTES], socket.MSG_NOSIGNAL)  # the script may handle SIGPIPE itself
 
 
 def _address(launch: str) -> str:
-    """A name in the kernel alone, which goes with the process that has it."""
+    """Return an abstract socket name, which exists in the kernel only and disappears with its process."""
     return f"\0hpcdl-{launch}"
 
 
 class DeathWatch:
     """Watches process ids, and every process that holds a line to `launch`; `poll` names those that have ended.
 
-    `words` has, by process id, what was last said by a line.
+    `words` holds the last message of each line, by process id.
     """
 
     def __init__(self, launch: str) -> None:
         self.words: dict[int, bytes] = {}
-        self._ready = select.epoll()  # hands events out in the order in which they came, unlike poll
+        self._ready = select.epoll()  # returns events in the order of arrival, unlike poll
         self._pid_of: dict[int, int] = {}
         self._watched: set[int] = set()
         self._reported: set[int] = set()
@@ -69,19 +69,19 @@ class DeathWatch:
         self._ready.register(self._door, select.EPOLLIN)
 
     def add(self, pid: int) -> None:
-        """Watch `pid` too, whether it holds a line or not."""
+        """Watch `pid` too, with or without a line."""
         if pid in self._watched:
             return
         self._watched.add(pid)
-        with contextlib.suppress(OSError):  # it has ended already, or the kernel knows no pidfd: the launcher will tell
+        with contextlib.suppress(OSError):  # it has ended, or the kernel has no pidfd: the launcher will report it
             self._register(os.pidfd_open(pid), pid)
 
     def poll(self, timeout_s: float) -> list[int]:
-        """Wait up to `timeout_s` for an end; returns the process ids that ended since the last call, in order."""
+        """Wait up to `timeout_s` for an end; return the process ids that ended since the last call, in order."""
         ended: list[int] = []
         for descriptor, _ in self._ready.poll(timeout_s):
             if descriptor == self._door.fileno():
-                # Who is gone by now has hardly begun: that is a cause, and who is told of next may be killed for it.
+                # A new process that is gone already is a cause; the next in the list may have been killed for it.
                 ended += [pid for line in self._let_in() if not self._continues(line) for pid in self._over(line)]
             elif not (descriptor in self._lines and self._continues(descriptor)):
                 ended += self._over(descriptor)
@@ -96,14 +96,14 @@ class DeathWatch:
         self._ready.close()
 
     def _let_in(self) -> list[int]:
-        """The lines of all who have come to the door."""
+        """Accept all pending connections, and return their lines."""
         found = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 line, _ = self._door.accept()
                 credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
                 pid, user, _group = _PEER.unpack(credentials)
-                if user == os.getuid():  # the kernel's names are open to every user of the node
+                if user == os.getuid():  # abstract names are open to every user of the node
                     line.setblocking(False)
                     self._lines.add(line.fileno())
                     found.append(line.fileno())
@@ -111,7 +111,7 @@ class DeathWatch:
         return found
 
     def _over(self, descriptor: int) -> list[int]:
-        """Whose line or pidfd that was, unless that is known already."""
+        """Return the process of this closed line or pidfd, unless it was reported before."""
         self._ready.unregister(descriptor)
         os.close(descriptor)
         self._lines.discard(descriptor)
@@ -122,7 +122,7 @@ class DeathWatch:
         return [pid]
 
     def _continues(self, line: int) -> bool:
-        """Take in what has been said; False once the line is cut."""
+        """Read the messages of a line; return False once the line is cut."""
         try:
             while word := os.read(line, MOST_BYTES):
                 self.words[self._pid_of[line]] = word

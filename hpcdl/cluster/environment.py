@@ -1,4 +1,4 @@
-"""Which rank this process is, by its launcher's variables, and where the others can reach it."""
+"""This process's rank, from its launcher's variables, and the address at which other ranks can reach it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 OWN_LAUNCHER = "hpcdl"
-"""Ranks that hpcdl has started itself, without MPI."""
+"""Ranks that hpcdl started itself, without MPI."""
 WITHOUT_MPI_VARIABLE = "HPCDL_WITHOUT_MPI"
-"""Set for ranks that hpcdl starts, through whatever launcher, for a strategy that does without MPI."""
-# Each launcher's variables for rank, size, local rank and local size; the first whose rank and size are set counts.
+"""Set for ranks that hpcdl starts, by any launcher, for a strategy without MPI."""
+# Each launcher's variables for rank, size, local rank and local size; the first with rank and size set counts.
 _VARIABLES = (
     (OWN_LAUNCHER, "HPCDL_RANK", "HPCDL_SIZE", "HPCDL_RANK", "HPCDL_SIZE"),
     ("openmpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
@@ -25,7 +25,7 @@ ADDRESS_VARIABLE = "HPCDL_ADDRESS"
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """This process among its fellows, as `launcher` counts them."""
+    """The position of this process among the ranks, as `launcher` counts them."""
 
     launcher: str
     rank: int
@@ -35,7 +35,7 @@ class Placement:
 
 
 def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
-    """This process's placement, or None outside any launcher."""
+    """Return this process's placement, or None outside any launcher."""
     if own := _of_flux(environment):
         return own
     for launcher, rank, size, local_rank, local_size in _VARIABLES:
@@ -46,7 +46,7 @@ def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
                 launcher=launcher,
                 rank=int(environment[rank]),
                 size=int(environment[size]),
-                # srun --mpi=pmi2 sets PMI_RANK but leaves the node's part to Slurm's own variables.
+                # srun --mpi=pmi2 sets PMI_RANK but leaves local rank and size to Slurm's own variables.
                 local_rank=int(environment.get(local_rank) or _of_slurm(environment, "SLURM_LOCALID", "0")),
                 local_size=_leading_number(
                     environment.get(local_size) or _of_slurm(environment, "SLURM_STEP_TASKS_PER_NODE", "1")
@@ -56,9 +56,9 @@ def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
 
 
 def _of_flux(environment: Mapping[str, str]) -> Placement | None:
-    """A task of `flux run`, whose PMI_RANK says nothing of its node. Nodes have as many tasks each, as it spreads them.
+    """Return the placement in `flux run`, whose PMI_RANK lacks local ranks; tasks are spread evenly over the nodes.
 
-    None where a launcher inside the task has started this process.
+    None if a launcher inside the task started this process.
     """
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
     if any(name not in environment for name in names) or "OMPI_COMM_WORLD_RANK" in environment:
@@ -70,7 +70,7 @@ def _of_flux(environment: Mapping[str, str]) -> Placement | None:
 
 
 def _of_slurm(environment: Mapping[str, str], name: str, default: str) -> str:
-    """A variable of Slurm's step; the default in a batch script, whose own step has one task."""
+    """Return a variable of Slurm's step; the default in a batch script, whose own step has one task."""
     return environment.get(name, default) if _in_step(environment) else default
 
 
@@ -79,21 +79,21 @@ def _in_step(environment: Mapping[str, str]) -> bool:
 
 
 def own_placement(rank: int, size: int) -> dict[str, str]:
-    """The variables for ranks on one node that hpcdl starts itself, without MPI."""
+    """Return the variables for ranks on one node that hpcdl starts itself, without MPI."""
     return {"HPCDL_RANK": str(rank), "HPCDL_SIZE": str(size)}
 
 
 def _leading_number(text: str) -> int:
-    """4 of Slurm's `4(x2),3`."""
+    """Return 4 for Slurm's `4(x2),3`."""
     digits = text.split("(")[0].split(",")[0]
     return int(digits) if digits.isdigit() else 1
 
 
 def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -> str:
-    """IPv4 address of this rank on the job's network.
+    """Return the IPv4 address of this rank on the job's network.
 
-    The loopback where all ranks are on one node; else `$HPCDL_ADDRESS` (to pick an interface), else what this node's
-    name stands for, else the interface that leads to the node that the job was started from.
+    It is the loopback if all ranks are on one node; else `$HPCDL_ADDRESS` (to choose an interface), else the address of
+    this node's name, else the interface that leads to the node that started the job.
     """
     if place.local_size >= place.size:
         return LOOPBACK
@@ -114,7 +114,7 @@ def _resolved(name: str) -> str:
 
 
 def _interface_towards(address: str) -> str:
-    """The address that packets to `address` would come from; nothing is sent."""
+    """Return the source address of packets to `address`; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))

@@ -1,7 +1,7 @@
-"""What ranks need of their node that a user, a container or an administrator may have limited.
+"""Resources of a node that ranks need and that a user, a container or an administrator may have limited.
 
-Libraries that run into such a limit end a rank without a word (a bus error, an abort), so it is looked for first: by
-who starts the ranks, on its own node, and by each rank, on that of its own.
+Libraries that reach such a limit end a rank without a message (a bus error, an abort), so the limits are checked first.
+The process that starts the ranks checks its own node, and each rank checks its node.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from hpcdl.core.processes.lifeline import SHARED_MEMORY
 from hpcdl.core.units import format_bytes
 
 OPEN_FILES = 256
-"""What a rank opens with TensorFlow and MPI, and with its line (cluster/deaths.py) above MPI's own."""
+"""Files that a rank opens with TensorFlow and MPI, including its line (cluster/deaths.py) above MPI's own."""
 OPEN_FILES_A_RANK = 16
-"""What an mpiexec opens for each rank that it starts on its node."""
+"""Files that an mpiexec opens for each rank that it starts on its node."""
 _COMFORTABLE_FILES = 4096
 _MPICH_BYTES, _MPICH_BYTES_A_RANK = 8 << 20, 6 << 20
-"""What MPICH 5.0 wants in /dev/shm: with less it ends by signal 7 or 11 (measured with 2, 4 and 8 ranks).
-
-Open MPI 4 and 5 do without it: messages within the node then go through its network instead."""
+"""Space that MPICH 5.0 needs in /dev/shm: with less it ends by signal 7 or 11 (measured with 2, 4 and 8 ranks).
+Open MPI 4 and 5 work without it: messages within the node then use the network."""
 _TEMPORARY_BYTES = 64 << 10
 _CONTAINER = "in a container use --shm-size=1g"
 
 
 def check_node(num_ranks: int, *, mpi: bool = True) -> None:
-    """UsageError where `num_ranks` ranks cannot start on this node, with what limits them, before they are started.
+    """Raise UsageError with the limit if `num_ranks` ranks cannot start on this node.
 
-    The soft limit of open files is raised for this process and those that it starts.
+    Also raises the soft limit of open files for this process and its children.
     """
     allow_open_files(max(OPEN_FILES, OPEN_FILES_A_RANK * num_ranks))
     if not mpi or num_ranks < 2:
@@ -43,18 +42,18 @@ def check_node(num_ranks: int, *, mpi: bool = True) -> None:
 
 
 def check_own_node(*, mpi: bool) -> None:
-    """HpcdlError where this rank cannot go on on its node; others may have taken their part of /dev/shm already."""
+    """Raise HpcdlError if this rank cannot continue on its node; other ranks may have used /dev/shm already."""
     try:
         allow_open_files(OPEN_FILES)
         problem = _shared_memory_problem(_MPICH_BYTES_A_RANK) if mpi else ""
         if problem and mpi_flavour() == "mpich":
             raise UsageError(problem)
-    except UsageError as error:  # of this node, not of all ranks alike
+    except UsageError as error:  # about this node, not all ranks alike
         raise HpcdlError(str(error)) from error
 
 
 def allow_open_files(needed: int) -> None:
-    """Raise the soft limit where it is below what hpcdl is comfortable with; UsageError where `needed` is forbidden."""
+    """Raise the soft limit if it is below what hpcdl prefers. Raises UsageError if `needed` is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(needed, _COMFORTABLE_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -69,7 +68,7 @@ def allow_open_files(needed: int) -> None:
 
 
 def _temporary_problem() -> str:
-    """Why Open MPI cannot put its sockets and notes where it does; empty where it can."""
+    """Return why Open MPI cannot write its sockets and files; empty if it can."""
     host, folder = os.uname().nodename, os.environ.get("TMPDIR") or tempfile.gettempdir()
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
@@ -83,7 +82,7 @@ def _temporary_problem() -> str:
 
 
 def _shared_memory_problem(needed: int) -> str:
-    """What keeps MPICH from `needed` bytes of shared memory; empty where nothing does."""
+    """Return why MPICH cannot get `needed` bytes of shared memory; empty if it can."""
     place = f"{SHARED_MEMORY} on {os.uname().nodename}"
     purpose = "MPICH exchanges messages between the ranks of a node through it"
     try:

@@ -1,11 +1,10 @@
-"""Environments that ranks run in: loaded modules, a user's own beside an installation, one packed for each node.
+"""Environments of ranks: with loaded modules, a user's own beside an installation, or a packed copy for each node.
 
-Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each. One
-big file is read instead, by one node, which broadcasts it to the others (comm/mpi/spread).
-
-The installation stays as it is, for it may be everybody's. What is installed into the new environment comes before the
-installation's packages, and pip keeps to the installation's versions: nothing is there twice, and what cannot go with
-it is refused by name. Ranks start with the Python of this environment, on every node that sees its folder.
+Hundreds of ranks that import TensorFlow from a parallel file system look up tens of thousands of small files each.
+Instead, one node reads one big file and broadcasts it to the others (comm/mpi/spread).
+The installation stays unchanged, since others may share it. Packages of the new environment take precedence over the
+installation's. pip keeps to the installation's versions: nothing is installed twice, and pip refuses incompatible
+packages by name. Ranks start with the Python of this environment, on every node that sees its folder.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from hpcdl.core.storage.files import read_json
 from hpcdl.core.storage.lock import JOB_VARIABLES
 
 LOADED = "HPCDL_LOADED_MODULES"
-"""Set in what was started with modules, so that it does not load them again."""
+"""Set in a program that was started with modules, so that it does not load them again."""
 _SCRIPT = """
 names=$1 before=$(command -v hpcdl); shift
 if ! type module >/dev/null 2>&1; then
@@ -53,14 +52,14 @@ now=$(command -v hpcdl)
 [ -n "$now" ] && [ "$now" != "$before" ] && exec "$now" "${@:5}"
 exec "$@"
 """
-"""Asks first in a subshell for what is said; a module that brings a hpcdl of its own is who goes on."""
+"""Loads each module in a subshell first to get its error message; if a module brings its own hpcdl, that one runs."""
 
 
 def go_on_with(modules: str, arguments: Sequence[str]) -> None:
-    """Start `hpcdl ARGUMENTS` anew, in place of this process, with `modules` (names by commas) loaded.
+    """Replace this process by `hpcdl ARGUMENTS` with `modules` (names by commas) loaded.
 
-    Comes back where they are loaded. UsageError without bash; whoever goes on says what cannot be loaded, and leaves
-    with 2.
+    Returns if they are loaded already. Raises UsageError without bash. If a module cannot be loaded, the new program
+    says so and exits with 2.
     """
     if os.environ.get(LOADED) == modules:
         return
@@ -80,14 +79,14 @@ read -r _ _ _ free _ < <(df -Ph -- "${1%/*}" | tail -n 1)
 echo "hpcdl: node $(uname -n): ${said%%$'\\n'*} ($free free in ${1%/*})" >&2
 exit 1
 """
-"""mkdir refuses whatever is there already: a link, or a folder of somebody else's. `-` is standard input."""
+"""mkdir refuses anything that exists: a link, or another user's folder. `-` is standard input."""
 SPREADING = "spread: all ranks are there"
-"""What comm/mpi/spread prints as soon as MPI is up; what fails later is a node's own fault."""
+"""Printed by comm/mpi/spread as soon as MPI is up; a later failure is due to a node itself."""
 REMOVE = 'test -O "$1" && test ! -L "$1" && rm -rf -- "$1" || true'
 
 
 def fingerprint(prefix: Path) -> str:
-    """A name for the environment at `prefix`: changes with its place, its Python and its installed packages."""
+    """Return a name for the environment at `prefix`, which changes with its path, Python and installed packages."""
     base = base_of(prefix)
     places = [prefix] if base is None else [prefix, base]
     packages = [path.name for one in places for path in sorted(one.glob("lib/python*/site-packages/*.dist-info"))]
@@ -98,11 +97,10 @@ def fingerprint(prefix: Path) -> str:
 
 
 def pack(prefix: Path, folder: Path | None = None) -> Path:
-    """One uncompressed tar of the virtual environment at `prefix`; made once, taken from `folder` later.
+    """Return one uncompressed tar of the virtual environment at `prefix`; made once, then reused from `folder`.
 
-    What an environment of the user's own stands on comes along, in STAGED.
-
-    UsageError where `prefix` is not a virtual environment: only those know their Python from any place.
+    The base of a user's own environment is included, as STAGED.
+    Raises UsageError if `prefix` is not a virtual environment: only those find their Python from any place.
     """
     if not (prefix / "pyvenv.cfg").is_file():
         raise UsageError(f"--stage-env: {prefix} is not a virtual environment; install hpcdl into one")
@@ -129,7 +127,7 @@ def pack(prefix: Path, folder: Path | None = None) -> Path:
 
 
 def node_folder(environment: Mapping[str, str]) -> Path:
-    """Where each node unpacks: on its own storage, named by user and job, alike on all nodes."""
+    """Return the folder in which each node unpacks: on its own storage, by user and job, the same on all nodes."""
     base = environment.get("HPCDL_NODE_STORAGE") or environment.get("TMPDIR") or "/tmp"
     job = next((environment[name] for name in JOB_VARIABLES if environment.get(name)), "") or f"pid{os.getpid()}"
     restart = environment.get("SLURM_RESTART_COUNT", "0")
@@ -138,7 +136,7 @@ def node_folder(environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -> Iterator[str]:
-    """Unpack this Python's environment on `num_nodes` nodes; yields the Python that ranks are to be started with.
+    """Unpack this Python's environment on `num_nodes` nodes; yield the Python that starts the ranks.
 
     The folders are removed at the end, also after a signal that this process handles.
     """
@@ -158,7 +156,7 @@ def staged(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -
 
 
 def _broadcast(everywhere: Callable[..., None], num_nodes: int, archive: Path, folder: Path) -> bool:
-    """Unpack everywhere what one node reads; False where no MPI starts here, so that each has to read for itself."""
+    """Unpack on all nodes what one node reads; return False if MPI does not start here, so that each node must read."""
     unpack = ["bash", "-c", UNPACK, "unpack", str(folder), "-"]
     try:
         everywhere(*own_program("hpcdl.comm.mpi.spread", str(archive), str(num_nodes), *unpack), mpi=True)
@@ -171,15 +169,15 @@ def _broadcast(everywhere: Callable[..., None], num_nodes: int, archive: Path, f
 
 
 MARK = "hpcdl-env.json"
-"""In the environment's folder; its `base` is the installation's environment."""
+"""A file in the environment's folder; its `base` is the installation's environment."""
 STAGED = "hpcdl-base"
-"""Of a copy on a node's storage: the folder in it that holds what the environment stands on (cluster/own_env.py)."""
+"""The folder for the base environment, in a copy on a node's storage (cluster/own_env.py)."""
 
 
 def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:
-    """The environment that the one at `prefix` stands on; None where it stands alone.
+    """Return the base of the environment at `prefix`; None if it has none.
 
-    CorruptError where its mark says something else.
+    Raises CorruptError if its mark is invalid.
     """
     mark = prefix / MARK
     if not mark.is_file():
@@ -193,24 +191,24 @@ def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:
 SCHEMA = "hpcdl.env/1"
 PINS = "hpcdl-pins.txt"
 NOT_PINNED = frozenset(("hpcdl", "pip", "setuptools", "wheel"))
-"""hpcdl itself, which is not to be installed again; and what pip needs to build packages, in versions of theirs."""
+"""hpcdl itself, which must not be installed again; and build tools that pip needs in versions of its choice."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
-"""Variables by which other Pythons' packages, or other folders, would come in."""
+"""Variables that would bring in packages of another Python, or other folders."""
 _PTH = (
     "import os, site, sys; own = os.path.join(sys.prefix, {staged!r}); "
     "site.addsitedir(os.path.join(own, {below!r}) if os.path.isdir(own) else {packages!r})\n"
 )
-"""What Python runs at its start in the environment: the installation's packages come behind its own.
+"""Code that Python runs at its start in the environment: it appends the installation's packages.
 
-`addsitedir` reads the installation's own .pth files too, by which a checkout is found.
+`addsitedir` also reads the installation's own .pth files, which locate a checkout.
 """
 _MPI = (
     "import os; {{'MPI4PY_LIBMPI', 'MPI4PY_MPIABI'}} & os.environ.keys() or "
     "os.environ.update(MPI4PY_LIBMPI={library!r})\n"
 )
-"""The same for the MPI that a wheel has put into the installation: mpi4py looks in the environment's own lib alone."""
+"""The same for the MPI of a wheel in the installation: mpi4py searches only the environment's own lib."""
 _LIBRARIES = ("libmpi.so.12", "libmpi.so.40")
-"""Of MPICH and of Open MPI, in mpi4py's order."""
+"""Libraries of MPICH and of Open MPI, in mpi4py's order."""
 _PROGRAM = """#!/bin/sh
 # {name} of this environment, which stands on {base}
 if [ ! -d {quoted} ]; then
@@ -222,17 +220,17 @@ exec {command} "$@"
 
 
 def create_environment(folder: Path, packages: Sequence[str]) -> Path:
-    """Make the environment in `folder`, which must be new or empty, and install `packages` as pip takes them.
+    """Make the environment in `folder`, which must be new or empty, and install `packages` by pip.
 
-    Returns the folder as an absolute path. UsageError where it is taken; HpcdlError where Python's venv or pip fails,
-    whose output has been seen.
+    Returns the folder as an absolute path. Raises UsageError if it is taken; HpcdlError if Python's venv or pip fails,
+    whose output the user sees.
     """
     folder = folder.expanduser().absolute()
     if (folder / MARK).is_file():
         raise UsageError(f"{folder} is such an environment already; add packages with {_python(folder)} -m pip install")
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; name a new folder")
-    if re.search(r"\s", str(folder)):  # pip's configuration takes a blank for the end of a path
+    if re.search(r"\s", str(folder)):  # in pip's configuration a blank ends a path
         raise UsageError(f"{folder} has a blank in its path, in which pip loses the versions to keep; name another")
     base = base_of() or Path(sys.prefix)
     make_folder(folder)
@@ -244,7 +242,7 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def add_packages(folder: Path, packages: Sequence[str]) -> None:
-    """Install into the environment; HpcdlError where pip refuses, which says why."""
+    """Install into the environment. Raises HpcdlError if pip refuses; pip prints the reason."""
     words = ("install", "--disable-pip-version-check", *packages)
     line = own_program("pip", *words, python=str(_python(folder)))
     again = f"{_python(folder)} -m pip install ..."
@@ -252,7 +250,7 @@ def add_packages(folder: Path, packages: Sequence[str]) -> None:
 
 
 def _stand_on(folder: Path, base: Path) -> None:
-    """Give the new environment the installation's packages, programs and files, and pip their versions."""
+    """Give the new environment the installation's packages, programs and files, and give pip their versions."""
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(base), "platbase": str(base)}))
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     below = str(packages.relative_to(base))
@@ -264,7 +262,7 @@ def _stand_on(folder: Path, base: Path) -> None:
     create(folder / "pip.conf", f"[global]\nconstraint = {folder / PINS}\n".encode())
     python = shlex.quote(str(_python(folder)))
     programs = {"hpcdl": f"{python} -P -m hpcdl", "hpcdl-python": python, "pip": f"{python} -P -m pip"}
-    if (base / "bin" / "mpiexec").exists():  # that of the MPI which comes with the installation
+    if (base / "bin" / "mpiexec").exists():  # that of the MPI in the installation
         programs["mpiexec"] = shlex.quote(str(base / "bin" / "mpiexec"))
     for name, command in programs.items():
         text = _PROGRAM.format(name=name, base=base, quoted=shlex.quote(str(base)), command=command)
@@ -277,10 +275,10 @@ def _stand_on(folder: Path, base: Path) -> None:
 
 
 def _pins(packages: Path) -> Iterator[str]:
-    """NAME==VERSION of what is installed in the folder `packages`."""
+    """Yield NAME==VERSION of the packages installed in the folder `packages`."""
     for found in importlib.metadata.distributions(path=[str(packages)]):
         name = found.metadata["Name"]
-        # A version of somebody's own build (1.2+cu12) is in no index: without its ending any build of it will do.
+        # No index has the version of a local build (1.2+cu12): without its suffix any build of it is accepted.
         if name and re.sub(r"[-_.]+", "-", name).lower() not in NOT_PINNED:
             yield f"{name}=={found.version.partition('+')[0]}"
 
@@ -290,7 +288,7 @@ def _python(folder: Path) -> Path:
 
 
 def _run(line: Sequence[str], problem: str) -> None:
-    """Run a program whose output the user sees; HpcdlError with the `problem` where it fails."""
+    """Run a program whose output the user sees. Raises HpcdlError with the `problem` if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     if subprocess.run(line, env=environment, check=False, stdout=sys.stderr).returncode:
         raise HpcdlError(problem)

@@ -1,4 +1,4 @@
-"""Commands that must end by themselves in a given time, and what they leave."""
+"""Commands on all nodes with a time limit, and the removal of processes that remain."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcdl.core.errors import HpcdlError
 from hpcdl.core.protocols import LaunchPlan
 
 OWN_WORD = "hpcdl: "
-"""What a line on stderr begins with that says more than the launcher's own chatter around it."""
+"""Prefix of stderr lines that matter more than the launcher's own messages."""
 NUM_LOOKS, PAUSE_S = 3, 0.05
-"""How often marked processes are looked for: one that is just starting a program shows no environment for a moment."""
+"""Repeated searches for marked processes: a process that is just starting a program briefly shows no environment."""
 
 
 class NodesFailed(HpcdlError):
-    """A command that failed on a node, or did not end on all of them; `printed` is what came on stdout by then."""
+    """A command failed on a node, or did not end on all of them; `printed` is its stdout until then."""
 
     def __init__(self, text: str, printed: str = "") -> None:
-        """As every error, with what was printed."""
+        """Take the message, and the output until then."""
         super().__init__(text)
         self.printed = printed
 
@@ -39,9 +39,9 @@ def on_every_node(
     what: str,
     mpi: bool = False,
 ) -> str:
-    """What `command`, once on each of the job's first nodes, prints on stdout in all; as ranks of one job with `mpi`.
+    """Run `command` once on each of the job's first nodes and return all its stdout; as ranks of one job with `mpi`.
 
-    NodesFailed, beginning with `what`, where it fails or takes too long.
+    Raises NodesFailed, beginning with `what`, if it fails or takes too long.
     """
     plan = LaunchPlan(num_ranks=num_nodes, ranks_per_node=1)
     line, needed = launcher.line(plan, command, mpi=mpi or launcher.name != "slurm", environment=environment)
@@ -56,7 +56,7 @@ def on_every_node(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""  # bytes, whatever was asked for
+        printed = error.stdout or b""  # bytes, even though text was requested
         raise NodesFailed(f"{what}: `{line[0]}` did not end in {timeout_s:g} s", bytes(printed).decode()) from None
     except OSError as error:
         raise NodesFailed(f"{what}: `{line[0]}` cannot be started: {error.strerror}") from error
@@ -81,7 +81,7 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], soft_s: float) -> None:
 
 
 def end_marked(variable: str, value: str) -> None:
-    """Kill this user's processes on this node in whose environment `variable` is `value`, this one apart."""
+    """Kill this user's processes on this node that have `variable`=`value` in their environment, except this one."""
     for _ in range(NUM_LOOKS):
         for number in marked(variable, value):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -90,7 +90,7 @@ def end_marked(variable: str, value: str) -> None:
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """This user's processes on this node in whose environment `variable` is `value`, this one apart."""
+    """Return this user's processes on this node that have `variable`=`value` in their environment, except this one."""
     mark = f"{variable}={value}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

@@ -1,7 +1,7 @@
-"""What ranks tell the process that started them, and what the end of a launch amounts to.
+"""The status that ranks report to the process that started them, and the outcome of a launch.
 
-Exit codes of mpiexec mean different things under different MPIs; these words mean one thing. They come in a number of
-files that does not grow with the ranks: rank 0 writes a table of all, and only who fails writes one of its own.
+Exit codes of mpiexec differ between MPIs; these statuses do not. The number of their files does not grow with the
+ranks: rank 0 writes a table of all ranks, and only a rank that fails writes its own file.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from hpcdl.core.storage.files import parse_json, read_json, write_json
 FOLDER = RANKS
 """Folder inside a run directory that holds the status files and the launcher's log."""
 TABLE = "all.json"
-"""In it, the table of all ranks."""
+"""A file in it: the table of all ranks."""
 
 WATCH_FOLDER = "watch"
-"""In it, what ranks leave for each other, in a folder by launch (supervision/watchdog.py)."""
+"""A folder in it for files that ranks leave for each other, by launch (supervision/watchdog.py)."""
 ALONE = "alone.json"
-"""There, the sign of life of a rank that no other one waits for: which rank it is, and how long it may be silent."""
+"""A file there: the heartbeat of a rank for which no other rank waits, with its number and longest allowed silence."""
 
 STATES = ("running", "done", "stopped", "failed", "bereaved", "left behind")
-"""stopped: left early with something to resume; bereaved: failed because another rank did; left behind: gave no sign of
-life, and the others went on without it."""
+"""stopped: left early with something to resume; bereaved: failed because another rank did; left behind: gave no sign
+of life, and the others continued without it."""
 _FILED = ("failed", "bereaved")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """A rank's last word: `state` is one of STATES; `at` is Unix time in seconds.
+    """A rank's last status: `state` is one of STATES; `at` is Unix time in seconds.
 
-    `lost`: what it has failed of is that another one is gone or is not responding: `cause`, on `cause_host`.
-    `evicted`: that one is too slow. `grows`: it has stopped so that more ranks can start. `kind`: of the error that it
-    has failed of (core/errors.py).
+    `lost`: it failed because another rank is gone or not responding: `cause`, on `cause_host`. `evicted`: that one is
+    too slow. `grows`: it stopped so that more ranks can start. `kind`: that of the error with which it failed
+    (core/errors.py).
     """
 
     rank: int
@@ -65,10 +65,10 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusReport:
-    """How a rank tells the process that started it what becomes of it.
+    """Reports of a rank to the process that started it.
 
-    On that process's own node by `line` (cluster/deaths.py). In a file of its own only where it ends in another way
-    than all others: a healthy run's ranks write nothing, rank 0 writes one table for all (`report_all`).
+    On that process's own node they use `line` (cluster/deaths.py). Only a rank that ends differently from all others
+    writes a file of its own. In a healthy run only rank 0 writes, one table for all (`report_all`).
     """
 
     folder: Path
@@ -86,8 +86,9 @@ class StatusReport:
         grows: bool = False,
         kind: str = "",
     ) -> None:
-        """`of`: another rank's failure that this is about. `filed`: whether a file says so too; by default where
-        something went wrong. `grows`: as StoppedEarly has it. `kind`: of this rank's own error.
+        """Report a state. `of`: the failure of another rank that caused it. `kind`: of this rank's own error.
+
+        `filed`: whether to write a file too; by default only after a failure. `grows`: as in StoppedEarly.
         """
         other = of or RankError("")
         status = RankStatus(
@@ -107,12 +108,12 @@ class StatusReport:
         )
         send_word(self.line, json.dumps(asdict(status)).encode())
         if state in _FILED if filed is None else filed:
-            with contextlib.suppress(OSError):  # a disk that is full must not hide the error that is being reported
+            with contextlib.suppress(OSError):  # a full disk must not hide the reported error
                 write_json(self.folder / f"{self.rank}.json", asdict(status))
 
 
 def report_all(folder: Path, state: str, processes: Sequence[tuple[str, int]]) -> None:
-    """Write the table of all ranks, which are in one state, `running` or `done`: host and process id by rank."""
+    """Write the table of all ranks, which share one state, `running` or `done`: host and process id by rank."""
     by_host: dict[str, dict[str, int]] = {}
     for rank, (host, pid) in enumerate(processes):
         by_host.setdefault(host, {})[str(rank)] = pid
@@ -121,11 +122,11 @@ def report_all(folder: Path, state: str, processes: Sequence[tuple[str, int]]) -
         write_json(path, table)
     except OSError:
         with contextlib.suppress(OSError):
-            rewrite(path, json.dumps(table, indent=1).encode())  # the room that this file has is there already
+            rewrite(path, json.dumps(table, indent=1).encode())  # overwrite in place: this needs no new disk space
 
 
 def report_left(folder: Path, rank: int, message: str) -> None:
-    """Write the status of another rank, one that the run goes on without."""
+    """Write the status of another rank, without which the run continues."""
     for status in read_table(folder):
         if status.rank == rank:
             left = replace(status, state="left behind", message=message, at=WALL.now_s())
@@ -133,14 +134,14 @@ def report_left(folder: Path, rank: int, message: str) -> None:
 
 
 def failed_of(folder: Path, ranks: Collection[int]) -> list[int]:
-    """Those of `ranks` that have filed a failure: they end the job, and are not lost to it."""
+    """Return those of `ranks` that have filed a failure: they end the job, and are not lost."""
     return [status.rank for status in read_statuses(folder, ()) if status.rank in ranks and status.state in _FILED]
 
 
 def read_statuses(folder: Path, known: Iterable[RankStatus] | None = None) -> list[RankStatus]:
-    """The newest status of each rank, by rank: of `known` (by default the table), or from a file of its own.
+    """Return the newest status of each rank, by rank: of `known` (by default the table), or from its own file.
 
-    Files that are damaged are left out.
+    Damaged files are skipped.
     """
     found = {status.rank: status for status in (read_table(folder) if known is None else known)}
     for path in folder.glob("[0-9]*.json"):
@@ -151,7 +152,7 @@ def read_statuses(folder: Path, known: Iterable[RankStatus] | None = None) -> li
 
 
 def read_table(folder: Path) -> list[RankStatus]:
-    """What the table of all ranks says, nothing where there is none or it is damaged."""
+    """Return the statuses in the table of all ranks; empty if it is missing or damaged."""
     with contextlib.suppress(CorruptError, TypeError, ValueError, KeyError, AttributeError, FileNotFoundError):
         table = read_json(folder / TABLE)
         common = {"state": table["state"], "at": table["at"]}
@@ -164,7 +165,7 @@ def read_table(folder: Path) -> list[RankStatus]:
 
 
 def heard(word: bytes) -> RankStatus | None:
-    """The status that came by a line; None where it makes no sense."""
+    """Return the status that came by a line; None if it is invalid."""
     with contextlib.suppress(TypeError, ValueError):
         return from_json(RankStatus, parse_json(word))
     return None
@@ -180,9 +181,8 @@ def raise_for(
 ) -> None:
     """Return when every rank is done; else raise RankError or StoppedEarly with the cause.
 
-    A rank's own failure counts before a saved stop, that before a node that went away, that before a death without
-    a word, and that before those who lost another rank. `casualty` says which of several deaths was the first, `hosts`
-    where ranks were to start.
+    The order of precedence: a rank's own failure, a saved stop, a lost node, a death without a message, ranks that lost
+    another one. `casualty` says which of several deaths was the first, `hosts` where ranks were to start.
     """
     lost = casualty.lost_host if casualty else ""
     by_state = {state: [status for status in statuses if status.state == state] for state in STATES}
@@ -199,7 +199,7 @@ def raise_for(
             kind=status.kind,
         )
     if len(statuses) >= num_ranks and len(by_state["done"]) + len(by_state["left behind"]) == len(statuses):
-        return  # whatever the launcher has to say of those that the others did without
+        return  # whatever the launcher reports about ranks that were left behind
     for status in by_state["stopped"]:
         grows = any(one.grows for one in by_state["stopped"])
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost, grows=grows)
@@ -220,7 +220,7 @@ def raise_for(
 
 
 def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankError:
-    """The error for a whole node that went away, and every rank on it."""
+    """Return the error for a lost node with every rank on it."""
     ranks = [status.rank for status in statuses if same_host(status.host, host)]
     also = f" with rank {', '.join(map(str, ranks))}" if ranks else ""
     message = f"node {host}{also} went down or cannot be reached; continue with --resume, without it (see {log})"
@@ -228,7 +228,7 @@ def _lost_node(statuses: Sequence[RankStatus], host: str, log: Path) -> RankErro
 
 
 def _unknown(casualty: Casualty, log: Path) -> RankError:
-    """The error for a rank that ended on another node before the ranks had found each other."""
+    """Return the error for a rank that ended on another node before the ranks had found each other."""
     who = "a rank" if casualty.rank is None else f"rank {casualty.rank}"
     message = f"{who} on {casualty.host} ended without a word before all ranks had started; see {log}"
     message += _unseen([casualty.host], log)
@@ -236,7 +236,7 @@ def _unknown(casualty: Casualty, log: Path) -> RankError:
 
 
 def _unseen(hosts: Sequence[str], log: Path) -> str:
-    """What to ask about ranks on other nodes that left no word: they write theirs into the run directory."""
+    """Return a hint about nodes whose ranks left no status: do they see the run directory, where ranks write it?"""
     others = [host for host in hosts if not same_host(host, socket.gethostname())]
     if not others:
         return ""
@@ -245,7 +245,7 @@ def _unseen(hosts: Sequence[str], log: Path) -> str:
 
 
 def _is(status: RankStatus, casualty: Casualty | None) -> bool:
-    """Whether `status` is of the rank that died first."""
+    """Return whether `status` is that of the rank that died first."""
     if casualty is None:
         return False
     if casualty.rank is not None:
@@ -254,5 +254,5 @@ def _is(status: RankStatus, casualty: Casualty | None) -> bool:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Launchers and nodes may name a node with or without its domain."""
+    """Compare names of nodes, which may have a domain or not."""
     return one.partition(".")[0] == other.partition(".")[0]

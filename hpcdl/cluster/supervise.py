@@ -1,4 +1,4 @@
-"""Starts ranks, on this node or on those of the job that this process is in, and sees to it that all of them end."""
+"""Starts ranks, on this node or on those of this process's job, and ensures that all of them end."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from hpcdl.core.units import format_seconds
 STATUS_VARIABLE = "HPCDL_STATUS_DIR"
 BINDING_VARIABLE = "HPCDL_CPUS_BY_LOCAL_RANK"
 LAUNCH_VARIABLE = "HPCDL_LAUNCH"
-"""Marks every process of one launch by a word that no other has."""
+"""Marks every process of one launch with a unique word."""
 LAUNCHED_BY_VARIABLE = "HPCDL_LAUNCHED_BY"
-"""The process that supervises the launch; its ranks do not outlive it."""
+"""The process that supervises the launch; its ranks end with it."""
 GRACE_S = 8.0
-"""How long the other ranks may take to leave after one has failed."""
+"""Time for the other ranks to leave after one has failed."""
 GOING_ON_S = 12.0
-"""How long they may take, where they can go on without it, to say that they do: they give up before that themselves
-(supervision/regroup.py). Those that are killed before they can say it, on other nodes, are waited for as long."""
+"""Time for the other ranks to report that they continue: they give up earlier themselves (supervision/regroup.py).
+Ranks on other nodes that are killed before they report get the same time."""
 LAUNCHER_S = 3.0
-"""How long a launcher may take whose ranks have all ended, some killed: Open MPI's now and then waits for ever."""
+"""Time for a launcher to end after all its ranks, some of them killed: Open MPI's sometimes waits forever."""
 ENDING_S = 1.0
-"""How long they may take under a launcher that leaves them alone: what they still have to say is said by then."""
+"""Time for ranks under a launcher that keeps them after a loss: enough for their last messages."""
 LOOK_S = 1.0
-"""How often the sign of life of a rank that is alone is looked for."""
+"""Interval of checking the heartbeat of a single remaining rank."""
 _BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
-"""How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
+"""The text by which each mpiexec reports a killed rank; they print similar text for a program that cannot start."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
-"""A scheduler's warning may be sent again, and a terminal that closes hangs up several times."""
+"""A scheduler may repeat its warning, and a closing terminal sends several hangups."""
 
 
 def start(
@@ -64,13 +64,13 @@ def start(
     mpi: bool = True,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `command` on `plan.num_ranks` ranks and return when all are done; RankError names the rank that failed.
-    Interrupted where a second signal has killed them.
+    """Run `command` on `plan.num_ranks` ranks and return when all are done. Raises RankError naming the failed rank.
 
-    `folder` takes the ranks' words and the launcher's log. `tick` is called about ten times a second.
+    Raises Interrupted if a second signal killed them.
+    `folder` holds the status files and the launcher's log. `tick` is called about ten times a second.
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
-    the ranks are started one by one and find each other by other means. To be called from the main thread: what it
-    starts ends with the thread.
+    the ranks are started one by one and find each other by other means. Call it from the main thread: the processes
+    that it starts end with that thread.
     """
     check_node(plan.ranks_per_node, mpi=mpi)
     make_folder(folder)
@@ -101,7 +101,7 @@ def start(
     except RankError as error:
         if watcher.stop_requests > 1 and (error.lost or not statuses):
             raise Interrupted(f"stopped at once by a second signal: what was not saved is lost; see {log}") from error
-        error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
+        error.lost = error.lost and not watcher.stop_requests  # ranks killed after a stop request must not restart
         raise
     except StoppedEarly as error:
         if watcher.stop_requests:
@@ -110,7 +110,7 @@ def start(
 
 
 def _killed_unheard(processes: Sequence[subprocess.Popen[bytes]], chatter: str) -> Casualty | None:
-    """Who was killed before any rank had said a word: by mpiexec, or by its own end where the process is the rank."""
+    """Return the rank killed before any rank reported: by mpiexec, or the process itself if it is the rank."""
     killed = (process.pid for process in processes if process.returncode < 0)
     if (pid := next(killed, None)) is not None:
         return Casualty(host=socket.gethostname(), pid=pid)
@@ -134,7 +134,7 @@ def _start_processes(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which tells the ranks
+            start_new_session=True,  # Ctrl-C reaches only this process, which informs the ranks
             preexec_fn=told_to_end_with_parent(_parting(line[0])),
         )
         for own in each
@@ -142,27 +142,27 @@ def _start_processes(
 
 
 def _parting(launcher: str) -> signal.Signals:
-    """What a launcher is to hear when this process is gone.
+    """Return the signal that a launcher gets when this process is gone.
 
-    At SIGTERM srun ends its step, and Open MPI's mpiexec removes what it has in /dev/shm and /tmp. Hydra would hand it
-    on and wait; its proxies, on every node, end their ranks when it is gone.
+    At SIGTERM srun ends its step, and Open MPI's mpiexec cleans up /dev/shm and /tmp. Hydra would pass it on and wait;
+    if Hydra is killed, its proxies on every node end their ranks.
     """
     return signal.SIGKILL if "hydra" in Path(launcher).name else signal.SIGTERM
 
 
 class _Chatter:
-    """What a launcher has said since `said_before` bytes of its log were there."""
+    """The launcher's messages after the first `said_before` bytes of its log."""
 
     def __init__(self, launcher: Launcher, log: Path, said_before: int) -> None:
         self._launcher, self._log, self._from = launcher, log, said_before
         self._read_to, self._others_to_end = said_before, False
 
     def text(self) -> str:
-        """All of it."""
+        """Return all of them."""
         return self._log.read_bytes()[self._from :].decode(errors="replace")
 
     def others_to_end(self) -> bool:
-        """Whether it tells of a lost rank, and the launcher leaves the others to hpcdl."""
+        """Return whether they report a lost rank, and the launcher leaves ending the other ranks to hpcdl."""
         if (
             self._launcher.leaves_others
             and not self._others_to_end
@@ -173,19 +173,19 @@ class _Chatter:
 
     @property
     def ending(self) -> signal.Signals:
-        """What has the launcher's ranks end on all nodes: who leaves them to hpcdl still has to tell them."""
+        """The signal that makes the launcher end its ranks on all nodes: SIGTERM if it keeps ranks after a loss."""
         return signal.SIGTERM if self._launcher.leaves_others else signal.SIGKILL
 
 
 class _SignOfLife:
-    """The file that the only rank left writes again and again: no other rank notices when that one is stopped."""
+    """The heartbeat file of the only remaining rank: no other rank would notice if it were stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written_ns, self._looked_s, self._silent_s = 0, time.monotonic(), 0.0
 
     def missed(self) -> RankError | None:
-        """The error of a rank that has been silent for longer than it may be; None where all is well."""
+        """Return the error of a rank that has been silent for too long; None otherwise."""
         now_s = time.monotonic()
         since_s = now_s - self._looked_s
         if since_s < LOOK_S:
@@ -193,13 +193,13 @@ class _SignOfLife:
         self._looked_s = now_s
         try:
             written_ns = self._path.stat().st_mtime_ns
-        except OSError:  # several ranks are there, or none yet
+        except OSError:  # there are several ranks, or none yet
             self._silent_s = 0.0
             return None
         if written_ns != self._written_ns:
             self._written_ns, self._silent_s = written_ns, 0.0
             return None
-        # Where this process was stopped itself, with all of its job, the rank has not been silent for as long.
+        # If this process itself was stopped, with its whole job, the rank was not silent for that time.
         self._silent_s += min(since_s, 2 * LOOK_S)
         with contextlib.suppress(CorruptError, OSError, TypeError, KeyError):
             status = read_json(self._path)
@@ -209,7 +209,7 @@ class _SignOfLife:
 
 
 def _silent(status: dict[str, Any], seconds: float) -> RankError:
-    """The error of the only rank of a run, by its last sign of life."""
+    """Return the error of a run's only rank, from its last heartbeat."""
     rank, host = status["rank"], status["host"]
     text = (
         f"rank {rank} on {host}, the only one left, is not responding (stopped, swapped out, or its node is gone "
@@ -219,7 +219,7 @@ def _silent(status: dict[str, Any], seconds: float) -> RankError:
 
 
 class _Watcher:
-    """Waits for the launcher, sees which rank ends first, and cleans up when the others do not follow."""
+    """Waits for the launcher, notes which rank ends first, and cleans up if the others do not follow."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class _Watcher:
         self._table: tuple[float, list[RankStatus]] = (0.0, [])
 
     def hear(self, number: int) -> None:
-        """Have every rank of this host save and leave; a second request, but for warnings, kills them."""
+        """Let every rank of this host save and leave; a second request, other than a warning, kills them."""
         if self.stop_requests and number in _WARNINGS:
             return
         self.stop_requests += 1
@@ -260,23 +260,23 @@ class _Watcher:
             _send(process.pid, self._chatter.ending)
 
     def _ask(self) -> None:
-        """Tell each rank of this host once; ranks that have not reported yet are told when they do."""
+        """Signal each rank of this host once; ranks that have not reported yet are signalled when they do."""
         if not self.statuses():
             return
         own = self._own()
         pids, number = {status.pid for status in own if status.state == "running"}, signal.SIGTERM
-        if not own:  # all on other hosts: every launcher hands SIGUSR1 on, but at SIGTERM some end their ranks
+        if not own:  # all on other hosts: every launcher passes SIGUSR1 on, but some end their ranks at SIGTERM
             pids, number = {process.pid for process in self._processes}, signal.SIGUSR1
         for pid in pids - self._asked:
             _send(pid, number)
         self._asked |= pids
 
     def casualty(self) -> Casualty | None:
-        """What died first by the kernel's word, which tells of this node alone."""
+        """Return the first death that the kernel reported, which covers this node only."""
         return None if self.first_dead_pid is None else Casualty(host=self._host, pid=self.first_dead_pid)
 
     def wait(self) -> None:
-        """Return when the launcher has ended; ranks that stay behind after a failure are killed."""
+        """Return when the launcher has ended; ranks that remain after a failure are killed."""
         deadline = math.inf
         try:
             while any(process.poll() is None for process in self._processes):
@@ -292,14 +292,14 @@ class _Watcher:
                 if time.monotonic() > deadline or self.silent is not None:
                     self._kill()
                 self._tick()
-            self._note_dead(self._deaths.poll(0.0))  # all may have ended, launcher and ranks, during one tick
+            self._note_dead(self._deaths.poll(0.0))  # launcher and ranks may all have ended during one tick
         finally:
             self._deaths.close()
             self._kill()
             self._tick()
 
     def _note_dead(self, pids: Sequence[int]) -> None:
-        """Remember the first of these processes, if none was before, that went without a last word."""
+        """Note the first of these processes that ended without a final status, if none was noted before."""
         self._ended.update(pids)
         for pid in pids:
             last_word = next((status for status in self._own() if status.pid == pid), None)
@@ -307,7 +307,7 @@ class _Watcher:
                 self.first_dead_pid = pid
 
     def _patience_s(self, statuses: Sequence[RankStatus]) -> float:
-        """How long ranks may still take to end, from now; one that the others go on without is forgotten."""
+        """Return the time that ranks may still take to end; forget a dead rank without which the others continue."""
         if self.first_dead_pid in {status.pid for status in statuses if status.state == "left behind"}:
             self.first_dead_pid = None
         if self._chatter.others_to_end():
@@ -321,9 +321,9 @@ class _Watcher:
         return GOING_ON_S if self._continues else GRACE_S
 
     def _until_lost_ranks_are_killed_s(self, statuses: Sequence[RankStatus]) -> float:
-        """How long the launcher may take once all ranks are over but those that the run has continued without.
+        """Return the time left for the launcher once only ranks that were left behind remain.
 
-        Such a rank may be stopped, and a launcher would wait for it for ever.
+        Such a rank may be stopped, and a launcher would wait for it forever.
         """
         lost = {status.rank for status in statuses if status.state == "left behind"}
         others = [status for status in statuses if status.rank not in lost]
@@ -333,11 +333,11 @@ class _Watcher:
         elsewhere = {status.state for status in others if status.host != self._host}
         if own <= self._ended and elsewhere <= {"done"}:
             return LAUNCHER_S
-        # Who is asked to stop says so on rank 0 alone, when all have saved.
+        # If asked to stop, only rank 0 reports it, after all have saved.
         return GRACE_S if lost and any(status.state == "stopped" for status in others) else math.inf
 
     def statuses(self) -> list[RankStatus]:
-        """The newest status of each rank that is known: from its own file, or by its line, or from the table of all."""
+        """Return the newest known status of each rank: from its own file, by its line, or from the table of all."""
         words = [status for word in self._deaths.words.values() if (status := heard(word)) is not None]
         table = self._table_now()
         over = [status for status in table if status.state == "done"]
@@ -350,7 +350,7 @@ class _Watcher:
         return [status for status in statuses if status.host == self._host]
 
     def _table_now(self) -> list[RankStatus]:
-        """The table of all ranks, which is long in a large run and changes once: read when it has."""
+        """Return the table of all ranks; it is long in a large run, so it is read only after a change."""
         with contextlib.suppress(OSError):
             written_s = (self._folder / TABLE).stat().st_mtime
             if written_s != self._table[0]:
@@ -368,7 +368,7 @@ class _Watcher:
                     process.wait(timeout=LAUNCHER_S)
             if process.poll() is None:
                 _send(-process.pid, signal.SIGKILL)
-            if process.wait():  # mpiexec may leave an ssh, in a session of its own, that waits for a lost node
+            if process.wait():  # mpiexec may leave an ssh, in a separate session, that waits for a lost node
                 end_marked(LAUNCH_VARIABLE, self._launch)
 
 

@@ -1,1 +1,1 @@
-"""Settings: what there is (schema), and where each value comes from (load)."""
+"""Settings: their declarations (schema), and the origin of each value (load)."""

@@ -12,12 +12,12 @@ from hpcdl.config.schema import StartConfig, WatchConfig
 from hpcdl.config.settings import AUTO, EXTENT, NOTHING, REQUIRED, RESULT, TIME, setting, settings_of
 
 EVERY_SPLIT = "all"
-"""The value of --split that means all of them."""
+"""The value of --split that stands for all splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferDataConfig:
-    """What the model is given."""
+    """The input of the model."""
 
     data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.", matters=RESULT | TIME)
     split: str | None = setting(None, "Part of the data, or all; by default val, else all.", matters=EXTENT)
@@ -36,7 +36,7 @@ class InferDataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InferRun(StartConfig):
-    """By whom it is computed, and where to."""
+    """How the ranks compute, and where the outputs go."""
 
     out: Path = setting(REQUIRED, "New folder for shards of outputs and the record.", matters=NOTHING)
     resume: bool = setting(
@@ -67,7 +67,7 @@ _ADDED_UP = "batch-option"
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """The job's size, and what becomes of it at its limit."""
+    """The job's size, and what happens at its time limit."""
 
     nodes: int = setting(1, "Number of nodes.", at_least=1)
     ranks_per_node: int = setting(1, "Ranks on each node.", at_least=1)
@@ -82,7 +82,7 @@ class JobConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """What is asked of the batch system, in its own words."""
+    """The request to the batch system, in its own terms."""
 
     partition: str = setting("", "Partition or queue.")
     account: str = setting("", "Account that pays.")
@@ -100,21 +100,22 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitConfig:
-    """All of it."""
+    """All groups of `hpcdl submit`."""
 
     job: JobConfig
     batch: BatchConfig
 
 
 BATCH_KEYS = ("time", *(item.key for item in settings_of(BatchConfig)))
-"""What a job of any command takes, of one node or of many."""
+"""Settings of any job, on one node or many."""
 
 
 def load_submit(flags: Mapping[str, Any]) -> ResolvedConfig[SubmitConfig]:
-    """The site's table [submit], the user's over it, and the flags over both. ConfigError holds every problem.
+    """Return the table [submit] of the site, with the user's and then the flags over it.
 
-    Options of the batch system add up, the site's first: a licence that each job of a site needs stays when a user
-    adds another option, and a batch system takes the last of two that say the same.
+    Options of the batch system add up, the site's first. So a licence that every job of a site needs stays when a user
+    adds another option. Of two options with the same name, a batch system takes the last. Raises ConfigError with every
+    problem.
     """
     layers = [*standard_layers("submit"), flag_layer(flags)]
     found = load(SubmitConfig, layers)

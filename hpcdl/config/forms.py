@@ -1,4 +1,4 @@
-"""What `--compress` and `--trace` ask for: short texts of the command line, as values."""
+"""The values of `--compress` and `--trace`, parsed from short texts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hpcdl.core.units import format_bytes, parse_bytes
 
 NONE = "none"
 PLAIN = (NONE, "fp16", "bf16")
-"""Number formats: every value travels, rounded or not."""
+"""Number formats: every value is sent, rounded or not."""
 WITH_REST = ("int8", "topk", "powersgd")
-"""Kinds of gradients that leave something over, which the next gradient takes along."""
+"""Compression of gradients that leaves a rest, which is added to the next gradient."""
 BY_BLOCK = ("int8", "fp4")
-"""Kinds of changes of weights in few bits, with a scale for each block."""
+"""Compression of weight changes in few bits, with a scale for each block."""
 TYPED = (*PLAIN, "int8", "fp4", "topk:1%", "powersgd:4")
-"""All of them, as one types them."""
+"""All forms, as a user types them."""
 _PERCENT = re.compile(r"topk:(\d{1,3}(?:\.\d{1,6})?)%")
 _RANK = re.compile(r"powersgd:(\d{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """A form of what travels; `text` is the shortest word for it.
+    """A compression of what is sent; `text` is its shortest spelling.
 
-    Of topk `percent` of the values travel, of powersgd matrices of this `rank`.
+    topk sends `percent` of the values, powersgd sends matrices of this `rank`.
     """
 
     kind: str = NONE
@@ -37,12 +37,12 @@ class Compression:
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a worker keeps what did not travel of gradients, for the next step (error feedback)."""
+        """Whether a worker keeps the part of gradients that was not sent for the next step (error feedback)."""
         return self.kind in WITH_REST
 
 
 def parse_compression(value: Any) -> Compression:
-    """The form that `int8`, `topk:1%` or `powersgd:4` asks for; ValueError says what is possible."""
+    """Parse `int8`, `topk:1%` or `powersgd:4`. Raises ValueError with the possible forms."""
     text = str(value).strip()
     if text in (*PLAIN, *BY_BLOCK):
         return Compression(kind=text, text=text)
@@ -64,9 +64,9 @@ def parse_compression(value: Any) -> Compression:
 
 OFF, STEPS, FULL = "off", "steps", "full"
 LEVELS = (OFF, STEPS, FULL)
-"""Nothing; the parts of a step, its buckets, and what lies between steps; each message too."""
+"""Levels: nothing; the parts of a step, its buckets, and the work between steps; also every message."""
 UNASKED = "steps,ranks=0-15,size=1MiB"
-"""What every run keeps that was not asked for anything else: of its last two thousand steps or so, in few files."""
+"""The trace of every run by default: about its last two thousand steps, in few files."""
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
 MOST_BYTES = 16 << 30
@@ -76,9 +76,9 @@ _STEPS = re.compile(r"(\d{1,15})(?::(\d{1,15}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpec:
-    """A trace that was asked for. `ranks` are pairs of first and last; none: all.
+    """A requested trace. `ranks` are pairs of first and last; empty means all ranks.
 
-    `first` to `end` (without it) and beside those every `every`-th step are kept; with neither all of them.
+    The steps from `first` up to but not including `end` are kept, and every `every`-th step; with neither, all steps.
     """
 
     level: str = OFF
@@ -89,11 +89,11 @@ class TraceSpec:
     num_bytes: int = DEFAULT_BYTES
 
     def has_rank(self, rank: int) -> bool:
-        """Whether `rank` is traced."""
+        """Return whether `rank` is traced."""
         return self.level != OFF and (not self.ranks or any(first <= rank <= last for first, last in self.ranks))
 
     def has_step(self, step: int) -> bool:
-        """Whether the spans of `step` are kept."""
+        """Return whether the spans of `step` are kept."""
         if self.first is None and self.every is None:
             return True
         within = self.first is not None and self.first <= step and (self.end is None or step < self.end)
@@ -101,7 +101,7 @@ class TraceSpec:
 
     @property
     def text(self) -> str:
-        """The shortest words that mean the same."""
+        """The shortest text with the same meaning."""
         words = [self.level]
         if self.first is not None:
             words.append(f"steps={self.first}:{self.end}" if self.end is not None else f"steps={self.first}")
@@ -114,12 +114,12 @@ class TraceSpec:
 
 
 def is_trace_spec(text: str) -> bool:
-    """Whether `text` looks like what stands behind --trace, right or wrong, and not like the next word of a command."""
+    """Return whether `text` looks like a value of --trace, valid or not, rather than the next word of a command."""
     return text in LEVELS or re.match(rf"[a-z]+=|({'|'.join(LEVELS)}),", text) is not None
 
 
 def parse_trace(value: Any) -> TraceSpec:
-    """The trace that `steps=100:110,every=50,ranks=0-7` asks for; ValueError says what is possible."""
+    """Parse `steps=100:110,every=50,ranks=0-7`. Raises ValueError with the possible forms."""
     if isinstance(value, bool):
         return TraceSpec(level=STEPS if value else OFF)
     found: dict[str, Any] = {"level": STEPS}

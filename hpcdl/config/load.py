@@ -1,9 +1,8 @@
 """Layers of settings become one frozen config: defaults < site < machine < user < file < flags; all errors at once.
 
-`$HPCDL_MACHINE` names the machine, else `machine` in the table [site] of site.toml. Its tables named like commands lie
-over those of site.toml. Its environment is that of `train`, `run` and their ranks; job scripts load its modules.
-
-Also what a site rules for all its users: the table [site] of site.toml.
+`$HPCDL_MACHINE` names the machine, else `machine` in the table [site] of site.toml. The machine's tables named like
+commands override those of site.toml. Its environment applies to `train`, `run` and their ranks; job scripts load its
+modules. This module also reads a site's rules for all its users: the table [site] of site.toml.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from hpcdl.core.storage.files import read_toml
 
 MACHINE_VARIABLE = "HPCDL_MACHINE"
 COMMANDS = ("train", "run", "submit", "sweep", "search")
-"""Commands whose defaults a machine may have."""
+"""Commands for which a machine may set defaults."""
 _KEYS = ("summary", "sources", "modules", "environment", *COMMANDS)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 _REFUSED = re.compile(r"(LD_.*|PATH|PYTHON.*|HOME|BASH_.*|ENV|IFS|HPCDL_(RANK|SIZE|SITE_CONFIG|SHARE|MACHINE))")
-"""Variables that would change what is run, not how: modules set them."""
+"""Variables that would change which program runs, not how: modules set them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """What a machine's file holds; `tables` are defaults by command, `origin` is what messages call the file."""
+    """The content of a machine's file; `tables` are defaults by command, `origin` names the file in messages."""
 
     name: str
     path: Path
@@ -48,7 +47,7 @@ class MachineSettings:
         return f"machine ({self.path})"
 
     def set_otherwise(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Its variables that `environment` has with another value, with that value."""
+        """Return the machine's variables that have another value in `environment`, with that value."""
         return {
             name: environment[name]
             for name, value in self.environment.items()
@@ -57,15 +56,15 @@ class MachineSettings:
 
 
 def machine_in_force(environment: Mapping[str, str] = os.environ) -> MachineSettings | None:
-    """The settings of the machine that this is; None where nobody names it, or it has no file.
+    """Return the settings of this machine; None if it has no name or no file.
 
-    UsageError where site.toml names a machine without a file; ConfigError with all that is wrong in a file.
+    Raises UsageError if site.toml names a machine without a file, ConfigError with all problems of a file.
     """
     site = site_config_file()
     named = environment.get(MACHINE_VARIABLE, "")
     by_site = "" if named or not site.is_file() else _machine_of(site)
     name = named or by_site
-    if not _NAME.fullmatch(name):  # a name for records alone, as "two cores of mine" is
+    if not _NAME.fullmatch(name):  # a name for records only, such as "two cores of mine"
         return None
     path = site.parent / "machines" / f"{name}.toml"
     if path.is_file():
@@ -76,7 +75,7 @@ def machine_in_force(environment: Mapping[str, str] = os.environ) -> MachineSett
 
 
 def read_machine_settings(path: Path) -> MachineSettings:
-    """The settings in a file; ConfigError with all that is wrong in it."""
+    """Return the settings in a file. Raises ConfigError with all its problems."""
     document = read_toml(path)
     problems = [f"{path}: unknown key {key!r}{suggestion(key, _KEYS)}" for key in document if key not in _KEYS]
     tables = {name: document.get(name, {}) for name in ("environment", *COMMANDS)}
@@ -105,9 +104,9 @@ def read_machine_settings(path: Path) -> MachineSettings:
 
 
 def take_environment(machine: MachineSettings, environment: MutableMapping[str, str]) -> list[str]:
-    """Set the machine's variables in `environment` where they are not set; a line for each that is, otherwise.
+    """Set the machine's variables in `environment` unless they are set; return a line for each that differs.
 
-    Its name too, which records hold: a centre's evidence asks for it.
+    Also set the machine's name, which records hold for the evidence of a centre.
     """
     others = machine.set_otherwise(environment)
     for name, value in {MACHINE_VARIABLE: machine.name, **machine.environment}.items():
@@ -119,7 +118,7 @@ def take_environment(machine: MachineSettings, environment: MutableMapping[str, 
 
 
 def _machine_of(site: Path) -> str:
-    """What [site] of site.toml calls the machine; site_rules says what is wrong with the table."""
+    """Return the machine that [site] of site.toml names; site_rules reports problems of the table."""
     table = read_toml(site).get("site", {})
     found = table.get("machine", "") if isinstance(table, dict) else ""
     if not isinstance(found, str):
@@ -134,7 +133,7 @@ _SITE_KEYS = (_KEY, "machine")
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Raw values by key, and the place that a message names: `site.toml`, `--config x.toml`, `flag`."""
+    """Raw values by key, and their origin for messages: `site.toml`, `--config x.toml`, `flag`."""
 
     origin: str
     values: Mapping[str, Any]
@@ -142,29 +141,29 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig(Generic[Config]):
-    """A config, and where each of its keys came from."""
+    """A config, and the origin of each of its keys."""
 
     config: Config
     origins: Mapping[str, str]
 
 
 def groups_of(cls: type) -> dict[str, type]:
-    """The groups (attribute name to dataclass) of a config class."""
+    """Return the groups (attribute name to dataclass) of a config class."""
     return dict(get_type_hints(cls))
 
 
 def all_settings(cls: type) -> list[Setting]:
-    """Every setting of a config class, group by group."""
+    """Return every setting of a config class, group by group."""
     return [item for group in groups_of(cls).values() for item in settings_of(group)]
 
 
 def settings_by_key(cls: type) -> dict[str, Setting]:
-    """As `all_settings`, by the flags' names."""
+    """As `all_settings`, by flag name."""
     return {item.key: item for item in all_settings(cls)}
 
 
 def standard_layers(command: str) -> list[Layer]:
-    """The layers of site, machine and user: the table `[command]` of each file that exists."""
+    """Return the layers of site, machine and user: the table `[command]` of each file that exists."""
     found = []
     machine = machine_in_force()
     for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
@@ -179,17 +178,17 @@ def standard_layers(command: str) -> list[Layer]:
 
 
 def file_layer(path: Path) -> Layer:
-    """The layer of a `--config` file: its keys are the flags' names."""
+    """Return the layer of a `--config` file, whose keys are the flags' names."""
     return Layer(origin=f"file ({path})", values=plain_keys(read_toml(path)))
 
 
 def flag_layer(values: Mapping[str, Any]) -> Layer:
-    """The layer of the command line; absent flags (None) are left out."""
+    """Return the layer of the command line without absent flags (None)."""
     return Layer(origin="flag", values={key: value for key, value in plain_keys(values).items() if value is not None})
 
 
 def set_layer(pairs: list[str]) -> Layer:
-    """The layer of `--set key=value` flags."""
+    """Return the layer of `--set key=value` flags."""
     values = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -200,7 +199,7 @@ def set_layer(pairs: list[str]) -> Layer:
 
 
 def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
-    """Merge `layers` (weakest first) over the defaults into a `cls`. ConfigError holds every problem found."""
+    """Merge `layers` (weakest first) over the defaults into a `cls`. Raises ConfigError with every problem."""
     known = {item.key: item for item in all_settings(cls)}
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -229,7 +228,7 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """The values of a config by key."""
+    """Return the values of a config by key."""
     return {
         item.key: getattr(getattr(config, group), item.name)
         for group, cls in groups_of(type(config)).items()
@@ -238,7 +237,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def as_toml_values(config: Any) -> dict[str, Any]:
-    """`flatten` in types that TOML has; unset values and empty lists are left out."""
+    """As `flatten`, with types that TOML has; unset values and empty lists are omitted."""
     converted = {}
     for key, value in flatten(config).items():
         if value is None or value == ():
@@ -248,7 +247,7 @@ def as_toml_values(config: Any) -> dict[str, Any]:
 
 
 def replace(config: Config, **changes: Any) -> Config:
-    """`config` with some settings changed, by attribute name, whatever group they are in."""
+    """Return `config` with changed settings, given by attribute name, in whatever group they are."""
     groups = {}
     for group, cls in groups_of(type(config)).items():
         mine = {item.name: changes.pop(item.name) for item in settings_of(cls) if item.name in changes}
@@ -268,7 +267,7 @@ def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` by the flags' names, which have dashes where a file may have underscores."""
+    """Return `values` by flag name: with dashes in place of underscores, which a file may use."""
     found = {key.replace("_", "-"): value for key, value in values.items()}
     if len(found) < len(values):
         twice = next(key for key in values if "_" in key and key.replace("_", "-") in values)
@@ -282,14 +281,14 @@ def _complaint(origin: str, key: str, error: ValueError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRules:
-    """Rules, and the file that they stand in."""
+    """The site's rules, and the file that holds them."""
 
     forbid_strategies: tuple[str, ...] = ()
     origin: str = ""
 
 
 def site_rules() -> SiteRules:
-    """The rules in force; none where there is no site.toml. UsageError where the table is wrong."""
+    """Return the rules in force; none without a site.toml. Raises UsageError if the table is invalid."""
     path = site_config_file()
     if not path.is_file():
         return SiteRules()

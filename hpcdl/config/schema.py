@@ -1,4 +1,4 @@
-"""Every setting of `train`, `bench` and `tune-threads`, in groups; a group is handed to the room that needs it."""
+"""Every setting of `train`, `bench` and `tune-threads`, in groups; each package receives the groups that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAST_KERNELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is trained."""
+    """What is trained: the network and its computation."""
 
     model: str = setting(
         REQUIRED,
@@ -52,7 +52,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What it is trained on."""
+    """The training data."""
 
     data: str = setting(REQUIRED, "Folder made by `hpcdl shard`, or synthetic:NAME.", matters=RESULT | TIME)
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1, matters=RESULT | TIME)
@@ -98,7 +98,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What is minimised and counted."""
+    """The loss, the metrics and the target."""
 
     loss: str = setting(
         CROSS_ENTROPY, "Loss: cross-entropy, or a function of keras.losses for other models.", matters=RESULT
@@ -116,7 +116,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How weights move."""
+    """The rule and the rates that update the weights."""
 
     optimizer: str = setting(
         "sgd",
@@ -152,7 +152,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """How ranks agree."""
+    """How ranks exchange gradients or weights."""
 
     strategy: str = setting("ring", "Parallel strategy: a name from `hpcdl strategies`.", matters=RESULT | TIME)
     bucket_size: int | str = setting(
@@ -186,13 +186,13 @@ class ExchangeConfig:
 
     @property
     def bucket_bytes(self) -> int:
-        """The size of buckets; where a run finds it by itself, the one that it begins with."""
+        """The size of buckets; if the run finds it by itself, the first size."""
         return BUCKET_BYTES if self.bucket_size == AUTO else int(self.bucket_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticConfig:
-    """How strategies exchange whose workers keep weights of their own: the EASGD family, and periodic averaging."""
+    """Exchange of strategies whose workers keep weights of their own: the EASGD family, and periodic averaging."""
 
     elasticity: float | None = setting(
         None,
@@ -276,7 +276,7 @@ class ElasticConfig:
 
     @property
     def period_steps(self) -> int:
-        """Steps from one exchange to the next; 0 where the run finds them by itself."""
+        """Steps between two exchanges; 0 if the run finds their number by itself."""
         return 0 if self.period == AUTO else int(self.period)
 
 
@@ -311,7 +311,7 @@ class RanksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig(RanksConfig):
-    """How ranks are started, with which software, and what is kept of their steps."""
+    """How ranks are started, with which software, and which trace of their steps is kept."""
 
     stage_env: bool = setting(
         False, "Unpack the Python environment on each node's own storage before the ranks start.", matters=NOTHING
@@ -329,7 +329,7 @@ class StartConfig(RanksConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(StartConfig):
-    """The same, and where their run is written."""
+    """The same, and where the run is written."""
 
     run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
@@ -337,7 +337,7 @@ class LaunchConfig(StartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(LaunchConfig):
-    """How long, how many, where to."""
+    """The length of a run, its seed and its output."""
 
     epochs: int | None = setting(
         None, "Passes over the data; default 1 unless --steps is given.", at_least=1, matters=EXTENT
@@ -367,7 +367,7 @@ WAYS = ("gaps", "thread", "off")
 
 @dataclass(frozen=True, kw_only=True)
 class InterruptionConfig:
-    """When a run saves, and when it leaves."""
+    """When a run saves, and when it stops."""
 
     resume: bool = setting(
         False, "Resume the run in --run-dir; start it where the folder is empty or missing.", matters=NOTHING
@@ -414,7 +414,7 @@ class InterruptionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(InterruptionConfig):
-    """What survives an interruption."""
+    """What survives an interruption of a training."""
 
     background: str = setting("thread", BACKGROUND, choices=WAYS, matters=TIME)
     local_checkpoint_every: int = setting(
@@ -471,7 +471,7 @@ class WaitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig(WaitConfig):
-    """The same, and faults on purpose."""
+    """The same, and injected faults."""
 
     inject: str = setting(
         "",
@@ -482,7 +482,7 @@ class WatchConfig(WaitConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SafetyConfig(WatchConfig):
-    """When a run that goes wrong is ended."""
+    """When a failing run is ended."""
 
     divergence_check_steps: int = setting(
         1000,
@@ -510,7 +510,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepBenchRun:
-    """How much `bench step` measures, and on what."""
+    """What `bench step` measures, how often, and on which data."""
 
     batch_size: int = setting(32, "Samples per worker and step.", at_least=1)
     data: Path | None = setting(None, "Folder made by `hpcdl shard`; by default samples are made up once.")
@@ -553,7 +553,7 @@ class AllreduceBenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PingpongBenchRun:
-    """What `bench pingpong` sends, and by what."""
+    """What `bench pingpong` sends, and by which transport."""
 
     transport: str = setting("mpi", "What carries the messages: MPI, or TensorFlow's gRPC.", choices=("mpi", "grpc"))
     sizes: str = setting("1B,16B,256B,4KiB,64KiB,1MiB,4MiB,16MiB,64MiB", "Sizes of the message, with commas between.")
@@ -626,7 +626,7 @@ class TuneWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSearch:
-    """How long and where the search looks."""
+    """The budget and the space of the search."""
 
     budget: float = setting(600.0, "Time for the whole search.", kind="seconds", above=0)
     max_samples: int | None = setting(None, "At most so many samples, however long each takes.", at_least=1)
@@ -642,7 +642,7 @@ class TuneSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOutput:
-    """Where the result goes."""
+    """Where the result is written."""
 
     out: Path | None = setting(None, "Profile file; by default in the user's folder of profiles, where train looks.")
     site: bool = setting(False, "Store the profile for everybody, in the installation's share folder.")
@@ -667,7 +667,7 @@ class StateConfig(InterruptionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptModelConfig:
-    """How the layers of a script's models compute, from where the script makes something distributed."""
+    """How the layers of a script's models compute, once the script makes a distributed object."""
 
     fast_kernels: str = setting("off", FAST_KERNELS, choices=(AUTO, "on", "off"), matters=RESULT | TIME)
 

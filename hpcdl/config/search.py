@@ -23,7 +23,7 @@ OBJECTIVES: Mapping[str, str] = {
     "images-per-second": "maximize",
     "seconds": "minimize",
 }
-"""What can be sought, and which way it is better; times to a target need target-accuracy in [train]."""
+"""Possible objectives and their directions; times to a target need target-accuracy in [train]."""
 SAMPLERS = ("tpe", "cma-es", "random", "grid")
 _RANGE_KEYS = ("low", "high", "log", "step", "choices", "when")
 _TABLES = ("space", "train")
@@ -56,9 +56,9 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """One setting that is sought: `choices`, or a range from `low` to `high`.
+    """One setting to search: `choices`, or a range from `low` to `high`.
 
-    `when`: only where other settings have one of these values.
+    `when`: it applies only if other settings have one of these values.
     """
 
     key: str
@@ -71,12 +71,12 @@ class Dimension:
     when: Mapping[str, tuple[str, ...]]
 
     def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is sought beside `values`."""
+        """Return whether it is searched together with `values`."""
         return all(str(values.get(key)) in wanted for key, wanted in self.when.items())
 
     @property
     def grid(self) -> tuple[Any, ...]:
-        """Every value of a list, or of a range by its step (1 where it has none)."""
+        """Every value of a list, or of a range by its step (1 by default)."""
         if self.choices:
             return self.choices
         step = self.step or 1.0
@@ -86,7 +86,7 @@ class Dimension:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchStudy:
-    """A search as it will run; `train` holds what all trials share, by key."""
+    """A search ready to run; `train` holds the settings that all trials share, by key."""
 
     name: str
     plan: SearchPlan
@@ -96,16 +96,16 @@ class SearchStudy:
 
     @property
     def directions(self) -> list[str]:
-        """Of each objective: maximize or minimize."""
+        """The direction of each objective: maximize or minimize."""
         return [OBJECTIVES[name] for name in self.plan.objective]
 
 
 def load_search(
     path: Path, flags: Mapping[str, Any], pairs: Sequence[str] | None = None, space: Path | None = None
 ) -> SearchStudy:
-    """The search of a file, flags over it; `space` is a file whose [space] stands in place of its own.
+    """Return the search of a file, with flags over it; the [space] of the file `space` replaces its own.
 
-    ConfigError holds every problem found.
+    Raises ConfigError with every problem found.
     """
     document = read_toml(path)
     problems = [f"{path}: {name} must be a table" for name in _TABLES if not isinstance(document.get(name, {}), dict)]
@@ -131,7 +131,7 @@ def load_search(
 
 
 class _SpaceReader:
-    """The dimensions of a [space]; what is wrong is collected in `problems`."""
+    """Reads the dimensions of a [space]; problems are collected in `problems`."""
 
     def __init__(self, origin: str, table: Any) -> None:
         self.problems: list[str] = []

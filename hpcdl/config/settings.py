@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field with a sentence for people and a parser for text."""
+"""The declaration of a setting: a dataclass field with a sentence of help and a parser for text."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1
 LONGEST_S = 1e9
 ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
-"""Of memory: the system's, the same with huge blocks or pages, and libraries that take its place."""
+"""Memory allocators: the system's, the same with larger blocks or huge pages, and libraries that replace it."""
 AUTO = "auto"
-"""The value of an `interval`, a `count` or an `amount` that the run itself finds."""
+"""The value of an `interval`, a `count` or an `amount` that the run itself chooses."""
 LONGEST_NAME = 255
-"""File systems take no longer ones."""
+"""The longest file name that file systems accept."""
 LONGEST_SIDE = 65_535
-"""JPEG's."""
+"""The longest side of an image in JPEG."""
 
 
 class Matters(enum.Flag):
-    """What another value of a setting changes: report groups by it, sweep and search vary it, `--resume` refuses it."""
+    """What a change of a setting affects: report groups by it, sweep and search vary it, `--resume` refuses it."""
 
     NOTHING = 0
     RESULT = enum.auto()
-    """What is computed, be it the last bit: `--resume` refuses another value."""
+    """What is computed, even in the last bit: `--resume` refuses another value."""
     EXTENT = enum.auto()
-    """How far a run goes and on how many ranks: `--resume` takes another value, the run stays a correct one."""
+    """How far a run goes and on how many ranks: `--resume` accepts another value, and the run stays correct."""
     TIME = enum.auto()
     """What a step does or sends: runs that differ never share a curve."""
     REPEAT = enum.auto()
-    """In which the repeats of one setting differ: never a reason to keep runs apart."""
+    """The difference between repeats of one setting: never a reason to separate runs."""
 
 
 NOTHING, RESULT, EXTENT = Matters.NOTHING, Matters.RESULT, Matters.EXTENT
@@ -58,11 +58,11 @@ def setting(
     choices: Sequence[str] = (),
     matters: Matters | None = None,
 ) -> Any:
-    """A dataclass field: `help` is one sentence, `kind` overrides the type's own. Those of a run say what `matters`.
+    """Declare a dataclass field: `help` is one sentence, `kind` overrides its type. Settings of a run give `matters`.
 
     Kinds beside types: `bytes`, `amount` (bytes, or AUTO), `seconds`, `interval` (seconds, or AUTO), `count` (a whole
     number, or AUTO), `size`, `trace`, `compression`, and the lists `counts` (whole numbers from 1 on), `names`, and
-    `words` (each as it is, commas included).
+    `words` (each unchanged, including commas).
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -71,7 +71,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One declared setting; `key` is the flag's name without dashes in front."""
+    """One declared setting; `key` is the flag's name without leading dashes."""
 
     name: str
     key: str
@@ -89,7 +89,7 @@ class Setting:
         return self.default is REQUIRED
 
     def parse(self, value: Any) -> Any:
-        """The typed value of `value` (text of a flag, or a TOML value). ValueError says what is possible."""
+        """Return the typed value of `value` (flag text or TOML value). Raises ValueError with what is possible."""
         if value is None or (self.optional and value in ("", "none")):
             if self.optional:
                 return None
@@ -114,7 +114,7 @@ class Setting:
                 raise ValueError(f"{value} is out of range; it must be {words} {bound:g}")
 
     def show(self, value: Any) -> str:
-        """`value` as a user would type it."""
+        """Return `value` as a user would type it."""
         if value is None:
             return "none"
         if self.kind == "size":
@@ -135,7 +135,7 @@ class Setting:
 
 @functools.cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The settings that the dataclass `cls` declares, in order."""
+    """Return the settings that the dataclass `cls` declares, in order."""
     hints = get_type_hints(cls)
     found = []
     for item in dataclasses.fields(cls):
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 
 
 def image_size(value: Any) -> tuple[int, int]:
-    """Height and width of `28`, `224x192` or a list of two numbers."""
+    """Return height and width from `28`, `224x192` or a list of two numbers."""
     parts = value if isinstance(value, list | tuple) else str(value).lower().split("x")
     try:
         sides = [_integer(part) for part in parts]
@@ -242,7 +242,7 @@ def image_size(value: Any) -> tuple[int, int]:
 
 
 def _items(value: Any) -> list[Any]:
-    """The parts of `a,b`, of a list, or of a value that stands alone."""
+    """Return the parts of `a,b`, of a list, or of a single value."""
     items = list(value) if isinstance(value, list | tuple) else str(value).split(",")
     items = [item.strip() if isinstance(item, str) else item for item in items]
     if not items or "" in items or any(isinstance(item, list | dict) for item in items):
@@ -258,7 +258,7 @@ def _counts(value: Any) -> tuple[int, ...]:
 
 
 def _shares(value: Any) -> tuple[int | str, ...]:
-    """Counts, or shares of the workers as `workers/8`."""
+    """Parse counts, or shares of the workers such as `workers/8`."""
     return tuple(_share(item) for item in _items(value))
 
 

@@ -31,7 +31,7 @@ OF_A_STUDY = {
     "resume": "runs of a study start anew",
     "allow": "runs of a study start anew",
 }
-"""Settings of a run that are no axis of a study."""
+"""Settings of a run that cannot be an axis of a study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class StudyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyMatrix:
-    """What is combined: every value of a list with every value of the others."""
+    """The axes to combine: every value of a list with every value of the others."""
 
     model: Sequence[str] = setting((), "Networks.", kind="names")
     data: Sequence[str] = setting((), "Data folders, or synthetic:NAME.", kind="names")
@@ -80,9 +80,9 @@ class StudyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One [matrix] of a study: declared axes, other keys of `hpcdl train` with their values, and how they go together.
+    """One [matrix] of a study: declared axes, other keys of `hpcdl train` with their values, and how they combine.
 
-    Axes that are `zipped` advance together. What `exclude` matches in all of its keys is left out.
+    Axes that are `zipped` advance together. Points that match an entry of `exclude` in all of its keys are omitted.
     """
 
     shape: StudyMatrix
@@ -93,9 +93,9 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class TriedSettings:
-    """[choose]: what each point first tries, once each, to run with what held-out accuracy finds best.
+    """[choose]: trials of each point, one run each; the point then runs with the values of best held-out accuracy.
 
-    `axes` are keys of `hpcdl train` with the values that are tried; `train` are settings of the tries alone.
+    `axes` are keys of `hpcdl train` with the values to try; `train` are settings for these trials only.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -104,7 +104,7 @@ class TriedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study as it will run: its points are those of all `matrices`; `train` holds what all runs share, by key.
+    """A study ready to run: its points are those of all `matrices`; `train` holds the shared settings, by key.
 
     `labels` are the names that reports give a setting (`learning-rate`) or one of its values (`strategy=ring`).
     """
@@ -127,10 +127,10 @@ def load_study(
     axes: Sequence[str] = (),
     zipped: Sequence[str] = (),
 ) -> Study:
-    """The study of a file, flags over it. ConfigError holds every problem found.
+    """Return the study of a file, with flags over it. Raises ConfigError with every problem found.
 
-    `small` lays the file's table [small] over the rest: its [small.matrix] stands in place of [matrix]. `pairs` are
-    `key=value` settings of every run, `axes` are `key=value,value`, `zipped` are `key,key`; both are of every matrix.
+    `small` lays the file's table [small] over the rest: its [small.matrix] replaces [matrix]. `pairs` are `key=value`
+    settings of every run. `axes` are `key=value,value`, and `zipped` are `key,key`; both apply to every matrix.
     """
     tables = _Tables(path, small=small)
     problems = list(tables.problems)
@@ -169,7 +169,7 @@ def load_study(
 
 
 def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], problems: list[str]) -> TriedSettings | None:
-    """What the table [choose] says; None without one. What is wrong goes to `problems`."""
+    """Return the trials of the table [choose], None without one; append its errors to `problems`."""
     if not table:
         return None
     known = settings_by_key(TrainConfig)
@@ -197,7 +197,7 @@ def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], proble
 
 
 class _MatrixReader:
-    """A [matrix] in parts: other keys of `hpcdl train`, zip and exclude in `matrix`, and the `rest`."""
+    """Splits a [matrix]: other keys of `hpcdl train`, zip and exclude in `matrix`, and the `rest`."""
 
     def __init__(self, origin: str, table: Mapping[str, Any], zipped: Sequence[Sequence[str]]) -> None:
         self.problems: list[str] = []
@@ -258,7 +258,7 @@ class _MatrixReader:
 
 
 def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
-    """Every axis of a matrix that has values, by key, in the order in which they are combined."""
+    """Return every axis of a matrix that has values, by key, in the order of combination."""
     shape = matrix.shape
     declared = {item.name.replace("_", "-"): getattr(shape, item.name) for item in dataclasses.fields(shape)}
     if shape.global_batch:
@@ -267,7 +267,7 @@ def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
 
 
 def _unequal(matrix: Matrix) -> list[str]:
-    """Zipped axes that cannot advance together."""
+    """Return errors about zipped axes that cannot advance together."""
     axes = axes_of(matrix)
     found = [f"zip: {key} has no values in this matrix; list them, or leave it out"
              for group in matrix.zipped for key in group if key not in axes]  # fmt: skip
@@ -280,7 +280,7 @@ def _unequal(matrix: Matrix) -> list[str]:
 
 
 def study_tables(study: Study) -> dict[str, Any]:
-    """`study` as the document of a file that gives it again."""
+    """Return `study` as the document of a file that defines it again."""
     plan = {item.name: getattr(study.plan, item.name) for item in dataclasses.fields(study.plan)}
     matrices = []
     for matrix in study.matrices:
@@ -297,7 +297,7 @@ def study_tables(study: Study) -> dict[str, Any]:
 
 
 def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` as a study's file would have them: numbers are numbers, not text."""
+    """Return `settings` as in a study's file: numbers are numbers, not text."""
     known, found = settings_by_key(TrainConfig), dict(settings)
     for key, value in settings.items():
         try:
@@ -314,7 +314,7 @@ def _as_toml(value: Any) -> Any:
 
 
 class _Tables:
-    """The parts of a study's file; what is not a table where one must be becomes a problem."""
+    """The parts of a study's file; a value that should be a table and is not becomes a problem."""
 
     def __init__(self, path: Path | None, *, small: bool) -> None:
         self.origin = str(path) if path else "flags"
@@ -330,7 +330,7 @@ class _Tables:
         self.labels = dict(_labels(self._tables(document, "labels")[0]))
 
     def _tables(self, document: Mapping[str, Any], name: str, *, several: bool = False) -> list[dict[str, Any]]:
-        """The table `name`, empty where there is none; a list of tables where there may be several."""
+        """Return the table `name`, empty if absent; a list of tables if several are allowed."""
         found = document.get(name, {})
         tables = found if several and isinstance(found, list) and found else [found]
         if all(isinstance(table, dict) for table in tables):
@@ -341,7 +341,7 @@ class _Tables:
 
 
 def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """`strategy=ring` of a [labels.strategy], `learning-rate` of a key that is text itself."""
+    """Yield `strategy=ring` from a [labels.strategy], and `learning-rate` from a key whose value is text."""
     for key, value in plain_keys(table).items():
         if isinstance(value, dict):
             yield from ((f"{key}={one}", str(label)) for one, label in value.items())
@@ -350,7 +350,7 @@ def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _contradictions(resolved: ResolvedConfig[StudyConfig]) -> list[str]:
-    """Settings that exclude each other, and lists that must not be empty."""
+    """Return errors about settings that exclude each other, and lists that must not be empty."""
     matrix, mode = resolved.config.matrix, resolved.config.plan.mode
     found = [
         f"--{key} is needed: list at least one in [matrix], such as {key} = [{example!r}]"

@@ -1,1 +1,1 @@
-"""What every room may use; nothing here imports a heavy library."""
+"""Code that every package may use; nothing here imports a heavy library."""

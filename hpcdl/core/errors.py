@@ -2,9 +2,9 @@
 
     HpcdlError                1    failed while working
     ├── RankError             1    one rank failed; carries its number and host
-    │   └── BrokenGroup       1    a group has lost a rank; those that are left can make another
+    │   └── BrokenGroup       1    a group has lost a rank; the remaining ranks can form another
     ├── NotFiniteError        1    NaN or infinity in gradients or weights of this rank
-    ├── UsageError            2    what the user handed in is unusable
+    ├── UsageError            2    the user's input is unusable
     │   ├── UnknownNameError  2    a name that no registry has
     │   ├── ConfigError       2    one or more settings, all reported at once
     │   └── SourceError       2    a source of data that cannot be read
@@ -30,23 +30,23 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 NOT_FINITE = "not-finite"
-"""The kind of a failure that the same seed and settings are likely to bring about again."""
+"""The kind of a failure that is likely to recur with the same seed and settings."""
 LONGEST_SHOWN = 120
 LONGEST_LINE = 1000
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HpcdlError(Exception):
-    """Something went wrong that the user should read about in one line, or some; no name in them moves a terminal.
+    """An error that the user reads as one line or a few, without control codes.
 
-    `kind` is one word for programs that have to decide what to do about it; empty where none has to.
+    `kind` is one word for programs that must decide how to react; empty if none has to.
     """
 
     exit_code = 1
     kind = ""
 
     def __init__(self, *lines: str) -> None:
-        """Lines without control codes; of one that somebody's input made long, the head and the end stay."""
+        """Clean the lines of control codes; a very long line keeps its head and its end."""
         clean = map(printable, lines)
         super().__init__("\n".join(x if len(x) <= LONGEST_LINE else f"{x[:700]} ... {x[-250:]}" for x in clean))
 
@@ -54,9 +54,9 @@ class HpcdlError(Exception):
 class RankError(HpcdlError):
     """A rank failed; `rank` and `host` say which one, `exit_code` is the rank's own.
 
-    `lost`: it is gone or is not responding, by no doing of its own; new ranks might go on in its place. `node`: the
-    one that went down as a whole, where it did. `evicted`: it is alive, but too slow to go on with. `kind` is that of
-    the rank's own error.
+    `lost`: it is gone or does not respond, through no fault of its own; new ranks could take its place. `node`: the
+    node that went down as a whole, if any. `evicted`: it is alive, but too slow to continue with. `kind` is that of the
+    rank's own error.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class RankError(HpcdlError):
 
 
 class BrokenGroup(RankError):
-    """A group has lost a rank, or another rank has revoked it because of that: nothing goes through it any more."""
+    """A group has lost a rank, or another rank has revoked it for that reason: it transfers no more messages."""
 
 
 class NotFiniteError(HpcdlError):
-    """Gradients or weights of this rank hold NaN or infinity; found before anything keeps them."""
+    """Gradients or weights of this rank hold NaN or infinity; found before anything stores them."""
 
     kind = NOT_FINITE
 
 
 class UsageError(HpcdlError):
-    """What the user handed in is unusable; found before anything is written."""
+    """The user's input is unusable; found before anything is written."""
 
     exit_code = 2
 
@@ -112,14 +112,14 @@ class ConfigError(UsageError):
 
 
 class Refusals:
-    """Gathers what several checks refuse, so that who has made three mistakes reads of three."""
+    """Gathers the errors of several checks, so that the user sees all of them at once."""
 
     def __init__(self) -> None:
         self._found: list[UsageError] = []
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """Keep a refusal for later; every other error is raised, unless there is a refusal to tell first."""
+        """Keep a UsageError for later. Any other HpcdlError is raised at once, unless a kept UsageError replaces it."""
         try:
             yield
         except UsageError as error:
@@ -129,7 +129,7 @@ class Refusals:
             raise
 
     def raise_all(self) -> None:
-        """Raise the one refusal as it is, or several as one ConfigError, each line once."""
+        """Raise a single kept error unchanged, or several as one ConfigError, each line once."""
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:
@@ -147,10 +147,10 @@ class CorruptError(HpcdlError):
 
 
 class StoppedEarly(HpcdlError):
-    """Stopped by a signal, a time limit or Ctrl-C; `--resume` goes on from here.
+    """Stopped by a signal, a time limit or Ctrl-C; `--resume` continues from here.
 
-    `node`: the one whose loss the ranks were told to stop for, where that was it. `grows`: they were told to so that
-    more of them can go on.
+    `node`: the lost node that made the ranks stop, if that was the reason. `grows`: they stopped so that more ranks can
+    continue.
     """
 
     exit_code = 75
@@ -167,7 +167,7 @@ class Interrupted(HpcdlError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known name, then all of them."""
+    """Return the tail of an error message: the nearest known name, then all of them."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
@@ -175,17 +175,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as one line that a terminal shows as it stands: what it would obey, or cannot show, is a question mark.
+    """Return `text` as one line that is safe on a terminal: other characters become question marks.
 
-    That is control codes, line breaks, marks that change the direction of writing, and bytes of names that are no
+    These are control codes, line breaks, marks that change the direction of writing, and bytes of names that are not
     UTF-8.
     """
-    # Most text is plain, and a report of thousands of runs asks for all of its cells.
+    # Fast path: most text is plain, and a report of thousands of runs passes all of its cells.
     return text if text.isascii() and text.isprintable() else _OBEYED.sub("?", text)
 
 
 def shown(value: object) -> str:
-    """What was given, for a message of one line: its repr, cut where it is long."""
+    """Return the repr of the user's value for a one-line message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
@@ -195,11 +195,11 @@ Result = TypeVar("Result")
 
 
 class CarriedError(Exception):
-    """An error in words that come through a library which keeps an error's text alone; `original` reads them."""
+    """An error encoded as text, for a library that keeps only the text of an error; `original` decodes it."""
 
 
 def carried(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function` for such a library (TensorFlow's graphs): what it raises can be had back from the library's error."""
+    """Wrap `function` for such a library (TensorFlow's graphs), so that `original` can recover its error."""
 
     @functools.wraps(function)
     def call(*inputs: Any) -> Result:
@@ -215,13 +215,14 @@ def carried(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def original(error: BaseException) -> BaseException:
-    """The error that a carried function has raised, with its class and text; `error` itself where it holds none.
+    """Return the error that a carried function raised, with its class and text; `error` itself if it holds none.
 
-    Or the HpcdlError of which a library has made an error of its own, with more words around it (AutoGraph does).
+    Also finds the HpcdlError that a library wrapped in an error of its own, with more text around it (as AutoGraph
+    does).
     """
     text = str(error)
     if _MARK not in text:
-        if isinstance(error, HpcdlError):  # it says more than the one that it was made of
+        if isinstance(error, HpcdlError):  # it says more than the error it was raised from
             return error
         before = error.__context__
         while before is not None and not (isinstance(before, HpcdlError) and str(before) in text):
@@ -229,7 +230,7 @@ def original(error: BaseException) -> BaseException:
         return before or error
     try:
         name, message, arguments, facts = json.JSONDecoder().raw_decode(text, text.index(_MARK) + len(_MARK))[0]
-    except ValueError:  # the library has cut it short
+    except ValueError:  # the library cut the text short
         return error
     kind = {one.__name__: one for one in _tree(HpcdlError)}.get(name) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -242,14 +243,14 @@ def original(error: BaseException) -> BaseException:
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of the error that `error` carries, or is; empty where it has none."""
+    """Return the kind of the error that `error` carries or is; empty if it has none."""
     found = original(error)
     return found.kind if isinstance(found, HpcdlError) else ""
 
 
 @contextlib.contextmanager
 def originals() -> Iterator[None]:
-    """Inside, an error that carries another one is raised as that one."""
+    """Raise the original error in place of one that carries it."""
     try:
         yield
     except Exception as error:
@@ -276,19 +277,19 @@ NO_PLACE = {
     errno.EDQUOT: "your quota is used up: remove some, or choose another place",
     errno.EROFS: "choose another place",
 }
-"""Why nothing can be written to a place, with the remedy."""
+"""Reasons why nothing can be written to a place, with the remedy."""
 
 
 def without_place(error: BaseException) -> str:
-    """The line for an error that says that a place takes no more; empty for all others."""
+    """Return the line for an error about a place that accepts no data; empty for all other errors."""
     if not isinstance(error, OSError) or error.errno not in NO_PLACE:
         return ""
     where = f"cannot write {printable(os.fsdecode(error.filename))}: " if error.filename else ""
-    return f"{where}{os.strerror(error.errno)}; {NO_PLACE[error.errno]}"  # HDF5 puts more than that into its own
+    return f"{where}{os.strerror(error.errno)}; {NO_PLACE[error.errno]}"  # HDF5 puts more than that into its own text
 
 
 def failure(error: BaseException, file: str = "") -> str:
-    """`failed at FILE:LINE: TYPE: TEXT`; the line is the innermost one in `file`, or else the innermost of all."""
+    """Return `failed at FILE:LINE: TYPE: TEXT` with the innermost line in `file`, or else the innermost line of all."""
     if isinstance(error, SyntaxError):
         where: str | None = f"{error.filename}:{error.lineno}"
     else:

@@ -1,4 +1,4 @@
-"""Where hpcdl's files and the user's settings lie, how its programs start, and what Keras would compute with."""
+"""The places of hpcdl's files and the user's settings, how its programs start, and Keras's choice of backend."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hpcdl.core.errors import UsageError, printable
 
 
 def share_folder() -> Path:
-    """The folder with machines, jobs, examples, schemas and references.
+    """Return the folder with machines, jobs, examples, schemas and references.
 
-    `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, of the wheel, or of the environment's prefix.
+    It is `$HPCDL_SHARE` (set by the modulefile), else that of a checkout, of the wheel, or of the environment's prefix.
     """
     named = os.environ.get("HPCDL_SHARE")
     if named:
@@ -26,44 +26,44 @@ def share_folder() -> Path:
 
 
 def docs_folder() -> Path:
-    """The pages of the documentation: a checkout's, else those in the share folder."""
+    """Return the folder of the documentation: that of a checkout, else the one in the share folder."""
     checkout = Path(__file__).resolve().parents[2] / "docs"
     return checkout if (checkout / "index.md").is_file() else share_folder() / "docs"
 
 
 def user_config_folder() -> Path:
-    """`$XDG_CONFIG_HOME/hpcdl`, by default `~/.config/hpcdl`."""
+    """Return `$XDG_CONFIG_HOME/hpcdl`, by default `~/.config/hpcdl`."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "hpcdl"
 
 
 def site_config_file() -> Path:
-    """The site's settings: `$HPCDL_SITE_CONFIG`, else `site.toml` in the share folder."""
+    """Return the file of the site's settings: `$HPCDL_SITE_CONFIG`, else `site.toml` in the share folder."""
     named = os.environ.get("HPCDL_SITE_CONFIG")
     return Path(named) if named else share_folder() / "site.toml"
 
 
 def user_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/hpcdl`, by default `~/.cache/hpcdl`: what can be measured again."""
+    """Return `$XDG_CACHE_HOME/hpcdl`, by default `~/.cache/hpcdl`, for data that can be measured again."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hpcdl"
 
 
 def own_program(module: str, *words: str, python: str = sys.executable) -> list[str]:
-    """The command line of a module of hpcdl's.
+    """Return the command line that runs a module of hpcdl.
 
-    With `-P` nothing is imported from the current folder: a file random.py or a folder hpcdl there changes nothing.
+    With `-P`, Python imports nothing from the current folder: a file random.py or a folder hpcdl there has no effect.
     """
     return [python, "-P", "-m", module, *words]
 
 
 def typed(*words: object) -> str:
-    """An `hpcdl` command with these words, which a shell takes as it stands, whatever a path or a name has in it."""
+    """Return an `hpcdl` command with these words, quoted for a shell whatever a path or name contains."""
     return " ".join(["hpcdl", *map(quoted, words)])
 
 
 def quoted(word: object) -> str:
-    """A word, path or number for a shell; a path never looks like a flag, and no name moves a terminal."""
+    """Quote a word, path or number for a shell; a path never looks like a flag, and control codes are escaped."""
     text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
     if printable(text) == text:
         return shlex.quote(text)
@@ -83,9 +83,9 @@ BACKEND_VARIABLE = "KERAS_BACKEND"
 
 
 def other_backend(environment: Mapping[str, str]) -> str | None:
-    """What chooses a backend other than TensorFlow, and what to set; None where Keras would take TensorFlow.
+    """Return what selects a backend other than TensorFlow, with the remedy; None if Keras would use TensorFlow.
 
-    As Keras itself reads it: the variable counts, then the user's keras.json.
+    Follows Keras: the environment variable takes precedence over the user's keras.json.
     """
     named = environment.get(BACKEND_VARIABLE)
     if named:
@@ -93,13 +93,13 @@ def other_backend(environment: Mapping[str, str]) -> str | None:
     path = _settings_file(environment)
     try:
         named = json.loads(path.read_text()).get("backend", TENSORFLOW)
-    except (OSError, ValueError, AttributeError):  # Keras passes over such a file too
+    except (OSError, ValueError, AttributeError):  # Keras ignores such a file too
         return None
     return None if named == TENSORFLOW else f"{path} has the backend {named}: {_remedy()}"
 
 
 def check_backend() -> None:
-    """UsageError where Keras would take another backend than TensorFlow."""
+    """Raise UsageError if Keras would use a backend other than TensorFlow."""
     problem = other_backend(os.environ)
     if problem:
         raise UsageError(problem)

@@ -11,11 +11,11 @@ from hpcdl.core.errors import printable
 from hpcdl.core.units import format_seconds
 
 LINE_EVERY_S = 60.0
-"""A log of a day has some 1,400 such lines."""
+"""Interval of the lines: about 1,400 in the log of a day."""
 
 
 class Progress(Protocol):
-    """A bar that is told how far the work is; used as a context manager."""
+    """A progress display, used as a context manager."""
 
     def __enter__(self) -> Self: ...
 
@@ -24,7 +24,7 @@ class Progress(Protocol):
     ) -> None: ...
 
     def update(self, done: float, note: str = "") -> None:
-        """Set the amount done (in the unit of `total`) and the text behind the bar."""
+        """Set the amount done (in the unit of `total`) and the text after the bar."""
 
 
 class NullProgress:
@@ -72,7 +72,7 @@ class BarProgress:
 
 
 class LineProgress:
-    """A line on stderr each minute, for logs: share done, note, time left at the pace since the first update."""
+    """Prints a line on stderr each minute, for logs: share done, note, time left at the pace since the first update."""
 
     def __init__(self, description: str, total: float) -> None:
         self._description, self._total = printable(description), total
@@ -86,7 +86,7 @@ class LineProgress:
         return None
 
     def update(self, done: float, note: str = "") -> None:
-        """Say how far the work is, if the last line is a minute old."""
+        """Print the progress if the last line is a minute old."""
         now_s = time.monotonic()
         self._first = self._first or (done, now_s)
         if now_s - self._told_s < LINE_EVERY_S:
@@ -102,7 +102,7 @@ class LineProgress:
 
 
 def progress(description: str, total: float, *, enabled: bool = True) -> Progress:
-    """A bar where stderr is a terminal, lines where it is not; nothing unless `enabled`."""
+    """Return a bar if stderr is a terminal, else lines; without `enabled` draw nothing."""
     if not enabled:
         return NullProgress()
     return BarProgress(description, total) if sys.stderr.isatty() else LineProgress(description, total)

@@ -1,4 +1,4 @@
-"""Names that stand for code: a registry holds strings and imports what is chosen, when it is chosen.
+"""Names that stand for code: a registry holds strings and imports a member only when it is chosen.
 
 Other packages add members by entry points (docs/how-to/extend.md). They never replace one of hpcdl's own.
 """
@@ -17,9 +17,9 @@ from hpcdl.core.errors import UnknownNameError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What a name stands for: `target` is "package.module:attribute", `summary` one line for people.
+    """The meaning of a name: `target` is "package.module:attribute", `summary` one line for people.
 
-    `package` is the other package that has added it; empty for hpcdl's own.
+    `package` is the other package that added it; empty for hpcdl's own.
     """
 
     target: str
@@ -28,9 +28,9 @@ class Entry:
 
 
 class Registry:
-    """A table of names. `kind` is the word that error messages use for its members.
+    """A table of names. `kind` is the word for its members in error messages.
 
-    `group` names the entry points by which other packages add members, which come behind hpcdl's own.
+    `group` names the entry points by which other packages add members, which follow hpcdl's own.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, Entry], group: str = "") -> None:
@@ -47,7 +47,7 @@ class Registry:
         return len({**self._own, **added(self._group)})
 
     def entry(self, name: str) -> Entry:
-        """The entry of `name`; UnknownNameError lists the known names, UsageError where two packages have it."""
+        """Return the entry of `name`. Raises UnknownNameError with the known names, UsageError if two add it."""
         others = added(self._group)
         if name in self._own:
             refuse_two(self.kind, name, ["hpcdl", *(entry.package for entry in others.get(name, ()))])
@@ -58,24 +58,24 @@ class Registry:
         return others[name][0]
 
     def load(self, name: str) -> Any:
-        """Import what `name` stands for; UsageError where another package's does not load."""
+        """Import the object that `name` stands for. Raises UsageError if that of another package does not load."""
         return load(self.kind, name, self.entry(name))
 
 
 @functools.cache
 def added(group: str) -> dict[str, list[Entry]]:
-    """What other packages have added under the entry points of `group`, by name; read once, nothing is imported."""
+    """Return the entries of other packages under the entry points of `group`, by name; read once, without imports."""
     found: dict[str, list[Entry]] = {}
     for point in sorted(importlib.metadata.entry_points(group=group)) if group else ():
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without a name"
         entry = Entry(target=point.value, summary=f"added by {package}", package=package)
-        if entry not in found.setdefault(point.name, []):  # the same folder may stand twice on Python's path
+        if entry not in found.setdefault(point.name, []):  # the same folder may be on Python's path twice
             found[point.name].append(entry)
     return found
 
 
 def refuse_two(kind: str, name: str, packages: list[str]) -> None:
-    """UsageError where more than one of `packages` has a member called `name`: which one is meant is not guessed."""
+    """Raise UsageError if several of `packages` have a member `name`: hpcdl does not guess which one is meant."""
     if len(packages) > 1:
         raise UsageError(
             f"{kind} {name!r} is in {' and in '.join(packages)}; remove one of these packages, or rename its {kind}"
@@ -83,7 +83,7 @@ def refuse_two(kind: str, name: str, packages: list[str]) -> None:
 
 
 def load(kind: str, name: str, entry: Entry) -> Any:
-    """Import what `entry` stands for; UsageError names the package of one that does not load."""
+    """Import the object of `entry`. Raises UsageError with the name of the other package if it does not load."""
     module, _, attribute = entry.target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

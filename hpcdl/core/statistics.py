@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDE = 0.25
-"""Half an interval's width, as a share of the value, beyond which it decorates noise."""
+"""Largest half width of a useful interval, as a share of the value; a wider one says little more than noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over `n` runs; `std` and the half width `ci95` are None where n < 2."""
+    """A mean over `n` runs; `std` and the half width `ci95` are None if n < 2."""
 
     mean: float
     std: float | None
@@ -26,12 +26,12 @@ class Estimate:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the interval says hardly more than that there were too few runs."""
+        """Whether the interval shows little more than that there were too few runs."""
         return self.ci95 is not None and self.ci95 > WIDE * abs(self.mean)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, sample standard deviation and half width of the 95 % Student-t interval."""
+    """Return mean, sample standard deviation and half width of the 95 % Student-t interval."""
     n = len(values)
     if n == 0:
         raise ValueError("no values to estimate from")
@@ -43,13 +43,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def variance(values: Sequence[float]) -> float:
-    """Sample variance of two values or more; the standard library's is exact, and too slow for thousands of points."""
+    """Return the sample variance of at least two values; the standard library's exact one is too slow for thousands."""
     mean = statistics.fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def quantiles(values: Sequence[float], probabilities: Sequence[float]) -> list[float]:
-    """Linear-interpolation quantiles (Hyndman and Fan's type 7) of `values`."""
+    """Return the linear-interpolation quantiles (Hyndman and Fan's type 7) of `values`."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take quantiles of")
@@ -63,10 +63,10 @@ def quantiles(values: Sequence[float], probabilities: Sequence[float]) -> list[f
 
 
 class Sample:
-    """What is kept of a long stream of values: all up to `capacity` of them, then a random choice of so many.
+    """A sample of a long stream of values: all up to `capacity` of them, then a random choice of that size.
 
-    Every value is as likely to be in it as every other (algorithm R: Vitter, ACM Transactions on Mathematical Software
-    11, 1985); the same stream leaves the same choice. Number, mean, smallest and largest are those of all values.
+    Every value is equally likely to be in it (algorithm R: Vitter, ACM Transactions on Mathematical Software 11, 1985).
+    The same stream gives the same choice. Number, mean, smallest and largest are those of all values.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -78,7 +78,7 @@ class Sample:
         self._random = random.Random(0)
 
     def add(self, value: float) -> None:
-        """Take one value."""
+        """Add one value."""
         self.count += 1
         self._total += value
         self.smallest, self.largest = min(self.smallest, value), max(self.largest, value)
@@ -89,13 +89,13 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        """The mean of all values; ValueError where there are none."""
+        """The mean of all values. Raises ValueError if there are none."""
         if not self.count:
             raise ValueError("no values to take the mean of")
         return self._total / self.count
 
     def quantiles(self, probabilities: Sequence[float]) -> list[float]:
-        """Those of what is kept; the ends are exact."""
+        """Return the quantiles of the sample; smallest and largest are exact."""
         exact = {0.0: self.smallest, 1.0: self.largest}
         inner = quantiles(self._kept, probabilities)
         return [exact.get(probability, value) for probability, value in zip(probabilities, inner, strict=True)]
@@ -105,10 +105,10 @@ class Sample:
 class Ratio:
     """A ratio of two means with Welch's 95 % interval on logarithms.
 
-    `low`, `high` and `p_value` (two-sided, of ratio 1) come from the logarithms and are None where a side has fewer
+    `low`, `high` and `p_value` (two-sided, of ratio 1) come from the logarithms and are None if a side has fewer
     than two runs. `value` is the ratio of the arithmetic means, so that it can be recomputed from a table of means.
-    Where one run far off moves it out of the interval, it is that of the geometric means, which the interval is of.
-    `std` is that of the ratio of one run to one run.
+    If an outlier moves it out of the interval, it is the ratio of the geometric means, on which the interval is based.
+    `std` is that of the ratio of two single runs.
     """
 
     value: float
@@ -126,17 +126,17 @@ class Ratio:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the interval says hardly more than that there were too few runs."""
+        """Whether the interval shows little more than that there were too few runs."""
         return self.ci95 is not None and self.ci95 > WIDE * self.value
 
     def scaled(self, factor: float) -> Ratio:
-        """The ratio times an exact positive number."""
+        """Return the ratio times an exact positive number."""
         low, high, std = (None if value is None else value * factor for value in (self.low, self.high, self.std))
         return dataclasses.replace(self, value=self.value * factor, low=low, high=high, std=std)
 
 
 def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidence: float = 0.95) -> Ratio:
-    """The ratio of positive `values` to positive `base`, by Welch's t on logarithms (Welch, Biometrika 34, 1947).
+    """Return the ratio of positive `values` to `base`, by Welch's t on logarithms (Welch, Biometrika 34, 1947).
 
     A percentile bootstrap would cover only about 81 % with three runs a side; this covers 95 %.
     """
@@ -166,7 +166,7 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: float) -> float:
-    """What a t of `freedom` degrees stays below with `probability`; ValueError unless that lies between 0 and 1."""
+    """Return the quantile of Student's t at `probability`, between 0 and 1. Raises ValueError otherwise."""
     from scipy.special import stdtrit
 
     if not 0 < probability < 1 or not freedom > 0:
@@ -175,14 +175,14 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 
 def tail(value: float, freedom: float) -> float:
-    """The probability that a t of `freedom` degrees is above `value`, which is not negative."""
+    """Return the probability that a t of `freedom` degrees exceeds `value`, which is not negative."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, -value))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979), in the order given."""
+    """Return Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979), in the given order."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted = [0.0] * len(p_values)
     running = 0.0
@@ -197,7 +197,7 @@ def _welch_freedom(variances: tuple[float, float], sizes: tuple[int, int]) -> fl
     total = sum(shares)
     if total <= 0:
         return float(sum(sizes) - 2)
-    # Divided by the total first: squares of tiny variances would underflow.
+    # Divide by the total first: squares of tiny variances would underflow.
     spread = sum((share / total) ** 2 / (size - 1) for share, size in zip(shares, sizes, strict=True))
     return 1 / spread
 
@@ -213,10 +213,10 @@ _LEAST_OFF = math.log(1.2)
 
 
 def outliers(values: Sequence[float]) -> list[int]:
-    """Places of positive values that lie far off the others: by the median and its deviations, which one cannot move.
+    """Return the indices of positive values far from the others, by the median and its deviations.
 
-    Five robust standard deviations (1.4826 x the median absolute deviation) and a fifth of the value; three values or
-    more are needed.
+    One value cannot move these. The limit is five robust standard deviations (1.4826 x the median absolute deviation)
+    or a fifth of the value, whichever is larger; fewer than three values have no outliers.
     """
     if len(values) < 3:
         return []
@@ -227,6 +227,6 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
-    """The mean; None where there is nothing, or where a part of it is unknown."""
+    """Return the mean; None if there are no values, or if one is unknown."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -1,6 +1,6 @@
 """Bytes, seconds, rates, counts and sets of CPUs: numbers to text and back.
 
-CPUs are written as people and kernels do: lists such as `0-3,8`, and hexadecimal masks.
+Sets of CPUs are written as people and kernels do: lists such as `0-3,8`, and hexadecimal masks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 IMAGES, SAMPLES = "images", "samples"
-"""What runs count, and tell their speed in: where a sample is an image with its class, and where it is anything."""
+"""The unit that a run counts, also in its rate: images if each sample is an image with its class, else samples."""
 
 _BYTES = {
     "": 1, "b": 1,
@@ -25,7 +25,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)\s*([a-z]*)"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in `text`: `256MiB`, `1.5GB`, `4096`. Raises ValueError otherwise."""
+    """Return the bytes in `text`: `256MiB`, `1.5GB`, `4096`. Raises ValueError otherwise."""
     match = re.fullmatch(_NUMBER, text.strip().lower())
     if not match or match[2] not in _BYTES:
         raise ValueError(f"{text!r} is not a size; write for example 256MiB or 1.5GB")
@@ -33,7 +33,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in `text`: `90`, `10m`, `1h30m`, `01:30:00`, `1-00:00:00`. Raises ValueError otherwise."""
+    """Return the seconds in `text`: `90`, `10m`, `1h30m`, `01:30:00`, `1-00:00:00`. Raises ValueError otherwise."""
     stripped = text.strip().lower()
     clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", stripped)
     if clock:
@@ -47,7 +47,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """`num_bytes` in the largest binary unit that keeps it above one: `25 MiB`."""
+    """Return `num_bytes` in the largest binary unit that keeps it above one: `25 MiB`."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -57,8 +57,8 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`seconds` as a person would say it: `3.2 ms`, `4.5 s`, `12m 05s`, `3h 20m`."""
-    if abs(seconds) < 1e-9:  # a difference of clocks that is nothing but rounding
+    """Return `seconds` as a person would say it: `3.2 ms`, `4.5 s`, `12m 05s`, `3h 20m`."""
+    if abs(seconds) < 1e-9:  # a difference of clocks that is only rounding
         return "0 ms"
     if abs(seconds) < 1:
         return _short(seconds * 1e3, "ms")
@@ -71,7 +71,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_seconds_interval(middle: float, low: float, high: float) -> str:
-    """The ends of an interval in the unit in which `format_seconds` writes its middle: `[263, 274]` of 268 ms."""
+    """Return the ends of an interval in the unit that `format_seconds` uses for its middle: `[263, 274]` of 268 ms."""
     if middle < 1:
         return f"[{_three_digits(1e3 * low)}, {_three_digits(1e3 * high)}]"
     if middle < 60:
@@ -80,22 +80,22 @@ def format_seconds_interval(middle: float, low: float, high: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """No powers of ten."""
+    """Return three significant digits without powers of ten."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def format_count(count: float) -> str:
-    """`count` with thousands separators: `431,080`."""
+    """Return `count` with thousands separators: `431,080`."""
     return f"{count:,.0f}"
 
 
 def common_unit(counted: Iterable[str]) -> str:
-    """What runs that count these count together: `images` where all do, else `samples`, since an image is one."""
+    """Return the common unit of runs that count these: `images` if all do, else `samples`, which include images."""
     return IMAGES if all(unit == IMAGES for unit in counted) else SAMPLES
 
 
 def format_rate(per_second: float, counted: str) -> str:
-    """A rate of what is `counted` (IMAGES, SAMPLES) with three significant digits: `1,240 images/s`."""
+    """Return a rate of what is `counted` (IMAGES, SAMPLES) with three significant digits: `1,240 images/s`."""
     return f"{float(f'{per_second:.3g}'):,g} {common_unit([counted])}/s"
 
 
@@ -104,12 +104,12 @@ def _short(value: float, unit: str) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """`1 run`, `3 runs`."""
+    """Return `1 run`, `3 runs`."""
     return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Some names of many: `a, b, c and 9 more`."""
+    """Return the first names of many: `a, b, c and 9 more`."""
     shown = list(names[:most])
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
@@ -120,7 +120,7 @@ MOST_CPUS = 65_536
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """The numbers of a kernel list such as `0-3,8`, ascending; an empty text is the empty set. Raises ValueError."""
+    """Return the numbers of a kernel list such as `0-3,8`, ascending; empty text gives none. Raises ValueError."""
     found: set[int] = set()
     for part in text.strip().split(","):
         if not part.strip():
@@ -133,7 +133,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def format_list(numbers: Iterable[int]) -> str:
-    """`numbers` as the shortest kernel list: `0-3,8`."""
+    """Return `numbers` as the shortest kernel list: `0-3,8`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -144,7 +144,7 @@ def format_list(numbers: Iterable[int]) -> str:
 
 
 def parse_mask(text: str) -> tuple[int, ...]:
-    """The bits of an hwloc mask: hexadecimal words of 32 bits, the highest first, empty words meaning 0."""
+    """Return the bits of an hwloc mask: hexadecimal words of 32 bits, the highest first, empty words meaning 0."""
     value = 0
     for word in text.strip().split(","):
         value = (value << 32) | int(word or "0", 16)
@@ -154,5 +154,5 @@ def parse_mask(text: str) -> tuple[int, ...]:
 
 
 def format_mask(numbers: Iterable[int]) -> str:
-    """`numbers` as one hexadecimal mask, as `taskset` takes it: `0xff`."""
+    """Return `numbers` as one hexadecimal mask, as `taskset` takes it: `0xff`."""
     return hex(sum(1 << number for number in set(numbers)))

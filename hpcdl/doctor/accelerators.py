@@ -1,4 +1,4 @@
-"""The GPUs of this node: what the driver says of them, and whether TensorFlow can use them."""
+"""The GPUs of this node: the driver's view of them, and whether TensorFlow can use them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hpcdl.node.accelerators import ask_tensorflow, devices_of_node, vendor_of_n
 TIMEOUT_S = 60
 FACTS = ("name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
 SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
-"""Reasons for which a GPU's clock is held down that are worth a line, as nvidia-smi names them."""
+"""Reasons for a reduced GPU clock that are worth a warning, by nvidia-smi's names."""
 LEAVE_OUT = "leave this node out (--exclude), and tell the site's staff"
 _CUDA, _ROCM, _NVIDIA, _AMD = "CUDA", "ROCm", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 INSTALL = {
     _CUDA: "pip install 'tensorflow[and-cuda]' into hpcdl's environment, or load the site's TensorFlow for GPUs",
     _ROCM: "load the site's TensorFlow for AMD's GPUs",
 }
-"""What to do where TensorFlow computes on the CPUs, by what the GPUs need it to be built for."""
+"""Remedies if TensorFlow computes on the CPUs, by the build that the GPUs need."""
 _AMD_NAMES = ("Card Series", "Card series", "Card Model", "Card model")
-"""What rocm-smi calls a card's name, by its version."""
+"""Keys for a card's name in rocm-smi's output, which differ by version."""
 
 
 def check_gpus(subject: Subject) -> list[Finding]:
-    """The driver's view, and TensorFlow's: a run on a node with GPUs that TensorFlow does not see uses its CPUs."""
+    """Report the driver's and TensorFlow's view: a run on GPUs that TensorFlow does not see uses the CPUs."""
     number = devices_of_node(subject.devices)
     answers = _ask_driver(subject.environment)
     if not number and not answers:
@@ -44,7 +44,7 @@ def check_gpus(subject: Subject) -> list[Finding]:
 
 
 def _ask_driver(environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """A row of facts for each GPU, by nvidia-smi's names; empty where it is not there, or answers with an error."""
+    """Return facts of each GPU, by nvidia-smi's names; empty if it is missing or reports an error."""
     names = [*FACTS, *(f"clocks_event_reasons.{name}" for name in SLOWED)]
     return _query(names, environment) or _query(FACTS, environment)  # drivers before 535 do not know event reasons
 
@@ -56,7 +56,7 @@ def _query(names: Sequence[str], environment: Mapping[str, str]) -> list[dict[st
 
 
 def _answer(line: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The lines that the driver's program prints; none where it is not there, or answers with an error."""
+    """Return the lines that the driver's program prints; empty if it is missing or reports an error."""
     try:
         finished = subprocess.run(
             line, env=dict(environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
@@ -67,22 +67,22 @@ def _answer(line: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def _links(number: int, environment: Mapping[str, str]) -> list[Finding]:
-    """What connects the GPUs, pair by pair, in nvidia-smi's words: NV4 are four NVLinks, PIX to SYS are PCIe's ways."""
+    """Report the links between GPUs, by pair, in nvidia-smi's terms: NV4 is four NVLinks, PIX to SYS are PCIe paths."""
     rows = [line.split() for line in _answer(["nvidia-smi", "topo", "-m"], environment)] if number > 1 else []
     matrix = [row[1 : 1 + number] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     found = Counter(link for place, row in enumerate(matrix) for link in row[place + 1 :])
     if len(matrix) != number or found.total() != number * (number - 1) // 2:
-        return []  # a driver that writes it in another way
+        return []  # a driver with another output format
     return [ok(f"links between the GPUs: {', '.join(f'{pairs} x {link}' for link, pairs in found.most_common())}")]
 
 
 def _program(subject: Subject) -> str:
-    """What tells of this node's GPUs, by whose kernel module has made them."""
+    """Return the program that reports this node's GPUs, by the kernel module that provides them."""
     return "rocm-smi" if vendor_of_node(subject.devices) == _AMD else "nvidia-smi"
 
 
 def _amd_cards(words: Sequence[str], environment: Mapping[str, str]) -> tuple[list[dict[str, str]], str]:
-    """What rocm-smi says of each card, in their order, and the driver's version; nothing where it does not answer."""
+    """Return rocm-smi's facts of each card, in order, and the driver's version; empty if it does not answer."""
     try:
         found = json.loads("".join(_answer(["rocm-smi", *words, "--json"], environment)))
         cards = sorted((int(name[4:]), facts) for name, facts in found.items() if re.fullmatch(r"card\d+", name))
@@ -92,7 +92,7 @@ def _amd_cards(words: Sequence[str], environment: Mapping[str, str]) -> tuple[li
 
 
 def _amd_kinds(environment: Mapping[str, str]) -> list[str]:
-    """Name, memory and driver of each of AMD's cards."""
+    """Return name, memory and driver of each AMD card."""
     cards, driver = _amd_cards(["--showproductname", "--showmeminfo", "vram", "--showdriverversion"], environment)
     kinds = []
     for facts in cards:
@@ -119,7 +119,7 @@ def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
 
 
 def _seen(subject: Subject, number: int) -> list[Finding]:
-    """How many TensorFlow sees, asked in a process of its own."""
+    """Report how many GPUs TensorFlow sees, determined in a new process."""
     try:
         answer = ask_tensorflow(subject.environment)
     except HpcdlError as error:

@@ -1,4 +1,4 @@
-"""What is installed and how it is set up: Python and its packages, the environment module, the layers of settings."""
+"""The installation and its settings: Python and its packages, the environment module, the layers of settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hpcdl.doctor.table import Finding, Subject, failure, ok, warning
 
 OLDEST_PYTHON = (3, 11)
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "numpy": (1, 26), "h5py": (3, 11), "mpi4py": (4, 1)}
-"""Oldest versions that hpcdl works with. TensorFlow 2.16 is the first whose Keras is Keras 3."""
+"""Oldest supported versions. TensorFlow 2.16 is the first whose Keras is Keras 3."""
 _ALSO_AS = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
 _NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
-"""Stands in for what a command line would give."""
+"""Placeholders for required settings of a command line."""
 
 
 def check_python(subject: Subject) -> list[Finding]:
-    """Versions of Python and of each package."""
+    """Check the versions of Python and of each package."""
     found = []
     version = platform.python_version()
     if sys.version_info[:2] < OLDEST_PYTHON:
@@ -57,7 +57,7 @@ def check_python(subject: Subject) -> list[Finding]:
 
 
 def _hidden() -> list[Finding]:
-    """Packages that Python finds in two versions: the first one hides the one that came with hpcdl."""
+    """Report packages that Python finds in two versions: the first hides the one that came with hpcdl."""
     found = []
     for name in OLDEST:
         copies = {copy.version: copy for copy in importlib.metadata.distributions(name=name)}
@@ -71,7 +71,7 @@ def _hidden() -> list[Finding]:
 
 
 def installed_version(name: str) -> str:
-    """The version of a package by its metadata, under whatever name it was installed; empty where it was not."""
+    """Return the version of a package by its metadata, under any of its names; empty if it is not installed."""
     for candidate in (name, *_ALSO_AS.get(name, ())):
         try:
             return importlib.metadata.version(candidate)
@@ -85,7 +85,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_module(subject: Subject) -> list[Finding]:
-    """`$HPCDL_ROOT` and its receipt, against the modules that are loaded and the Python that runs."""
+    """Check `$HPCDL_ROOT` and its install.json against the loaded modules and the running Python."""
     named = subject.environment.get("HPCDL_ROOT")
     base = base_of()
     on = f", on {base}" if base else ""
@@ -111,7 +111,7 @@ def check_module(subject: Subject) -> list[Finding]:
 
 
 def check_config(subject: Subject) -> list[Finding]:
-    """site.toml, the user's config.toml, and the folder that profiles are written to."""
+    """Check site.toml, the user's config.toml, and the folder for profiles."""
     found = [*_readable(), *_writable()]
     return found or [ok(f"site settings {_site()}; your own in {user_config_folder()}")]
 
@@ -151,7 +151,7 @@ def _writable() -> list[Finding]:
 
 
 def check_machine(subject: Subject) -> list[Finding]:
-    """The machine's file: variables that are set otherwise here, and modules that a job lacks."""
+    """Check the machine's file: variables with other values here, and modules that a job lacks."""
     try:
         machine = machine_in_force(subject.environment)
     except UsageError as error:

@@ -1,6 +1,6 @@
-"""The links between neighbouring nodes of a job, measured: `python -m hpcdl.doctor.links` is one rank of that, a node.
+"""The measured links between neighbouring nodes of a job: `python -m hpcdl.doctor.links` is one rank per node.
 
-Half of the pairs at a time, all at once: two rounds, however many nodes there are.
+Half of the pairs are measured at a time, all at once: two rounds for any even number of nodes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TIMEOUT_S = 60.0
 LONG_BYTES = 1 << 20
 REPEATS = 5
 SLOW = 2.0
-"""Times the seconds of a good link, one of the best quarter, from which a link is told of."""
+"""A link is reported if it takes this many times as long as a good one, of the best quarter."""
 _MARK = re.compile(r"<<hpcdl links (\[.*?\])>>")
 _REMEDY = "hpcdl bench allreduce there names the slowest pair; leave the node out (sbatch --exclude), tell the staff"
 
 
 def check_links(launcher: Launcher, num_nodes: int, environment: Mapping[str, str]) -> list[Finding]:
-    """The slow ones among the links of neighbours, by a message of 1 MiB over MPI."""
+    """Report slow links between neighbours, by a message of 1 MiB over MPI."""
     command, what = own_program("hpcdl.doctor.links", str(num_nodes)), "timing the links"
     try:
         printed = on_every_node(launcher, num_nodes, command, environment, timeout_s=TIMEOUT_S, what=what, mpi=True)
@@ -45,7 +45,7 @@ def check_links(launcher: Launcher, num_nodes: int, environment: Mapping[str, st
 
 
 def judge(pairs: Sequence[tuple[str, str, float]]) -> list[Finding]:
-    """What is slow among `pairs`: two hosts and the seconds of a message between them; a host where both of its are."""
+    """Report slow `pairs` (two hosts and the seconds of a message); one host is named if both its links are slow."""
     good = sorted(seconds for _, _, seconds in pairs)[(len(pairs) - 1) // 4]
     slow = [pair for pair in pairs if pair[2] > SLOW * good]
     if not slow:
@@ -64,14 +64,14 @@ def judge(pairs: Sequence[tuple[str, str, float]]) -> list[Finding]:
 
 
 def rounds(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
-    """Pairs of neighbours in a ring, no rank twice in a round; with an odd number of ranks a third round closes it."""
+    """Yield rounds of neighbours in a ring, no rank twice in a round; an odd number of ranks needs a third round."""
     ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks if num_ranks > 2 else 1)]
     last = [ring.pop()] if num_ranks > 2 and num_ranks % 2 else []
     yield from filter(None, (ring[::2], ring[1::2], last))
 
 
 def measure(communicator: Communicator) -> list[tuple[str, str, float]]:
-    """The pairs with their hosts and median seconds, on every rank."""
+    """Return the pairs with their hosts and median seconds, on every rank. Collective: every rank must call it."""
     import numpy
 
     hosts = communicator.allgather_json(communicator.host)
@@ -88,7 +88,7 @@ def measure(communicator: Communicator) -> list[tuple[str, str, float]]:
 
 
 def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool) -> float:
-    """Median seconds of half a round trip."""
+    """Return the median time of half a round trip, in seconds."""
     order = (communicator.isend, communicator.irecv) if first else (communicator.irecv, communicator.isend)
     samples = []
     for _ in range(REPEATS + 1):  # the first opens the connection
@@ -100,7 +100,7 @@ def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: boo
 
 
 def main() -> int:
-    """Entry of each rank; rank 0 prints all pairs."""
+    """Run one rank; rank 0 prints all pairs."""
     from hpcdl.comm.mpi.communicator import world
 
     try:

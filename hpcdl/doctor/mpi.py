@@ -1,6 +1,6 @@
-"""The MPI that is loaded: does its mpiexec belong to it, and do two ranks really talk.
+"""The loaded MPI: does its mpiexec belong to it, and can two ranks communicate.
 
-`mpiexec -n 2 python -m hpcdl.doctor.mpi` is those two ranks.
+`mpiexec -n 2 python -m hpcdl.doctor.mpi` starts those two ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IN_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "HYDRA_")
 
 
 def check_mpi(subject: Subject) -> list[Finding]:
-    """Library, mpiexec, the mpiexec that stands first on PATH, two ranks, and known weak points of the version."""
+    """Check library, mpiexec, the first mpiexec on PATH, two ranks, and known weaknesses of the version."""
     try:
         library, flavour, version = find_library()
     except UsageError as error:
@@ -64,7 +64,7 @@ def _first_on_path(subject: Subject, mpiexec: Mpiexec) -> list[Finding]:
 
 
 def _two_ranks(mpiexec: Mpiexec) -> Finding:
-    """Two ranks in a job of their own: size, sum over both, and the thread level."""
+    """Start two ranks in a separate job, and check size, sum over both, and the thread level."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_IN_A_JOB)}
     line = [
         str(mpiexec.path),
@@ -86,7 +86,7 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return failure(f"two ranks do not come back ({type(error).__name__})", remedy)
-    # Counted, not parsed line by line: two ranks may write on the same line.
+    # Count the lines' content instead of parsing lines: two ranks may write on the same line.
     if done.returncode == 0 and done.stdout.count(json.dumps({"size": 2, "sum": 3})) == 2:
         return ok("two ranks talk, with MPI_THREAD_MULTIPLE")
     last = ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or ["no word"])[-1]
@@ -94,7 +94,7 @@ def _two_ranks(mpiexec: Mpiexec) -> Finding:
 
 
 def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding]:
-    """What is known of the version's windows between nodes; a run tries them itself and falls back on messages."""
+    """Report known limits of the version's windows between nodes; a run tests them and falls back on messages."""
     name = f"{mpiexec.flavour} {mpiexec.version}"
     by_messages = "hogwild-* over several nodes goes by messages instead"
     if mpiexec.flavour == "openmpi" and _WITHOUT_WINDOWS.match(mpiexec.version):
@@ -107,7 +107,7 @@ def _one_sided(mpiexec: Mpiexec, environment: Mapping[str, str]) -> list[Finding
 
 
 def main() -> int:
-    """Entry of each of the two ranks: add 1 and 2 over both; prints one JSON line, or what is wrong."""
+    """Run one of the two ranks: add 1 and 2 over both, and print one JSON line, or the error."""
     import numpy
 
     from hpcdl.comm.mpi.communicator import world
@@ -120,7 +120,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     line = json.dumps({"size": communicator.size, "sum": int(total[0])}) + "\n"
-    sys.stdout.write(line)  # at once: an unbuffered print writes the end of a line apart, and ranks share a pipe
+    sys.stdout.write(line)  # one write: an unbuffered print writes the line's end separately, and ranks share a pipe
     sys.stdout.flush()
     return 0
 

@@ -1,4 +1,4 @@
-"""What this process may use of the node: cores, threads on them, open files and memory; and the profile for it."""
+"""The resources of the node that this process may use: cores, threads, open files and memory; and its profile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcdl.node.profile import find_profile
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")
 OPEN_FILES, PROCESSES = 1024, 512
 NEEDED_MEMORY_BYTES, COMFORTABLE_MEMORY_BYTES = 1024**3, 4 * 1024**3
-"""A process with TensorFlow holds 0.5 to 1 GB before it has a model."""
+"""A process with TensorFlow uses 0.5 to 1 GB before it has a model."""
 
 
 def check_affinity(subject: Subject) -> list[Finding]:
-    """The mask. A login shell with one core of many, or a job with fewer than it was given, is named."""
+    """Check the CPU mask. Warns about a login shell with one core of many, or a job with fewer cores than granted."""
     mask = sorted(os.sched_getaffinity(0))
     present = os.cpu_count() or len(mask)
     granted_text = subject.environment.get("SLURM_CPUS_ON_NODE", "")
@@ -34,7 +34,7 @@ def check_affinity(subject: Subject) -> list[Finding]:
 
 
 def check_threads(subject: Subject) -> list[Finding]:
-    """Thread counts that the environment forces. hpcdl sets its own where the environment is silent."""
+    """Check thread counts that the environment forces. hpcdl sets its own if the environment has none."""
     cpus = len(os.sched_getaffinity(0))
     found = []
     for name in THREAD_VARIABLES:
@@ -52,7 +52,7 @@ def check_threads(subject: Subject) -> list[Finding]:
 
 
 def check_profile(subject: Subject) -> list[Finding]:
-    """The profile, or the advice to make one."""
+    """Report the profile, or the advice to make one."""
     topology = read_topology()
     profile = find_profile("auto", subject.model, topology)
     if profile is not None:
@@ -62,7 +62,7 @@ def check_profile(subject: Subject) -> list[Finding]:
 
 
 def check_limits(subject: Subject) -> list[Finding]:
-    """Open files, processes, address space, and the memory that the job may use."""
+    """Check open files, processes, address space, and the job's memory limit."""
     found = []
     for what, number, needed, flag in (
         ("open files", resource.RLIMIT_NOFILE, OPEN_FILES, "n"),
@@ -84,7 +84,7 @@ def check_limits(subject: Subject) -> list[Finding]:
 
 
 def allowed_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The smallest memory limit of this process's control groups (version 2, or version 1's memory group), or None."""
+    """Return the smallest memory limit of this process's control groups (version 2, or version 1's memory), or None."""
     limits = []
     for line in own.read_text().splitlines() if own.is_file() else []:
         _, kind, path = line.split(":", 2)

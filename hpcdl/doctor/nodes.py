@@ -1,4 +1,4 @@
-"""What differs between the nodes of a job: each answers for itself (survey), and the answers are compared here."""
+"""Differences between the nodes of a job: each answers for itself (survey), and this module compares the answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hpcdl.doctor.table import FAILURE, WARNING, Finding, Subject, failure, ok, 
 
 TIMEOUT_S = 120.0
 MOST_NAMED = 8
-"""Hosts that a sentence names before it says how many more there are."""
+"""Most hosts that a sentence names; it counts the others."""
 ANSWER_ANYWAY = '"$@" || echo "hpcdl: node $(uname -n): the survey ended with $?" >&2'
-"""A node that fails must not have its launcher end the others."""
+"""Keeps the launcher from ending the other nodes if one fails."""
 _SAME_EVERYWHERE = "load the same module in the job script, or put the environment where all nodes see it"
 _ONE_KIND = "ask for nodes of one kind (sbatch --constraint), or leave it out (--exclude): all wait for the slowest"
 _STAFF = "ask the site's staff why that node is set up differently"
@@ -43,12 +43,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "folder": (FAILURE, "is the file system mounted there? leave the node out (--exclude) and tell the site's staff"),
     "data": (FAILURE, "is the file system mounted there? leave the node out (--exclude) and tell the site's staff"),
 }
-"""What should be alike on all nodes: what a difference means for a run, and what to do about it."""
+"""Facts that should be equal on all nodes: the level of a difference, and its remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number that nodes of one kind share: `low` of the median is a warning; `unit` and `meaning` are for people."""
+    """A number that nodes of one kind share. Below `low` of the median, warn; `unit` and `meaning` are for people."""
 
     low: float
     unit: str
@@ -63,13 +63,13 @@ NUMBERS: Mapping[str, Quantity] = {
     "gflops": Quantity(low=0.85, unit="GFLOP/s", meaning="all cores multiplying matrices", remedy=_LOOK),
     "copy-gib-s": Quantity(low=0.8, unit="GiB/s", meaning="one core copying memory", remedy=_LOOK),
 }
-"""Shares of the median: TensorFlow's own steps vary by some percent from node to node; memory does not."""
+"""Shares of the median: TensorFlow's own steps vary by a few percent between nodes; memory does not."""
 
 
 def survey(subject: Subject, wanted: str) -> tuple[list[NodeAnswer], list[Finding]]:
-    """Every node's answer, and what differs; `wanted` is `all`, or how many of the job's first nodes.
+    """Return every node's answer, and the differences; `wanted` is `all`, or a number of the job's first nodes.
 
-    UsageError where the job has fewer.
+    Raises UsageError if the job has fewer.
     """
     launcher = find_launcher(subject.environment)
     hosts = launcher.hosts(subject.environment)
@@ -108,7 +108,7 @@ def _how_many(wanted: str, here: int) -> int:
 
 
 def absent(answers: Sequence[NodeAnswer], hosts: Sequence[str], num_nodes: int) -> Iterator[Finding]:
-    """Nodes that were asked and said nothing."""
+    """Report nodes that did not answer."""
     if len(answers) >= num_nodes:
         return
     heard = {_short(answer.host) for answer in answers}
@@ -123,7 +123,7 @@ def _short(host: str) -> str:
 
 
 def compare(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
-    """What differs between nodes, and what each says is wrong with itself."""
+    """Report differences between nodes, and the problems that each node reports."""
     for name, (level, remedy) in TEXTS.items():
         yield from (replace(found, check=name) for found in _compare_texts(answers, name, level, remedy))
     for name, quantity in NUMBERS.items():

@@ -1,4 +1,4 @@
-"""The batch system, whether its srun speaks what the MPI needs, and the clocks of the job's hosts."""
+"""The batch system, the interface between its srun and the MPI, and the clocks of the job's hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK_CLOCK = 'echo "clock $(hostname) $(date +%s.%N)"'
 
 
 def check_scheduler(subject: Subject) -> list[Finding]:
-    """Which launcher is in use, which one `hpcdl submit` would use, and the PMI between srun and the MPI."""
+    """Report the launcher in use, that of `hpcdl submit`, and the PMI between srun and the MPI."""
     here, submitted = find_launcher(subject.environment).name, batch_launcher(subject.environment)
     found = [ok(f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
     return [*found, *_pmi(subject)] if submitted in ("slurm", "ibrun") else found
@@ -31,7 +31,7 @@ def _pmi(subject: Subject) -> list[Finding]:
     try:
         flavour = mpi_flavour()
     except HpcdlError:
-        return []  # the check of MPI says it
+        return []  # the check of MPI reports it
     try:
         known = _known(call(["srun", "--mpi=list"]))
     except HpcdlError as error:
@@ -53,13 +53,13 @@ def _pmi(subject: Subject) -> list[Finding]:
 
 
 def _known(text: str) -> set[str]:
-    """The names in what `srun --mpi=list` prints: one a line, or `srun: pmix`, after a heading."""
+    """Return the names in the output of `srun --mpi=list`: one per line, or `srun: pmix`, after a heading."""
     lines = [line.removeprefix("srun:").strip() for line in text.splitlines()]
     return {line for line in lines if re.fullmatch(r"[a-z0-9_]+", line)}
 
 
 def check_clocks(subject: Subject) -> list[Finding]:
-    """Ask every host of the job for its time; what the asking itself took is taken off."""
+    """Compare the time of every host of the job, allowing for the duration of the request."""
     launcher = find_launcher(subject.environment)
     hosts = launcher.hosts(subject.environment)
     if len(hosts) < 2:
@@ -75,7 +75,7 @@ def check_clocks(subject: Subject) -> list[Finding]:
 
 
 def read_clocks(answer: str) -> dict[str, float]:
-    """Each host's time, in Unix seconds."""
+    """Return each host's time, in Unix seconds."""
     words = [line.split() for line in answer.splitlines()]
     return {line[1]: float(line[2]) for line in words if len(line) == 3 and line[0] == "clock"}
 
@@ -93,5 +93,5 @@ def _judge(clocks: dict[str, float], began: float, ended: float, num_hosts: int)
 
 
 def off_by(clock: float, began: float, ended: float) -> float:
-    """Seconds by which `clock`, read some time from `began` to `ended`, is surely ahead (or behind, negative)."""
+    """Return the least seconds by which `clock`, read between `began` and `ended`, is ahead (negative: behind)."""
     return clock - ended if clock > ended else clock - began if clock < began else 0.0

@@ -1,4 +1,4 @@
-"""File systems: of the folder that runs are written to, of the data, of the node's own, in memory; and their locks."""
+"""File systems: of the runs' folder, of the data, of the node itself, in memory; and their file locks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCKING_VARIABLE = "HDF5_USE_FILE_LOCKING"
 
 
 def check_storage(subject: Subject) -> list[Finding]:
-    """Kind, free space, and a megabyte really written (which also finds a used-up quota); stripes of data on Lustre."""
+    """Check kind, free space, and a write of 1 MB (to find an exhausted quota); report stripes of data on Lustre."""
     found = [_place_to_write(subject.working)]
     if subject.data is not None:
         found.append(_data(subject.data))
@@ -64,7 +64,7 @@ def _data(folder: Path) -> Finding:
 
 
 def check_scratch(subject: Subject) -> list[Finding]:
-    """Free space and the right to write. MPI's start-up puts its sockets there."""
+    """Check free space and write permission. MPI puts its sockets there at its start."""
     folder = subject.scratch
     other = "set TMPDIR to a folder of this node with space"
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -79,7 +79,7 @@ def check_scratch(subject: Subject) -> list[Finding]:
 
 
 def check_shared_memory(subject: Subject) -> list[Finding]:
-    """Free space; below 64 MiB the MPI libraries fail to start several ranks on a node."""
+    """Check free space; below 64 MiB the MPI libraries fail to start several ranks on a node."""
     folder = subject.shared_memory
     if not folder.is_dir():
         return [failure(f"{folder} does not exist", "mount a tmpfs there (containers: --shm-size=2g)")]
@@ -92,7 +92,7 @@ def check_shared_memory(subject: Subject) -> list[Finding]:
 
 
 def check_locking(subject: Subject) -> list[Finding]:
-    """flock, the call that HDF5 makes, on a new file in the current folder and on a shard of the data folder."""
+    """Check flock, which HDF5 calls, on a new file in the current folder and on a shard of the data folder."""
     off = subject.environment.get(LOCKING_VARIABLE, "").upper() in ("FALSE", "0", "BEST_EFFORT")
     found = [_new_file(subject.working, off)]
     shard = next(subject.data.rglob("*.h5"), None) if subject.data else None

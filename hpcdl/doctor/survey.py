@@ -1,7 +1,7 @@
-"""One node's answer to `hpcdl doctor --nodes`: what it is, what it can do in a second, and what its own checks say.
+"""One node's answer to `hpcdl doctor --nodes`: its facts, its speed in a test of a second, and its own checks.
 
-`python -m hpcdl.doctor.survey` is that node; it prints one mark for each fact. Marks are short and stand for
-themselves: a launcher may cut the output of many nodes anywhere between them.
+`python -m hpcdl.doctor.survey` runs on each node and prints one mark per fact. Marks are short and independent, because
+a launcher may cut the output of many nodes anywhere between them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hpcdl.doctor.table import OK, Subject, examine
 from hpcdl.node.machines import read_topology
 
 LOCAL_CHECKS = ("module", "affinity", "limits", "scratch", "shared-memory")
-"""Checks that look at a node alone and cost nothing, so that thousands of nodes may make them at once."""
+"""Checks of a node alone that are cheap enough for thousands of nodes at once."""
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "mpi4py")
 MULTIPLY_S, COPY_S = 0.7, 0.3
 MATRIX, COPIED_BYTES = 1024, 64 * 1024**2
 LONGEST = 700
-"""Characters of one value: a mark goes through srun in one piece."""
+"""Most characters of one value, so that a mark passes through srun in one piece."""
 _MARK = re.compile(r"<<hpcdl ([\w.-]+) (text|number|finding) ([\w-]+) (\"(?:[^\"\\]|\\.)*\"|[-+.\w]+)>>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAnswer:
-    """What a node says: `texts` should be alike everywhere, `numbers` near each other; `findings` is what is wrong.
+    """A node's answer: `texts` should be equal on all nodes, `numbers` similar; `findings` are problems.
 
     A finding is level, check, text and remedy.
     """
@@ -51,7 +51,7 @@ class NodeAnswer:
 
 
 def read_answers(printed: str) -> dict[str, NodeAnswer]:
-    """Every node's answer by its host, whatever else stands in what the launcher handed on."""
+    """Return every node's answer by host, whatever else the launcher printed."""
     found: dict[str, tuple[dict[str, str], dict[str, float], list[tuple[str, str, str, str]]]] = {}
     for host, kind, name, value in _MARK.findall(printed):
         texts, numbers, findings = found.setdefault(host, ({}, {}, []))
@@ -69,7 +69,7 @@ def read_answers(printed: str) -> dict[str, NodeAnswer]:
 
 
 def texts(data: Path | None) -> Iterator[tuple[str, str]]:
-    """What is the same on all nodes of a sound job."""
+    """Yield facts that are equal on all nodes of a healthy job."""
     topology = read_topology()
     yield "kernel", platform.release()
     yield "processor", topology.summary.rpartition(", ")[0]
@@ -93,7 +93,7 @@ def texts(data: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def networks(root: Path) -> Iterator[str]:
-    """Each network of this node that is up: rate and packet size, or InfiniBand's own words; `root` is /sys/class."""
+    """Yield each active network of this node: rate and packet size, or InfiniBand's own text; `root` is /sys/class."""
     for device in sorted((root / "net").glob("*")):
         if device.name != "lo" and _read(device / "operstate") in ("up", "unknown"):
             speed = _read(device / "speed")
@@ -105,7 +105,7 @@ def networks(root: Path) -> Iterator[str]:
 
 
 def numbers() -> Iterator[tuple[str, float]]:
-    """What nodes of one kind have nearly the same of; the two rates are measured, a second in all."""
+    """Yield numbers that are similar on nodes of one kind; the two rates are measured, in one second together."""
     memory = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE))
     yield "memory-gib", int(memory["MemTotal"]) / 2**20
     yield "free-memory-gib", int(memory["MemAvailable"]) / 2**20
@@ -115,7 +115,7 @@ def numbers() -> Iterator[tuple[str, float]]:
 
 
 def multiply_rate(seconds: float) -> float:
-    """Floating-point operations a second that multiplying float32 matrices reaches on all cores of this process."""
+    """Return the floating-point operations per second of multiplying float32 matrices on all cores of this process."""
     import numpy
 
     left = numpy.ones((MATRIX, MATRIX), numpy.float32)
@@ -124,7 +124,7 @@ def multiply_rate(seconds: float) -> float:
 
 
 def copy_rate(seconds: float) -> float:
-    """Bytes a second that one core copies in memory."""
+    """Return the bytes per second that one core copies in memory."""
     import numpy
 
     source = numpy.ones(COPIED_BYTES, numpy.uint8)
@@ -152,7 +152,7 @@ def _read(path: Path) -> str:
 
 
 def marks(data: Path | None) -> Iterator[str]:
-    """This node's answer, as `read_answers` reads it."""
+    """Yield this node's answer, in the form of `read_answers`."""
     host = os.environ.get("SLURMD_NODENAME") or platform.node()
     for name, text in texts(data):
         yield f"<<hpcdl {host} text {name} {json.dumps(text[:LONGEST])}>>"
@@ -165,7 +165,7 @@ def marks(data: Path | None) -> Iterator[str]:
 
 
 def main() -> None:
-    """Entry of each node."""
+    """Print the answer of this node."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path)
     with contextlib.suppress(BrokenPipeError):

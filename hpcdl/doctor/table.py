@@ -1,4 +1,4 @@
-"""The table of checks, what they look at and what they say, and a run of all of them."""
+"""The table of checks, their subject and their findings, and a function that runs them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ CHECKS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One sentence on one thing; `remedy` says what to type or whom to ask, where anything is wrong.
+    """A sentence on one result; if there is a problem, `remedy` says what to type or whom to ask.
 
-    `check` is the name of who says it; `examine` sets it.
+    `check` is the name of the check; `examine` sets it.
     """
 
     check: str = ""
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is examined: an environment, the folders that a run would use, and the roots of the kernel's own files."""
+    """The subject of the checks: an environment, the folders that a run would use, and roots of the kernel's files."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     data: Path | None = None
@@ -62,40 +62,40 @@ class Subject:
     shared_memory: Path = Path("/dev/shm")
     control_groups: Path = Path("/sys/fs/cgroup")
     devices: Path = Path("/")
-    """The root under which dev/ and sys/ name the node's devices."""
+    """The root under which dev/ and sys/ list the node's devices."""
     model: str = ""
 
     @property
     def scratch(self) -> Path:
-        """Storage of the node's own."""
+        """The node's own storage."""
         return Path(self.environment.get("HPCDL_NODE_STORAGE") or self.environment.get("TMPDIR") or "/tmp")
 
     @property
     def ranks_here(self) -> int:
-        """Ranks that the job puts on a node, 1 outside any job."""
+        """The number of ranks that the job puts on a node, 1 outside any job."""
         text = self.environment.get("SLURM_NTASKS_PER_NODE", "1").split("(")[0]
         return int(text) if text.isdigit() else 1
 
 
 def ok(text: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(level=OK, text=text)
 
 
 def warning(text: str, remedy: str) -> Finding:
-    """It works, but."""
+    """Return a finding about something that works with limits."""
     return Finding(level=WARNING, text=text, remedy=remedy)
 
 
 def failure(text: str, remedy: str) -> Finding:
-    """It will not work."""
+    """Return a finding about something that will not work."""
     return Finding(level=FAILURE, text=text, remedy=remedy)
 
 
 def examine(
     subject: Subject, names: Sequence[str] = (), report: Callable[[str], None] = lambda _: None
 ) -> list[Finding]:
-    """Run the checks called `names` (all by default); `report` gets each name before it begins."""
+    """Run the checks called `names` (all by default); `report` receives each name before its check."""
     return [replace(found, check=name) for name in names or CHECKS for found in _examine(name, subject, report)]
 
 

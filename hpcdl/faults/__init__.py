@@ -1,1 +1,1 @@
-"""Faults on purpose, to see what a run survives: what is injected into ranks and into their network."""
+"""Injected faults, to test what a run survives: faults of ranks and of their network."""

@@ -1,4 +1,4 @@
-"""How the faults of `--inject` (faults.py) strike a rank; the journal tells of each."""
+"""Injection of the faults of `--inject` (run/faults.py) into a rank; the journal reports each."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 TOLD = "injected: "
-"""Begins the journal's message of a fault, which has the step too."""
+"""Prefix of the journal's message of a fault, which also holds the step."""
 LOOK_S, FOLLOW_S = 0.005, 0.05
-"""Time between two looks at a rank's step: a fault strikes at its step or the next ones. And at others' marks."""
+"""Interval of checking a rank's step: a fault strikes at its step or soon after. Interval of checking others' marks."""
 PERIOD_S = 0.01
-"""On an idle core a slow rank stands still once in each period: short beside its part of a step, which else may fall
-between two pauses, step after step."""
+"""Period of the pauses of a slow rank on an idle core. It is short compared with a step: otherwise a rank's part of it
+could fall between two pauses, step after step."""
 _NEVER_READABLE = Path("/proc/self/mem")
-"""Its first bytes are of no process: the kernel answers with EIO."""
+"""Its first bytes belong to no process: the kernel answers with EIO."""
 _PAUSES = """
 import os, signal, sys, time
 
@@ -44,7 +44,7 @@ os.kill(pid, signal.SIGSTOP)
 time.sleep(still_s)
 os.kill(pid, signal.SIGCONT)
 """
-"""A process of its own that stops another one for a time."""
+"""A separate process that stops another one for a time."""
 _SLOWS = """
 import contextlib, os, signal, sys, time
 
@@ -79,10 +79,10 @@ def slow_down():
 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
     slow_down()
 """
-"""A process of its own that makes another one `factor` times slower: it stops it, and works in its place meanwhile.
+"""A separate process that makes another one `factor` times slower: it stops that process, and computes in its place.
 
-It works as long as that one's busiest thread has, times `factor` - 1, by processor time: on a core that others use too
-a pause by the clock would cost a rank nothing that it had not waited for anyway.
+It computes for the time of the other's busiest thread, times `factor` - 1, in processor time. On a shared core a pause
+by the clock would not slow a rank that had to wait for the core anyway.
 """
 
 
@@ -104,7 +104,7 @@ def _slow(fault: Fault) -> None:
 
 def _beside(program: str, *values: float) -> None:
     line = [sys.executable, "-P", "-S", "-c", program, *map(str, values)]
-    # Not with the rank's pipes: who reads them to their end would wait for this one, which waits for the rank's end.
+    # Not with the rank's pipes: a reader would wait for this process, which waits for the rank's end.
     subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -115,22 +115,22 @@ STRIKES: Mapping[str, Callable[[Fault], None]] = {
     "slow": _slow,
     "exit": lambda fault: os._exit(int(fault.value or 0)),
 }
-"""What strikes from beside, by kind: at any moment of a step, on workers, servers and scripts."""
+"""Faults that strike at any moment of a step, by kind: on workers, servers and scripts."""
 
 
 class _FlipsBits(NoRecorder):
-    """Hears of each bucket that comes back from its exchange, as a recorder does, and may change it."""
+    """Receives each bucket after its exchange, as a recorder does, and may change it."""
 
     def __init__(self, exchanged: Callable[[int, Array], None]) -> None:
         self._exchanged = exchanged
 
     def exchanged(self, bucket: int, values: Array) -> None:
-        """Hand it on."""
+        """Pass the bucket on."""
         self._exchanged(bucket, values)
 
 
 class Injection:
-    """A run's faults on this rank. Context: inside, they strike."""
+    """A run's faults on this rank. They strike while its context is open."""
 
     def __init__(self, text: str, monitor: RankMonitor, run_dir: Path) -> None:
         self._seen, self._run_dir = monitor, run_dir
@@ -148,22 +148,22 @@ class Injection:
         self._told_step, self._looked_s = 0, 0.0
 
     def impaired(self, communicator: Observed) -> Observed:
-        """`communicator`, the world's, over the network that the faults make; collective, before anybody talks."""
+        """Return `communicator` (the world's) over the impaired network. Collective, before any exchange."""
         parse_faults(",".join(fault.text for fault in self._all), communicator.size, self._num_hosts(communicator))
         return self._network.impair(communicator, self._tell_of_network)
 
     def trace_beside(self, text: str) -> str:
-        """What of the trace `text` (config/forms.py) can be kept: a fault that flips bits hears in its place."""
+        """Return the possible part of the trace `text` (config/forms.py): flipping bits replaces the recorder."""
         return OFF if any(fault.bucket is not None for fault in self._all) else text
 
     def _num_hosts(self, communicator: Observed) -> int | None:
-        """Nodes of the run, where a fault asks for that; collective."""
+        """Return the number of nodes if a fault needs it. Collective: every rank must call it."""
         if not any(fault.of_host for fault in self._all):
             return None
         return len({*communicator.allgather_json(communicator.host)})
 
     def log_lines(self) -> list[str]:
-        """A line for each fault, which the run's record keeps."""
+        """Return a line for each fault, for the run's record."""
         return told_of(self._all, self._run_dir)
 
     def __enter__(self) -> Injection:
@@ -180,7 +180,7 @@ class Injection:
             self._seen.recorder = NOTHING
 
     def batch(self, step: int, images: Any) -> Any:
-        """What a worker's step is fed: `images`, unless a fault strikes; ValueError is one of them."""
+        """Return the input of a worker's step: `images`, unless a fault strikes, which may also raise ValueError."""
         for number, fault in [*self._mine.items()]:
             if fault.kind not in PLANTED or step < (fault.step or 0):
                 continue
@@ -191,12 +191,12 @@ class Injection:
         return images
 
     def free_steps(self, step: int) -> int:
-        """How many steps from `step` on are fed their batches as they are."""
+        """Return the number of steps from `step` on whose batches stay unchanged."""
         planted = [fault.step or 0 for fault in self._mine.values() if fault.kind in PLANTED]
         return max(min(planted) - step, 0) if planted else sys.maxsize
 
     def readable(self, dataset: Dataset) -> Dataset:
-        """`dataset`, but for the shards that are to be unreadable: the kernel itself answers with EIO."""
+        """Return `dataset` with the chosen shards unreadable: the kernel itself answers with EIO."""
         entry = dataset.train_split.entry
         copies = dict(dataset.copies)
         for number, fault in enumerate(self._all):
@@ -209,18 +209,18 @@ class Injection:
         return dataclasses.replace(dataset, copies=copies) if copies != dataset.copies else dataset
 
     def settled(self, warnings: Sequence[str]) -> list[str]:
-        """The warnings of a run that is over, with what has become of the faults that were asked for."""
+        """Return the warnings of a finished run, with the outcome of each requested fault."""
         return settled(warnings, self._all, self._run_dir)
 
     def writing(self, step: int) -> None:
-        """Called where a checkpoint is about to be written; OSError where there is to be no room."""
+        """Run just before a checkpoint is written. Raises OSError if the disk must appear full."""
         for number, fault in [*self._mine.items()]:
             if fault.kind == FULL and step >= (fault.step or 0):
                 self._log_fault(number)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _flip(self, bucket: int, values: Array) -> None:
-        """Flip one bit of the largest number: a float32 is 4 times as large then, or a quarter of it."""
+        """Flip one bit of the largest number: a float32 becomes 4 times as large, or a quarter."""
         for number, fault in [*self._mine.items()]:
             if fault.bucket == bucket and (self._seen.step or 0) >= (fault.step or 0):
                 self._log_fault(number)
@@ -253,9 +253,9 @@ class Injection:
         self._network.heal()
 
     def _schedule(self, number: int, fault: Fault) -> Iterator[None]:
-        """Strikes this rank at its moments, one look an item. Every rank draws the same moments and ranks.
+        """Strike this rank at its moments; each item is one check. Every rank draws the same moments and ranks.
 
-        They count from the run's first start; what would have struck while no ranks were there is left out.
+        The moments count from the run's first start; those at which no ranks existed are omitted.
         """
         launched_s = time.monotonic()
         origin = self._origin(number) - time.time() + launched_s
@@ -282,7 +282,7 @@ class Injection:
         self._network.part(fault, place)
 
     def _origin(self, number: int) -> float:
-        """When the run has first started, in Unix seconds, as whoever came first has written it down."""
+        """Return the time of the run's first start, in Unix seconds, written by the first rank that came."""
         path = self._marker(number)
         if not path.exists():
             publish(path, repr(time.time()).encode())
@@ -294,7 +294,7 @@ class Injection:
         return fault.step is None or self._step() >= fault.step
 
     def _step(self) -> int:
-        """This rank's own step; a server has none and goes by what worker 0 has told."""
+        """Return this rank's step; a server has none and uses the last step that worker 0 reported."""
         own = self._seen.step_of_run
         if own is not None:
             return own

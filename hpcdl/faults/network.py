@@ -1,14 +1,12 @@
-"""Networks that are not what they should be: partitions, slow links, messages that stand still, clocks that differ.
+"""Impaired networks: partitions, slow links, blocked messages, clocks that differ.
 
-`Impaired` wraps any Communicator below `Observed`, so every group of a run that is made from it is impaired too, and
-what a rank waits for is seen as ever. Only a run that asks for it has one. Memory that ranks share is not a message.
-
-A partition begins where the first rank of its place says so, by a mark on the disk; every rank keeps its own messages
-across it back, and ranks inside are not responding either, as if their node could not reach the file system. The mark
-names the node: one that is cut off for good is so from the start for new ranks on it, whatever its number is by then.
-
-A slow link sends through a token bucket (tc-tbf(8)) as long as the process lives that asked for it: another one takes
-the bucket away as soon as it is gone. A link that somebody has shaped already is left alone.
+`Impaired` wraps any Communicator below `Observed`. So every group made from it is impaired too, and the waits of a rank
+are observed as usual. Only a run that requests it has one. Shared memory of ranks is not a message.
+A partition begins when the first rank of its place says so, by a mark on the disk. Every rank holds back its own
+messages across it. Ranks inside do not respond either, as if their node could not reach the file system. The mark names
+the node: one that is cut off for good stays so for new ranks on it, whatever its number is then.
+A slow link sends through a token bucket (tc-tbf(8)) while the process that requested it lives. Another process removes
+the bucket when that process is gone. A link that is shaped already is left unchanged.
 """
 
 from __future__ import annotations
@@ -35,16 +33,16 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.005
-"""Time between two looks whether messages go on."""
+"""Interval of checking whether messages may continue."""
 
 Result = TypeVar("Result")
 
 
 class Impairment:
-    """What lies between this rank and the others, for all groups that the rank talks in.
+    """The network between this rank and the others, for all groups of the rank.
 
-    `parts` are sets of ranks of the world that nobody outside hears, and that hear nobody: whoever changes it
-    changes it whole, from any thread.
+    `parts` are sets of the world's ranks that exchange no messages with ranks outside. A change replaces the whole
+    tuple, so that any thread may make it.
     """
 
     def __init__(self, rank: int) -> None:
@@ -55,21 +53,21 @@ class Impairment:
         self._free_s = {True: 0.0, False: 0.0}
 
     def slow_down(self, near: frozenset[int], bytes_per_s: float) -> None:
-        """What comes from others than `near`, or goes to them, takes its time; each direction has the whole rate."""
+        """Delay messages from and to ranks outside `near`; each direction has the whole rate."""
         self._near, self._rate = near, bytes_per_s
 
     def parted(self, peers: Iterable[int]) -> bool:
-        """Whether a partition lies between this rank and one of `peers`."""
+        """Return whether a partition separates this rank from one of `peers`."""
         parts = self.parts
         return bool(parts) and any((self.rank in part) != (peer in part) for part in parts for peer in peers)
 
     def hold(self, peers: Sequence[int]) -> None:
-        """Return when no partition lies between this rank and `peers`."""
+        """Return when no partition separates this rank from `peers`."""
         while self.parted(peers):
             time.sleep(LOOK_S)
 
     def due_s(self, peers: Iterable[int], num_bytes: float, *, sends: bool) -> float:
-        """When a message that begins now is through, by `time.monotonic`; 0 where nothing slows it down."""
+        """Return when a message that begins now has passed, by `time.monotonic`; 0 if nothing delays it."""
         if not self._rate or all(peer in self._near for peer in peers):
             return 0.0
         self._free_s[sends] = max(self._free_s[sends], time.monotonic()) + num_bytes / self._rate
@@ -83,32 +81,32 @@ def _sleep_until(moment_s: float) -> None:
 
 
 class _OtherwiseNow(Exception):
-    """Ends a wait whose messages are to be chosen anew."""
+    """Ends a wait whose messages must be chosen again."""
 
 
 class ImpairedRequest:
-    """A message under way; where it is sent, its time on the link runs from its begin, else from when it has come."""
+    """A pending message. If sent, its time on the link counts from its start; if received, from its arrival."""
 
     def __init__(self, inner: Request, network: Impairment, peer: int, buffer: Array, *, sends: bool) -> None:
         self.inner, self.peer = inner, peer
         self._network, self._num_bytes, self._sends = network, buffer.nbytes, sends
         self._due_s = network.due_s((peer,), buffer.nbytes, sends=True) if sends else 0.0
         self.is_through = False
-        """Whether its rank knows that it is done: nothing takes that back."""
+        """Whether its rank knows that it is done; this stays true."""
 
     def wait(self) -> None:
-        """Return when the buffer may be used again (send) or is filled (receive), and the network lets it be known."""
+        """Return when the buffer may be reused (send) or is filled (receive), and the network lets the rank know."""
         self.inner.wait()
         if not self.is_through:
             self._network.hold((self.peer,))
         self.arrive()
 
     def test(self) -> bool:
-        """Whether `wait` would return at once, but for what is left of its time on the link."""
+        """Return whether `wait` would return at once, except for its remaining time on the link."""
         return self.inner.test() and (self.is_through or not self._network.parted((self.peer,)))
 
     def arrive(self) -> None:
-        """Spend what is left of its time on the link."""
+        """Wait for its remaining time on the link."""
         if not self._sends and not self.is_through:
             self._due_s = self._network.due_s((self.peer,), self._num_bytes, sends=False)
         self.is_through = True
@@ -116,10 +114,10 @@ class ImpairedRequest:
 
 
 class Impaired:
-    """A Communicator over `network`; `members` are the world's ranks of the group. core/protocols.py says the rest.
+    """A Communicator over `network`; `members` are the world's ranks of the group. See core/protocols.py.
 
-    A collective of the library's own counts as what its best algorithm sends: an all-reduce twice its bytes but for
-    one rank's share, a broadcast its bytes.
+    A collective of the library counts as the bytes of its best algorithm: an all-reduce twice its bytes without one
+    rank's share, a broadcast its bytes.
     """
 
     def __init__(self, inner: Communicator, network: Impairment, members: Sequence[int]) -> None:
@@ -129,7 +127,7 @@ class Impaired:
 
     @property
     def address(self) -> str:
-        """As the wrapped communicator has it."""
+        """The address of the wrapped communicator."""
         return getattr(self._inner, "address", LOOPBACK)
 
     def isend(self, buffer: Array, destination: int, tag: int = 0) -> ImpairedRequest:
@@ -143,7 +141,7 @@ class Impaired:
         return ImpairedRequest(request, self._network, self._members[source], buffer, sends=False)
 
     def wait_any(self, requests: Sequence[Any], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first of `requests` (its own) that is done and that no partition keeps back."""
+        """Return the index of the first of `requests` (its own) that is done and that no partition holds back."""
         network = self._network
         while True:
             parts = network.parts
@@ -169,7 +167,7 @@ class Impaired:
                 continue
 
     def barrier(self) -> None:
-        """Return when every rank has called."""
+        """Return when every rank has called it."""
         self._collective(0.0, self._inner.barrier)
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
@@ -181,52 +179,52 @@ class Impaired:
         self._collective(2 * buffer.nbytes * (self.size - 1) / self.size, self._inner.allreduce, buffer, add)
 
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
-        """Every rank's `value`."""
+        """Return every rank's `value`."""
         return self._collective(0.0, lambda: self._inner.allgather_json(value, patient=patient))
 
     def duplicate(self) -> Impaired:
-        """The same group on the same network."""
+        """Return the same group on the same network."""
         return Impaired(self._collective(0.0, self._inner.duplicate), self._network, self._members)
 
     def split(self, color: int, key: int = 0) -> Impaired:
-        """A part of the group."""
+        """Return a part of the group."""
         return self._of_part(self._collective(0.0, self._inner.split, color, key))
 
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> Impaired:
-        """The ranks that are left."""
+        """Return the group of the remaining ranks."""
         return self._of_part(self._inner.survivors(lost))
 
     def revoke(self) -> None:
-        """Call every rank out of the group, whatever the network; RankError where the library cannot."""
+        """Release every rank from the group, despite the network. Raises RankError if the library cannot do that."""
         if not isinstance(self._inner, Revocable):
             raise RankError(f"{self.library} cannot revoke a group")
         self._inner.revoke()
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Memory of one node."""
+        """Return memory shared on one node."""
         return self._inner.shared_array(shape, dtype)
 
     def remote_array(self, length: int, dtype: Any) -> ImpairedRemoteArray:
-        """An array that others reach over the network."""
+        """Return an array that others reach over the network."""
         return ImpairedRemoteArray(self._inner.remote_array(length, dtype), self._network, self._members)
 
     def failed(self) -> set[int]:
-        """Ranks that the library knows to be gone."""
+        """Return the ranks that the library knows to be gone."""
         return self._inner.failed()
 
     def free(self) -> None:
-        """Give the group back."""
+        """Free the group."""
         self._inner.free()
 
     def abort(self, exit_code: int) -> None:
-        """End every rank of the job now, whatever the network."""
+        """End every rank of the job immediately, despite the network."""
         self._inner.abort(exit_code)
 
     def _of_part(self, part: Communicator) -> Impaired:
         return Impaired(part, self._network, part.allgather_json(self._network.rank))
 
     def _collective(self, num_bytes: float, call: Callable[..., Result], *args: Any) -> Result:
-        """Call the library where all may take part; what a rank learns it learns when the network lets it."""
+        """Call the library when all may take part; return its result when the network lets this rank know."""
         self._network.hold(self._members)
         due_s = self._network.due_s(self._members, num_bytes, sends=True) if num_bytes else 0.0
         result = call(*args)
@@ -236,24 +234,24 @@ class Impaired:
 
 
 class ImpairedRemoteArray:
-    """A remote array on the far side of the network."""
+    """A remote array behind the network."""
 
     def __init__(self, inner: RemoteArray, network: Impairment, members: Sequence[int]) -> None:
         self._inner, self._network, self._members = inner, network, members
         self.own = inner.own
 
     def read(self, owner: int, target: Array) -> None:
-        """Read, when and as fast as the network lets it."""
+        """Read, when and as fast as the network allows."""
         self._pass(owner, target.nbytes, sends=False)
         self._inner.read(owner, target)
 
     def add(self, owner: int, values: Array, start: int = 0) -> None:
-        """Add, when and as fast as the network lets it."""
+        """Add, when and as fast as the network allows."""
         self._pass(owner, values.nbytes, sends=True)
         self._inner.add(owner, values, start)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._inner.free()
 
     def _pass(self, owner: int, num_bytes: int, *, sends: bool) -> None:
@@ -276,7 +274,7 @@ _AWAY = (
 
 
 def shape(bytes_per_s: float) -> str:
-    """How this node's link is as slow as that from now on, in words; empty where tc cannot do it, or may not."""
+    """Slow down this node's link by tc, and describe how; empty if tc is missing, cannot do it or is not allowed to."""
     tc, device = shutil.which("tc"), _only_device()
     if tc is None or not device or any(INFINIBAND.glob("*")):
         return ""
@@ -298,7 +296,7 @@ def _output_of(*line: str) -> str:
 
 
 def _only_device() -> str:
-    """The one network device that is up, but for the loopback; empty where there are several: which one counts?"""
+    """Return the only active network device except the loopback; empty if several make the choice unclear."""
     names = [path.name for path in DEVICES.iterdir()] if DEVICES.is_dir() else []
     up = [name for name in names if name != "lo" and _state(DEVICES / name) == "up"]
     return up[0] if len(up) == 1 else ""
@@ -312,13 +310,13 @@ def _state(device: Path) -> str:
 
 
 OWN_MESSAGES = "in hpcdl's own messages"
-"""How a link is slowed where tc cannot, or may not."""
+"""How a link is slowed if tc cannot do it or is not allowed to."""
 
 
 class NetworkFaults:
-    """The faults of a run's network that have not struck yet, by their numbers, and what of them holds now.
+    """The network faults of a run that have not struck yet, by number, and those in effect.
 
-    Nodes that are `cut_off` are so for good, since earlier ranks.
+    Nodes in `cut_off` have been cut off for good since earlier ranks.
     """
 
     def __init__(self, faults: Mapping[int, Fault], monitor: RankMonitor, cut_off: Iterable[str] = ()) -> None:
@@ -330,7 +328,7 @@ class NetworkFaults:
         self._cuts: list[tuple[frozenset[int], float]] = []
 
     def impair(self, communicator: Observed, log: Callable[[int, str], None]) -> Observed:
-        """`communicator`, the world's, as these faults have it; collective. `log` gets what holds from now on."""
+        """Return `communicator` (the world's) under these faults; `log` receives those in effect. Collective."""
         if not self.faults and not self._cut_off:
             return communicator
         self._hosts = communicator.allgather_json(communicator.host)
@@ -353,7 +351,7 @@ class NetworkFaults:
             log(number, how)
 
     def _slow_down(self, fault: Fault, place: frozenset[int], communicator: Observed) -> str:
-        """Make the link of `place` slow; how, in words. Collective: where tc does it, hpcdl must not."""
+        """Slow down the link of `place`, and describe how. Collective: if tc does it, hpcdl must not do it too."""
         rank, rate = self._seen.rank, fault.value or 0.0
         by_tc = shape(rate) if fault.of_host and rank == min(place) else ""
         how: str = communicator.allgather_json(by_tc)[min(place)]
@@ -363,15 +361,15 @@ class NetworkFaults:
 
     @property
     def host(self) -> str:
-        """This rank's node, as all know it."""
+        """The name of this rank's node, as all ranks know it."""
         return self._hosts[self._seen.rank]
 
     def number_of(self, *, hosts: bool) -> int:
-        """How many nodes, or ranks, a random fault may strike."""
+        """Return the number of nodes or ranks that a random fault may strike."""
         return len({*self._hosts}) if hosts else self._seen.size
 
     def place(self, fault: Fault, number: int | None = None) -> frozenset[int]:
-        """The ranks that `fault` strikes; those of rank or node `number` where it is a random one."""
+        """Return the ranks that `fault` strikes; for a random fault, those of rank or node `number`."""
         which = fault.rank if number is None else number
         assert which is not None
         if not fault.of_host:
@@ -382,7 +380,7 @@ class NetworkFaults:
         return frozenset(rank for rank, name in enumerate(self._hosts) if name == host)
 
     def part(self, fault: Fault, place: frozenset[int]) -> None:
-        """From now on no message passes between `place` and the others, until it heals."""
+        """Block messages between `place` and the other ranks until the partition heals."""
         self._part(place, math.inf if fault.duration_s is None else time.monotonic() + fault.duration_s)
 
     def _part(self, place: frozenset[int], until_s: float) -> None:
@@ -390,25 +388,25 @@ class NetworkFaults:
         self._apply()
 
     def heal(self) -> None:
-        """Let through what is to go on by now."""
+        """End the partitions whose time is over."""
         now_s = time.monotonic()
         if any(until_s <= now_s for _, until_s in self._cuts):
             self._cuts = [(place, until_s) for place, until_s in self._cuts if until_s > now_s]
             self._apply()
 
     def begin(self, number: int) -> None:
-        """The partition of that number begins."""
+        """Begin the partition of that number."""
         fault = self.faults.pop(number)
         self.part(fault, self.place(fault))
 
     def follow(self, has_struck: Callable[[int], bool]) -> None:
-        """Part where the first rank of a place has said so."""
+        """Begin the partitions that the first rank of their place has marked."""
         for number, fault in [*self.faults.items()]:
             if fault.rank is not None and has_struck(number):
                 self.begin(number)
 
     def leads(self, fault: Fault) -> bool:
-        """Whether this rank says when a partition begins: the first of its place, by its own steps."""
+        """Return whether this rank decides when a partition begins: the first of its place, by its own steps."""
         return fault.rank is not None and self._seen.rank == min(self.place(fault))
 
     def _apply(self) -> None:

@@ -1,1 +1,1 @@
-"""Starting ranks, and starting them again."""
+"""Start the ranks of a run, and restart them after losses."""

@@ -1,4 +1,4 @@
-"""Starts an inference: checks first, then the folder of outputs, then the ranks."""
+"""Start an inference: first the checks, then the output folder, then the ranks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from hpcdl.run.journal import EventHandler, JournalReader
 from hpcdl.trace.recorder import collected
 
 FAULTS = (*STRUCK_FROM_BESIDE, *NETWORK)
-"""What --inject can do to an inference: the others strike training."""
+"""The faults that --inject can cause during an inference; the others apply to training only."""
 
 
 def check(resolved: ResolvedConfig[InferConfig], model: Path) -> InferencePlan:
-    """What `infer` checks before it makes its folder; UsageError, ConfigError, CorruptError."""
+    """Run the checks of `infer` before it makes its folder. Raises UsageError, ConfigError or CorruptError."""
     check_backend()
     check_injected(resolved, FAULTS, "not of `hpcdl infer`, which sends and saves no state")
     plan = prepare(resolved.config, model)
@@ -49,9 +49,9 @@ def check(resolved: ResolvedConfig[InferConfig], model: Path) -> InferencePlan:
 
 
 def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHandler) -> RunRecord:
-    """Compute a model's outputs on the ranks of this node, or of this job's nodes, and return the record.
+    """Compute a model's outputs on the ranks of this node or of this job's nodes, and return the record.
 
-    `on_event` gets the journal's events while the ranks run.
+    `on_event` receives the journal's events while the ranks run.
     """
     run = resolved.config.run
     with interruptible(run.resume):
@@ -64,7 +64,7 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
             reader = JournalReader(run.out)
 
             def tick() -> None:
-                with contextlib.suppress(OSError):  # the terminal is gone: no reason to end what is computed
+                with contextlib.suppress(OSError):  # the terminal is gone: no reason to stop the computation
                     for event in reader.read():
                         on_event(event)
 
@@ -84,9 +84,9 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
 
 
 def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Placement, on_event: EventHandler) -> None:
-    """Compute as one rank of the launcher that started this process; collective over its ranks.
+    """Compute as one rank of the launcher that started this process. Collective: every rank must call it.
 
-    On rank 0 `on_event` gets the journal's events.
+    On rank 0 `on_event` receives the journal's events.
     """
     from hpcdl.rank.infer import infer_rank
     from hpcdl.rank.start import Joined, as_rank
@@ -112,8 +112,8 @@ def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Plac
 
         with (
             as_rank(place, agree) as (communicator, watchdog, _),
-            # Restored before rank 0 ends the others: their launcher may end it with them.
+            # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
             folders[0].restored_if_refused() if folders else contextlib.nullcontext(),
         ):
-            # Each rank checks for itself: what rank 0 found whole may be damaged on another node.
+            # Each rank checks its own copy: a file that is intact for rank 0 may be damaged on another node.
             infer_rank(prepare(resolved.config, model), communicator, run.out, watchdog, stop, on_event)

@@ -1,10 +1,9 @@
-"""A run that goes on by itself, `--elastic`: where ranks are lost, new ones start from the newest checkpoint.
+"""Automatic continuation of a run, `--elastic`: new ranks replace lost ones from the newest checkpoint on.
 
-They start on the nodes that are left (slots.py). Where those hold fewer workers, the run goes on with these
-(run/shrink.py), down to `--min-workers`, until there can be more again. For that the starting process looks, beside
-each launch, for nodes that were lost and answer again, and for the user's request (`hpcdl jobs grow`). In both cases
-it asks the ranks to save and leave (supervision/control.py). So to grow is to resume on more workers, whatever the
-strategy.
+New ranks start on the remaining nodes (slots.py). If these hold fewer workers, the run continues with fewer
+(run/shrink.py), down to `--min-workers`, until more are possible again. During each launch the starting process
+looks for lost nodes that answer again, and for the user's request (`hpcdl jobs grow`). In both cases it asks the
+ranks to save and leave (supervision/control.py). Growing is thus a resume on more workers, for every strategy.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ from hpcdl.run.shrink import describe_change, num_workers, shrink_config
 from hpcdl.supervision.control import LEAVE, SPENT_VARIABLE
 
 REQUEST = "grow"
-"""The user's request, a file beside the ranks' words."""
+"""The user's request: a file beside the status files of the ranks."""
 LOOK_S, TICK_S = 30.0, 0.5
-"""How often nodes are looked for that come back, and how often the request."""
+"""Interval between looks for returned nodes, and between looks for a request."""
 
 
 class Growth:
-    """What is looked for beside one launch of `num_ranks` ranks; `num_workers` of so many ranks there would be.
+    """The watch for more workers during one launch of `num_ranks` ranks.
 
-    `back` and `asked` say what there is room on once the ranks have left, `num_left` how many were still at work.
+    `num_workers` maps a number of ranks to a number of workers. `back` and `asked` say why the ranks were asked to
+    leave: returned nodes, a request. `num_left` ranks still worked then.
     """
 
     def __init__(self, run_dir: Path, places: RankSlots, num_ranks: int, num_workers: Callable[[int], int]) -> None:
@@ -56,19 +56,19 @@ class Growth:
         self.num_left = num_ranks
 
     def granted(self) -> str:
-        """There is room now: what has come back, in words. A request that was not granted yet is the next launch's."""
+        """Take back the nodes that answer again, and describe them. An ungranted request is left to the next launch."""
         remove_file(self._request)
         return self._places.take(self.back, asked=self.asked)
 
     @contextlib.contextmanager
     def looked_for(self) -> Iterator[None]:
-        """Inside, a thread looks."""
+        """Look for more workers in a thread while the context is open."""
         remove_file(self._leave)
         threading.Thread(target=self._look, name="growth", daemon=True).start()
         try:
             yield
         finally:
-            self._over.set()  # it may be asking a node that does not answer: nobody waits for that
+            self._over.set()  # the thread may still wait for a node that does not answer; do not join it
             remove_file(self._leave)
 
     def _look(self) -> None:
@@ -82,12 +82,12 @@ class Growth:
                 continue
             back = self._places.back(asked=asked)
             looked_s = time.monotonic()
-            if self._over.is_set():  # the request is the next launch's
+            if self._over.is_set():  # leave the request to the next launch
                 return
             self._decide(back, asked=asked)
 
     def _decide(self, back: list[str], *, asked: bool) -> None:
-        """Ask the ranks to leave where there can be more workers; say why not where the user wants to know."""
+        """Ask the ranks to leave if more workers are possible; if not, and the user asked, log the reason."""
         left_behind = sum(one.state == "left behind" for one in read_statuses(self._run_dir / FOLDER))
         self.num_left = self._num_ranks - left_behind
         now = self._num_workers(self.num_left)
@@ -102,7 +102,7 @@ class Growth:
             remove_file(self._request)
 
     def _hindrances(self, now: int) -> Iterator[str]:
-        """What keeps the run at `now` workers."""
+        """Yield the reasons why the run stays at `now` workers."""
         if awaited := self._places.awaited(asked=True):
             yield f"{' and '.join(awaited)} cannot be used (no answer, or no more in this job)"
         if failed := self._places.failed_twice:
@@ -114,7 +114,7 @@ class Growth:
 
 
 def ask_to_grow(run_dir: Path) -> None:
-    """Leave the request for more workers with the run in `run_dir`; UsageError where it could not be heard."""
+    """Write the request for more workers into `run_dir`. Raises UsageError if no running process would read it."""
     if not (run_dir / rundir.CONFIG_FILE).is_file():
         raise UsageError(f"{run_dir} is not a run directory: it holds no {rundir.CONFIG_FILE}")
     if run_dir.stat().st_uid != os.geteuid():
@@ -123,7 +123,7 @@ def ask_to_grow(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} runs without --elastic, and keeps its workers; resume it with --elastic")
     try:
         check_free(run_dir)
-    except UsageError:  # its process holds it: it is there
+    except UsageError:  # the run's process holds the lock, so it is running
         make_folder(run_dir / FOLDER)
         touch(run_dir / FOLDER / REQUEST)
         return
@@ -137,11 +137,11 @@ def _resolved(run_dir: Path) -> ResolvedConfig[TrainConfig] | ResolvedConfig[Scr
 
 
 TRIES = 3
-"""Starts in a row that may be lost without a new checkpoint between them."""
+"""Consecutive starts that may be lost without a new checkpoint between them."""
 
 
 def check_starts_ranks(elastic: bool, launcher: str) -> None:
-    """UsageError where ranks are started by somebody else, who alone could start new ones."""
+    """Raise UsageError for --elastic if another launcher started the ranks: only it could start new ones."""
     if elastic:
         raise UsageError(
             f"--elastic: {launcher} has started the ranks, and new ones are its own to start; "
@@ -156,11 +156,11 @@ def until_done(
     facts: Mapping[str, Any],
     log: Callable[[str], None],
 ) -> None:
-    """Call `launch` until it returns; RankError where a rank fails by its own doing, or none of TRIES gets anywhere.
+    """Call `launch` until it returns, restarting lost ranks; without --elastic call it once.
 
-    `launch` gets the run's settings, and what the launcher needs in its environment. Between two launches a line goes
-    to the journal and to `log`, and run.toml gets the new number of ranks. StoppedEarly where fewer workers
-    are left than --min-workers. Without --elastic `launch` is called once.
+    `launch` receives the run's settings and environment variables for the launcher. Between two launches the journal
+    and `log` get a line, and run.toml the new number of ranks. Raises RankError if a rank fails through its own fault
+    or TRIES starts bring no progress, StoppedEarly if fewer than --min-workers workers are left.
     """
     checkpoint, now = resolved.config.checkpoint, resolved
     places = RankSlots(find_launcher(), resolved.config.run.ranks)
@@ -201,17 +201,17 @@ def until_done(
 
 
 def _least(resolved: ResolvedConfig[Any]) -> int:
-    """With how few workers the run goes on."""
+    """Return the smallest number of workers with which the run continues."""
     return resolved.config.checkpoint.min_workers or num_workers(resolved)
 
 
 def _left_out(places: RankSlots, error: RankError, newest: int, resolved: ResolvedConfig[Any]) -> str:
-    """What is left out after a loss, in words."""
+    """Exclude nodes or slots after a loss, and describe them."""
     return places.leave_out(error, newest, lambda ranks: num_workers(resolved, ranks) >= _least(resolved))
 
 
 def _lost(error: RankError, left_out: str, times: int, newest: int) -> str:
-    """What was lost, in words; RankError where that came TRIES times in a row."""
+    """Describe the loss. Raises RankError if it happened TRIES times in a row."""
     if times == TRIES:
         text = f"{error}; lost {TRIES} times after step {newest}, the run does not restart by itself"
         raise RankError(text, rank=error.rank, host=error.host, exit_code=error.exit_code) from error
@@ -220,9 +220,9 @@ def _lost(error: RankError, left_out: str, times: int, newest: int) -> str:
 
 
 def _loss_in(error: RankError | StoppedEarly) -> RankError | None:
-    """`error` as what a rank or node that is lost amounts to; None for ranks that were told to stop for another reason.
+    """Return `error` as the loss of a rank or node; None if the ranks were asked to stop for another reason.
 
-    Where the scheduler notices first that a node is gone, it tells the ranks, and some can save.
+    If the scheduler notices a lost node first, it signals the ranks, and some of them can save (StoppedEarly).
     """
     if isinstance(error, RankError):
         return error
@@ -230,7 +230,7 @@ def _loss_in(error: RankError | StoppedEarly) -> RankError | None:
 
 
 def _too_few(text: str, resolved: ResolvedConfig[Any], places: RankSlots, saved: int, error: RankError) -> Exception:
-    """What ends a run that has not got enough workers: 75 where there is something to resume."""
+    """Return the error for too few workers: StoppedEarly (exit code 75) if a checkpoint exists, else RankError."""
     least, asked = _least(resolved), resolved.config.checkpoint.min_workers is not None
     few = f"{num_workers(resolved, places.num_ranks) or 'no'} workers are left"
     text += f"; {few}, {f'--min-workers is {least}' if asked else f'without --min-workers all {least} are needed'}"
@@ -242,9 +242,9 @@ def _too_few(text: str, resolved: ResolvedConfig[Any], places: RankSlots, saved:
 def _on(
     places: RankSlots, planned: ResolvedConfig[Any], now: ResolvedConfig[Any], run_dir: Path
 ) -> ResolvedConfig[Any]:
-    """The settings with which a run that was `planned` goes on on as many ranks as there are places.
+    """Return the settings of the `planned` run on as many ranks as there are slots.
 
-    Faults of what is no more there are left out, and do not come back.
+    Injected faults of ranks or hosts that no longer exist are dropped for good.
     """
     num_ranks = min(places.num_ranks, planned.config.run.ranks)
     if num_ranks == now.config.run.ranks:
@@ -258,7 +258,7 @@ def _on(
         if alone or (fault.rank is not None and fault.rank >= there):
             remove_file(struck)
             continue
-        if struck.exists():  # it counts faults from the first
+        if struck.exists():  # the file's name holds the position of the fault in the list
             move_over(struck, struck.with_name(f"{rundir.STRUCK}{len(left)}"))
         left.append(fault.text)
     return ResolvedConfig(config=replace(resized.config, inject=",".join(left)), origins=resized.origins)

@@ -1,4 +1,4 @@
-"""Starts a user's own script on many ranks: checks first, then the run directory, then the ranks."""
+"""Start a user's own script on many ranks: first the checks, then the run directory, then the ranks."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from hpcdl.trace.recorder import collected
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A Python file and the words behind it."""
+    """A Python file and its command-line arguments."""
 
     path: Path
     arguments: Sequence[str] = ()
 
 
 def check_script(path: Path) -> None:
-    """UsageError where `path` is not a file with Python in it, which every rank can open."""
+    """Raise UsageError if `path` is not a Python file that every rank can open."""
     if path.is_relative_to("/dev") or path.is_relative_to("/proc"):
         raise UsageError(f"{path} is this process's own, which ranks cannot read; put the script into a file")
     if not path.is_file():
@@ -72,7 +72,7 @@ def check_script(path: Path) -> None:
 
 
 def _check_words(script: Script) -> None:
-    """UsageError where the script's name or one of its arguments is not UTF-8, and no record can hold it."""
+    """Raise UsageError if the script's name or an argument is not UTF-8: no record could hold it."""
     names = ["SCRIPT", *(f"argument {number}" for number in range(1, len(script.arguments) + 1))]
     for what, word in zip(names, [str(script.path), *script.arguments], strict=True):
         if any("\ud800" <= letter <= "\udfff" for letter in word):
@@ -80,7 +80,7 @@ def _check_words(script: Script) -> None:
 
 
 def _kernels(config: ScriptConfig) -> dict[str, str]:
-    """What a rank learns of --fast-kernels."""
+    """Return the environment variable that passes --fast-kernels to the ranks."""
     return {KERNELS_VARIABLE: config.model.fast_kernels} if config.model.fast_kernels != "off" else {}
 
 
@@ -92,10 +92,10 @@ def run_script(
     undistributed: bool,
     log: Callable[[str], None],
 ) -> tuple[Path, RunRecord]:
-    """Run `script` on the ranks of this node, or of this job's nodes; returns its directory and record.
+    """Run `script` on the ranks of this node or of this job's nodes, and return its directory and record.
 
-    What ranks print comes out here, line by line, `prefixed` with their numbers. `undistributed`: each rank may train
-    a model of its own.
+    The output of the ranks is forwarded line by line, `prefixed` with their numbers if asked. `undistributed`: each
+    rank may train a model of its own.
     """
     check_backend()
     check_script(script.path)
@@ -145,7 +145,7 @@ def _choose_run_dir(resolved: ResolvedConfig[ScriptConfig], script: Script) -> P
 
 
 def _unstarted(resolved: ResolvedConfig[ScriptConfig], script: Script) -> RunRecord:
-    """The record of a run that ended before its ranks had written one."""
+    """Return the record of a run that ended before its ranks wrote one."""
     ranks = resolved.config.run.ranks
     return RunRecord(
         strategy="script",
@@ -167,7 +167,7 @@ def _facts(script: Script) -> dict[str, object]:
 def run_inside(
     resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement, *, undistributed: bool
 ) -> None:
-    """Run `script` as one rank of the launcher that started this process; collective over its ranks."""
+    """Run `script` as one rank of the launcher that started this process. Collective: every rank must call it."""
     check_backend()
     if undistributed:
         os.environ[ALLOWED_VARIABLE] = "1"

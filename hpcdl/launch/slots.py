@@ -1,4 +1,4 @@
-"""Where a run's ranks may be started: which nodes of its job are left out, and which of those may come back."""
+"""The slots on which a run's ranks may start: which nodes of the job are excluded, and which of them may return."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hpcdl.cluster.status import same_host
 from hpcdl.core.errors import RankError
 
 MOST_FAILURES = 2
-"""A node that has failed so often in a run is not used by it any more."""
+"""A node with this many failures in a run is excluded for good."""
 
 
 class RankSlots:
-    """Where a run's ranks may be started: the nodes of its job but for those left out, as many on each as at first.
+    """The slots for a run's ranks: the nodes of its job except the excluded ones, each with as many ranks as at first.
 
-    Without nodes (this one alone): as many as there were, but for those that were lost again and again.
+    Without a list of nodes (this node only): the first number of ranks, less those that were lost repeatedly.
     """
 
     def __init__(self, launcher: Launcher, num_ranks: int) -> None:
@@ -34,33 +34,33 @@ class RankSlots:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that may be started."""
+        """The number of ranks that may be started."""
         left = len(self._nodes) - len(self._left_out)
         return left * self._per_node if self._nodes else self._num_alone
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that ranks may be started on."""
+        """The number of nodes on which ranks may be started."""
         return len(self._nodes) - len(self._left_out) if self._nodes else 1
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells the launcher which nodes to leave out; after a loss it hears of it, also where that is none."""
+        """The variable that names the excluded nodes to the launcher; set after a loss even if none is excluded."""
         return {LEFT_OUT_VARIABLE: ",".join(self._left_out)} if self._has_lost else {}
 
     def gone(self, named: str = "") -> list[str]:
-        """The nodes in use that the scheduler knows to be gone, and the one that is `named`."""
+        """Return the nodes in use that the scheduler reports as gone, and the one called `named`."""
         if not self._nodes:
             return []
         gone = {*self._launcher.lost_hosts({**os.environ, **self.environment}), named}
         return [node for node in self._in_use() if any(same_host(node, name) for name in gone)]
 
     def leave_out(self, error: RankError, newest: int, enough: Callable[[int], bool]) -> str:
-        """What is left out from now on, in words; nothing where all may go on as it was.
+        """Exclude nodes or slots after the loss `error`, and describe them; an empty text if nothing changes.
 
-        A node that is gone is left out, and one on which ranks have been lost twice; without nodes a rank's place, if
-        it was lost twice after the same checkpoint, `newest`. What may come back stays where there would not be
-        `enough` ranks without it.
+        A node is excluded if it is gone or has lost ranks twice. Without a list of nodes, the slot of a rank is
+        excluded if the rank was lost twice after the same checkpoint, `newest`. What is not gone stays in use if the
+        number of ranks without it would not be `enough`.
         """
         self._has_lost = bool(self._nodes)
         return self._left_out_after(error, newest, enough)
@@ -76,7 +76,7 @@ class RankSlots:
             return f"the place of rank {error.rank}, lost twice, is left out"
         if lost := self.gone(error.node):
             self._left_out += lost
-            # Ranks that did not answer, and then their node that is gone, are one failure, if no step was between.
+            # Ranks that do not answer and then their node being gone are one failure, if no step came between.
             self._failures.update(node for node in lost if self._silent.pop(node, None) != newest)
             words = f"{_listed(lost)} left out"
             over = [node for node in lost if self._failures[node] >= MOST_FAILURES]
@@ -92,7 +92,7 @@ class RankSlots:
         return ""
 
     def _leave_out_evicted(self, error: RankError, enough: Callable[[int], bool]) -> str:
-        """Of a rank that is too slow: its place, and where there are several nodes its node, as long as others do."""
+        """Exclude the slot of a rank that is too slow, or its node if there are several, if enough ranks are left."""
         if not enough(self.num_ranks - (self._per_node if self._nodes else 1)):
             return ""
         if not self._nodes:
@@ -108,11 +108,11 @@ class RankSlots:
 
     @property
     def failed_twice(self) -> list[str]:
-        """The nodes left out that do not come back."""
+        """The excluded nodes that do not come back."""
         return [node for node in self._left_out if self._failures[node] >= MOST_FAILURES]
 
     def awaited(self, *, asked: bool) -> list[str]:
-        """The nodes left out that may come back: once gone by themselves; too slow ones where the user has `asked`."""
+        """Return the excluded nodes that may come back: those that were gone, and slow ones if the user has `asked`."""
         return [
             node
             for node in self._left_out
@@ -120,19 +120,19 @@ class RankSlots:
         ]
 
     def back(self, *, asked: bool) -> list[str]:
-        """Those of them that ranks can be started on again, as far as anybody knows; may take seconds."""
+        """Return the awaited nodes on which ranks can probably start again; may take seconds."""
         awaited = self.awaited(asked=asked)
         answering = self._launcher.answering(awaited, os.environ) if awaited else set()
         return [node for node in awaited if any(same_host(node, name) for name in answering)]
 
     def num_ranks_with(self, back: Iterable[str], *, asked: bool) -> int:
-        """Ranks that may be started once the nodes `back` are used too; without nodes the user's word is enough."""
+        """Return the number of ranks with the nodes `back` in use; without a list of nodes, a request is enough."""
         if not self._nodes:
             return self._planned if asked else self._num_alone
         return min(self.num_ranks + len([*back]) * self._per_node, self._planned)
 
     def take(self, back: Iterable[str], *, asked: bool) -> str:
-        """Use the nodes `back` again; what has come back, in words."""
+        """Use the nodes `back` again, and describe them."""
         if not self._nodes:
             self._num_alone = self.num_ranks_with((), asked=asked)
             self._failures.clear()

@@ -1,4 +1,4 @@
-"""The trace of a run with what its record says of it: on one clock, after the steps that warm up."""
+"""The trace of a run combined with its record: on one clock, after the warm-up steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpcdl.trace.recorder import FOLDER
 from hpcdl.trace.steps import Merged, Steps, merge, read_run, readiness, steps_of
 
 MOST_TRACES = 12
-"""Of a report: each is read whole."""
+"""Most traces per report, since each is read as a whole."""
 
 
 def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
-    """The trace of one run, its steps, and what they tell; UsageError without one, CorruptError for a damaged one."""
+    """Return a run's trace, its steps and findings. Raises UsageError if there is none, CorruptError if damaged."""
     merged = merge(read_run(run_dir))
     synchronous, first, link = True, 0, None
     try:
@@ -31,14 +31,14 @@ def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps,
         synchronous = record.inference is None and find_strategy(record.strategy).features.synchronous
     except CorruptError as error:
         log(f"{error}: taken for a run whose ranks step together")
-    except UnknownNameError:  # a script's: its ranks step together
+    except UnknownNameError:  # a script's run: its ranks step together
         pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
     return merged, steps, findings(merged, steps, link)
 
 
 def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]) -> list[TracedRun]:
-    """What a report tells of those of these runs (name, directory) that were traced; `log` gets what it leaves out."""
+    """Return the trace summaries of the traced runs among these (name, directory); `log` receives what is omitted."""
     found = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
     if len(found) > MOST_TRACES:
         log(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
@@ -53,7 +53,7 @@ def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]
 
 
 def summary_of(name: str, found: Findings) -> TracedRun:
-    """The findings as a report shows them."""
+    """Return the findings in the form that a report shows."""
     return TracedRun(
         name=name,
         ranks=found.ranks,

@@ -1,4 +1,4 @@
-"""Starts a training run: checks first, then the run directory, then the ranks."""
+"""Start a training run: first the checks, then the run directory, then the ranks."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ NOTHING: Mapping[str, str] = {}
 
 
 def train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
-    """Run a training on the ranks of this node, or of this job's nodes, and return its directory and record.
+    """Run a training on the ranks of this node or of this job's nodes, and return its directory and record.
 
-    `on_event` gets the journal's events while the ranks run.
+    `on_event` receives the journal's events while the ranks run.
     """
     with interruptible(resolved.config.checkpoint.resume or resolved.config.checkpoint.elastic):
         return _train(resolved, on_event)
 
 
 def check(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
-    """What `train` checks before it makes a run directory, but for this node's own; UsageError, ConfigError."""
+    """Run the checks before a run directory is made, except those of this node. Raises UsageError, ConfigError."""
     check_backend()
     check_least(resolved)
     return prepare(resolved)
 
 
 def interruptible(resumes: bool) -> AbstractContextManager[None]:
-    """Inside, a signal that comes before there are ranks to tell is an error like others, with its exit code."""
+    """Turn a signal that arrives before ranks exist into an error with its exit code."""
 
     def stop(number: int) -> None:
         if resumes:
@@ -125,7 +125,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
 
 
 def _finished(run_dir: Path, run_plan: RunPlan, on_event: EventHandler) -> RunRecord | None:
-    """The record of a run that is to be resumed and has finished, which is told; else None."""
+    """Return the record if the run to resume has already finished, and report that; else None."""
     num_steps = run_plan.num_steps if run_plan.info.features.synchronous else None
     record = rundir.finished(run_dir, run_plan.config, num_steps)
     if record is not None:
@@ -135,7 +135,7 @@ def _finished(run_dir: Path, run_plan: RunPlan, on_event: EventHandler) -> RunRe
 
 
 def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
-    """`plan_for` this run; where it goes on by itself, also in which way it does."""
+    """Return `plan_for` this run; for --elastic also enable the way of continuing and describe it."""
     plan, remarks = plan_for(run_plan, environment)
     if not run_plan.config.checkpoint.elastic:
         return plan, remarks
@@ -146,7 +146,7 @@ def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[
 
 
 def _unstarted(run_plan: RunPlan, plan: LaunchPlan) -> RunRecord:
-    """The record of a run that ended before its ranks had written one."""
+    """Return the record of a run that ended before its ranks wrote one."""
     return RunRecord(
         strategy=run_plan.info.name,
         model=run_plan.config.model.model,
@@ -164,7 +164,7 @@ def _unstarted(run_plan: RunPlan, plan: LaunchPlan) -> RunRecord:
 
 
 def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[None]:
-    """Inside, ranks may leave copies of their state on this node for those that come after them."""
+    """Let ranks keep copies of their state on this node for their successors, while the context is open."""
     if not config.checkpoint.local_checkpoint_every:
         return nullcontext()
     return copies_guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
@@ -185,7 +185,7 @@ def _run(run_plan: RunPlan, plan: LaunchPlan, run_dir: Path, on_event: EventHand
 
 
 def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
-    """`plan`, of ranks that find each other in `folder`, by a secret, where they do without MPI."""
+    """Return `plan` for ranks that find each other through `folder` and a secret, if they run without MPI."""
     if mpi or plan.num_ranks == 1:
         return plan
     make_secret(folder)
@@ -193,7 +193,7 @@ def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
 
 
 def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
-    """The Python that ranks start with: this one, or with --stage-env its copy on each node's own storage."""
+    """Return the Python that starts the ranks: this one, or with --stage-env its copy on each node's own storage."""
     if not run.stage_env:
         return nullcontext(sys.executable)
     from hpcdl.cluster import own_env
@@ -204,7 +204,7 @@ def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManage
 
 
 def choose_run_dir(run_plan: RunPlan) -> Path:
-    """The folder of this run; UsageError where it holds another one, which is not to be resumed as asked."""
+    """Return the folder of this run. Raises UsageError if it holds another run that cannot be resumed as asked."""
     config = run_plan.config
     run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
     check_run_dir(run_plan, run_dir)
@@ -212,7 +212,7 @@ def choose_run_dir(run_plan: RunPlan) -> Path:
 
 
 def check_run_dir(run_plan: RunPlan, run_dir: Path) -> None:
-    """UsageError, ConfigError where this run can neither begin in `run_dir` nor be resumed there."""
+    """Raise UsageError or ConfigError if this run can neither begin in `run_dir` nor resume there."""
     config = run_plan.config
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
@@ -222,21 +222,21 @@ def check_run_dir(run_plan: RunPlan, run_dir: Path) -> None:
 
 
 def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:
-    """Ranks that a node of the job will have."""
+    """Return the number of ranks that each node of the job will have."""
     return ranks_per_node(find_launcher().hosts(os.environ), resolved.config.run.ranks)
 
 
 def free_run_dir(run_dir: Path) -> Path:
-    """`run_dir`; UsageError where another process is writing it."""
+    """Return `run_dir`. Raises UsageError if another process is writing to it."""
     if run_dir.is_dir():
         check_free(run_dir)
     return run_dir
 
 
 def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
-    """How this run's ranks are to be started, and what to say about the node profile that was picked.
+    """Return the plan for starting this run's ranks, and messages about the chosen node profile.
 
-    `environment`: what the launcher needs besides, to leave nodes out.
+    `environment`: variables that tell the launcher which nodes to exclude.
     """
     config, topology = run_plan.config, read_topology()
     groups = config.elastic.groups
@@ -249,7 +249,7 @@ def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tup
 
 
 def chosen_settings(run: RanksConfig) -> dict[str, Any]:
-    """What `run` says of a rank's engine itself, as settings of a node by name (node/profile.py)."""
+    """Return the engine settings that `run` itself fixes, by name (node/profile.py)."""
     found: dict[str, Any] = {}
     if run.onednn != AUTO:
         found["onednn"] = run.onednn == "on"
@@ -262,7 +262,7 @@ def chosen_settings(run: RanksConfig) -> dict[str, Any]:
 
 
 def check_started_with(run: RanksConfig, launcher: str) -> None:
-    """UsageError where a launcher has started this rank without what `run` wants: it is too late to change that."""
+    """Raise UsageError if a launcher started this rank without the environment that `run` needs: too late to set it."""
     wanted = environment_of(Settings(**chosen_settings(run)), openmp=False)
     preloads = wanted.pop("LD_PRELOAD", "").split(":")[0]
     if wanted.pop(ALLOCATOR, "") and is_preloaded(run.allocator):
@@ -283,7 +283,7 @@ def plan_under_profile(
     unprofiled: Settings | None = None,
     environment: Mapping[str, str] = NOTHING,
 ) -> tuple[LaunchPlan, list[str]]:
-    """The plan of `run` under the profile that fits `model` best, else `unprofiled`; and what to say about it."""
+    """Return the plan of `run` with the profile that fits `model` best, else `unprofiled`, and messages about it."""
     profile = find_profile(run.profile, model, topology)
     share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), run.ranks)
     settings = profile.settings if profile else unprofiled
@@ -294,9 +294,9 @@ def plan_under_profile(
 
 
 def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
-    """Train as one rank of the launcher that started this process; collective over its ranks.
+    """Train as one rank of the launcher that started this process. Collective: every rank must call it.
 
-    On rank 0 `on_event` gets the journal's events.
+    On rank 0 `on_event` receives the journal's events.
     """
     from hpcdl.rank.job import run_rank
     from hpcdl.rank.start import Joined, as_rank
@@ -320,9 +320,9 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     with held, as_rank(place, agree, mpi=mpi) as (communicator, watchdog, joined):
         run_dir = joined.run_dir
         assert run_dir is not None
-        # Restored before rank 0 ends the others: their launcher may end it with them.
+        # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
         with places[0].restored_if_refused() if places else nullcontext():
-            # Each rank checks for itself: what rank 0 found whole may be damaged on another node.
+            # Each rank checks its own copy: a file that is intact for rank 0 may be damaged on another node.
             if words[0]:
                 run_plan = run_plans[0] if run_plans else prepare(resolved)
                 run_rank(run_plan, communicator, run_dir, on_event, watchdog)
@@ -331,7 +331,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
 
 
 def with_ranks(resolved: ResolvedConfig[Config], place: Placement) -> ResolvedConfig[Config]:
-    """The config with as many ranks as the launcher has started; UsageError where --ranks says otherwise."""
+    """Return the config with the launcher's number of ranks. Raises UsageError if --ranks differs from it."""
     asked = flatten(resolved.config)["ranks"]
     if resolved.origins["ranks"] != "default" and asked != place.size:
         raise UsageError(
@@ -349,10 +349,10 @@ def _agreed_run_dir(
     places: list[rundir.Place],
     run_plans: list[RunPlan],
 ) -> tuple[Path, str]:
-    """Rank 0 checks, makes and holds the run directory; all get it, with a random word for this start.
+    """Check, make and lock the run directory on rank 0; return it to all ranks, with a random word for this start.
 
-    The word is empty where the run has finished, and nothing is left to resume.
-    On rank 0 its plan is added to `run_plans`, and what stood in place of the directory to `places`.
+    The word is empty if the run has already finished and there is nothing to resume.
+    On rank 0, `run_plans` gets the plan, and `places` gets the directory's earlier state.
     """
 
     def decide() -> tuple[str, str]:

@@ -1,1 +1,1 @@
-"""One node: what is in it, how ranks sit on it, and which settings are fastest there."""
+"""One node: its topology, the placement of ranks on it, and its fastest settings."""

@@ -1,7 +1,7 @@
-"""The accelerators of a node, the one that a rank takes, and how busy it is. No TensorFlow.
+"""The accelerators of a node, the device of a rank, and its utilisation. No TensorFlow.
 
-Each vendor's runtime shows a process the devices that a variable names. Schedulers set it, so that what they gave is
-narrowed and never widened; where nobody has set it, the kernel's own files count the node's devices.
+Each vendor's runtime shows a process the devices that a variable names. Schedulers set it, so that their choice is
+narrowed and never widened; if it is not set, the kernel's own files count the node's devices.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hpcdl.core.units import parse_list
 
 
 def _nvidia(root: Path) -> int:
-    """Device files, /dev/nvidia0 and on; /dev/nvidiactl and others are the driver's."""
+    """Count the device files from /dev/nvidia0 on; /dev/nvidiactl and others belong to the driver."""
     return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in (root / "dev").glob("nvidia*"))
 
 
 def _amd(root: Path) -> int:
-    """Nodes of the kernel's compute topology with a GPU's number; processors have the number 0."""
+    """Count the nodes of the kernel's compute topology with a GPU's number; processors have the number 0."""
     numbers = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     return sum(path.read_text(encoding="ascii").strip() not in ("", "0") for path in numbers)
 
 
 def _not_counted(root: Path) -> int:
-    """Left to the vendor's runtime, which shows all of them."""
+    """Return 0: the count is left to the vendor's runtime, which shows all devices."""
     return 0
 
 
@@ -46,40 +46,40 @@ VENDORS: Sequence[tuple[str, Callable[[Path], int]]] = (
     ("HIP_VISIBLE_DEVICES", _not_counted),
     ("ZE_AFFINITY_MASK", _not_counted),
 )
-"""The variable of each runtime (NVIDIA's, AMD's two, Intel's), and what counts the devices where it is not set.
+"""The variable of each runtime (NVIDIA's, AMD's two, Intel's), and the function that counts devices if it is not set.
 
 Only NVIDIA's was run on hardware (docs/reference/gpu.md).
 """
 _UNNAMED = "GPU"
 _PATIENCE_S = 240
-"""For TensorFlow's import, from a parallel file system on a busy day."""
+"""Time limit for TensorFlow's import, from a busy parallel file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceClaim:
-    """The device of a rank: what `variable` names for it, one of `available` that ranks of the node share out.
+    """The device of a rank: the value of `variable` for it, one of `available` that the node's ranks share.
 
-    `available` is 1 as well where the scheduler has given this rank a device of its own.
+    `available` is also 1 if the scheduler has given this rank a device of its own.
     """
 
     variable: str
     device: str
     available: int
     shared_out: bool
-    """Ranks of the node choose from the same devices, so that the same name means the same device."""
+    """Whether the ranks of the node choose from the same devices, so that the same name means the same device."""
 
 
 def cpus_near(root: Path = Path("/")) -> list[frozenset[int]]:
-    """The CPUs near each NVIDIA device, in the order of PCI addresses; empty where the kernel says nothing."""
+    """Return the CPUs near each NVIDIA device, in the order of PCI addresses; empty if the kernel does not tell."""
     addresses = sorted(path.name for path in (root / "proc/driver/nvidia/gpus").glob("*"))
     files = [root / "sys/bus/pci/devices" / address.lower() / "local_cpulist" for address in addresses]
     return [frozenset(parse_list(path.read_text(encoding="ascii").strip()) if path.is_file() else ()) for path in files]
 
 
 def nearest(number: int, near: Sequence[Collection[int]], cpus_by_rank: Sequence[Collection[int]]) -> list[int]:
-    """A device for each rank of a node: the one nearest to the rank's CPUs that has not its share of ranks yet.
+    """Return a device for each rank of a node: the one nearest to its CPUs whose share of ranks is not full.
 
-    `near` are the CPUs near each of the `number` devices; without them ranks go in turn.
+    `near` are the CPUs near each of the `number` devices; without them ranks take the devices in turn.
     """
     if len(near) != number:
         return [rank % number for rank in range(len(cpus_by_rank))]
@@ -94,10 +94,10 @@ def nearest(number: int, near: Sequence[Collection[int]], cpus_by_rank: Sequence
 
 
 def cpus_near_shown(environment: Mapping[str, str], root: Path = Path("/")) -> list[frozenset[int]]:
-    """`cpus_near` where `environment` shows every device of the node, in its order; else empty.
+    """Return `cpus_near` if `environment` shows every device of the node in its order; else an empty list.
 
-    So it is without a list, and with the one that a scheduler sets where a job has the whole node. The numbers of
-    other lists may be counted anew among the job's own devices.
+    That is so without a list of devices, and with the scheduler's list for a job that has the whole node. In other
+    lists the numbers may be relative to the job's own devices.
     """
     near = cpus_near(root)
     every = ",".join(map(str, range(len(near))))
@@ -105,7 +105,7 @@ def cpus_near_shown(environment: Mapping[str, str], root: Path = Path("/")) -> l
 
 
 def shown(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, int]:
-    """How many devices the ranks of this node share out, by the kernel's name of their kind."""
+    """Return the number of devices that the ranks of this node share, by the kernel's name of their kind."""
     claim = choose(environment, 0, root=root)
     if claim is None:
         return {}
@@ -119,13 +119,13 @@ def shown(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, i
 
 
 def told(devices: Mapping[str, int]) -> str:
-    """`4 x NVIDIA H100`; empty without any."""
+    """Return `4 x NVIDIA H100`; empty without any."""
     return ", ".join(f"{number} x {name}" for name, number in devices.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenByTensorflow:
-    """The devices that the TensorFlow of this Python sees, and what it is built for: `CUDA 12.5`, `ROCm` or nothing."""
+    """The devices that this Python's TensorFlow sees, and what it is built for: `CUDA 12.5`, `ROCm` or nothing."""
 
     version: str
     built_for: str
@@ -133,7 +133,7 @@ class SeenByTensorflow:
 
 
 def ask_tensorflow(environment: Mapping[str, str]) -> SeenByTensorflow:
-    """What a TensorFlow under `environment` sees, in a process of its own; HpcdlError where it does not say."""
+    """Ask TensorFlow in a new process what it sees under `environment`. Raises HpcdlError if it does not answer."""
     line = own_program("hpcdl.supervision.devices_seen")
     try:
         finished = subprocess.run(
@@ -148,12 +148,12 @@ def ask_tensorflow(environment: Mapping[str, str]) -> SeenByTensorflow:
 
 
 def devices_of_node(root: Path = Path("/")) -> int:
-    """How many devices the kernel knows, whatever the environment shows."""
+    """Return the number of devices that the kernel knows, whatever the environment shows."""
     return next((number for _, count in VENDORS if (number := count(root))), 0)
 
 
 def vendor_of_node(root: Path = Path("/")) -> str:
-    """The variable of the runtime whose devices the kernel knows; empty for none."""
+    """Return the variable of the runtime whose devices the kernel knows; empty for none."""
     return next((variable for variable, count in VENDORS if count(root)), "")
 
 
@@ -163,13 +163,12 @@ def choose(
     cpus_by_rank: Sequence[Collection[int]] = (),
     root: Path = Path("/"),
 ) -> DeviceClaim | None:
-    """The device of the `local_rank`-th rank of a node; None where there is none, or none is wanted.
+    """Return the device of the `local_rank`-th rank of a node; None if there is none, or none is wanted.
 
-    `cpus_by_rank` are the CPUs that the launch plan has for the ranks of the node, where it has any.
-
-    A list in the environment is shared out in turn: numbers, UUIDs and MIG instances alike; one of all devices in
-    their order, by nearness as without a list. A list of one is kept as it is: the scheduler may have given every rank
-    its own under the same number. An empty one means none.
+    `cpus_by_rank` are the CPUs that the launch plan gives the ranks of the node, if it has any.
+    Ranks take the entries of a list in the environment in turn: numbers, UUIDs or MIG instances. If the list holds all
+    devices in their order, they take the nearest, as without a list. A list of one entry is kept unchanged: the
+    scheduler may have given every rank its own device under the same number. An empty list means none.
     """
     near = cpus_near_shown(environment, root)
     for variable, _ in VENDORS:
@@ -194,16 +193,16 @@ def choose(
 
 
 def take(claim: DeviceClaim | None, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Show this process the claimed device alone; must come before TensorFlow's import."""
+    """Show this process only the claimed device; call it before TensorFlow's import."""
     if claim is not None:
         environment[claim.variable] = claim.device
-        # As the kernel and nvidia-smi count them; CUDA's own order has the fastest first.
+        # Numbers of the kernel and of nvidia-smi; CUDA's own order has the fastest device first.
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         _taken.append(claim)
 
 
 def claimed() -> DeviceClaim | None:
-    """What this process has taken last."""
+    """Return the last claim that this process has taken."""
     return _taken[-1] if _taken else None
 
 
@@ -213,16 +212,16 @@ _taken: list[DeviceClaim] = []
 INTERVAL_S, PATIENCE_S = 5, 2
 _NVIDIA, _AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 _MIG = "MIG-"
-"""Begins the name of a part of a device, of which the driver tells no utilisation."""
+"""Prefix of the name of a partial device, for which the driver reports no utilisation."""
 _AMD_USE = "GPU use (%)"
 
 
 class GpuUse:
-    """Context: inside, the utilisation of the claimed device is noted every INTERVAL_S seconds.
+    """Context manager that samples the utilisation of the claimed device every INTERVAL_S seconds.
 
-    It is the driver's: the share of time in which a kernel ran on the device, of all processes. The first look is of
-    the time before the first step, and does not count. Nothing is noted without a claim, or where the program does not
-    answer. nvidia-smi goes on by itself and ends with its pipe; rocm-smi is asked each time. Neither outlives a rank
+    It is the driver's value: the share of time in which any process's kernel ran on the device. The first sample covers
+    the time before the first step, and does not count. Nothing is sampled without a claim, or if the program does not
+    answer. nvidia-smi samples in a loop and ends with its pipe; rocm-smi runs for each sample. Neither outlives a rank
     for long.
     """
 
@@ -235,7 +234,7 @@ class GpuUse:
 
     @property
     def mean(self) -> float | None:
-        """The mean utilisation, 0 to 1; None where none was noted, as where all is over in a few seconds."""
+        """The mean utilisation, 0 to 1; None without samples, for example in a run of a few seconds."""
         return self._sum / self._number / 100 if self._number else None
 
     def __enter__(self) -> GpuUse:
@@ -261,7 +260,7 @@ class GpuUse:
         if self._looks is not None:
             self._looks.join(PATIENCE_S)
         if self._asked is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs holds up no run
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging driver must not delay the run
                 self._asked.wait(PATIENCE_S)
 
     def _look_by(self, way: Callable[[], None]) -> None:
@@ -269,14 +268,14 @@ class GpuUse:
         self._looks.start()
 
     def _read(self) -> None:
-        """What nvidia-smi writes, a line each time."""
+        """Read the output of nvidia-smi, one line per sample."""
         assert self._asked is not None and self._asked.stdout is not None
         with self._asked.stdout as lines:
             for line in itertools.islice(lines, 1, None):
                 self._note(line)
 
     def _ask(self) -> None:
-        """What rocm-smi answers, each time anew; it counts devices as the runtime does."""
+        """Run rocm-smi for each sample; it counts devices as the runtime does."""
         assert self._claim is not None
         line = ["rocm-smi", "--device", self._claim.device, "--showuse", "--json"]
         for look in itertools.count():
@@ -287,11 +286,11 @@ class GpuUse:
                 if look:
                     self._note(str(json.loads(answer.stdout)[f"card{self._claim.device}"][_AMD_USE]))
             except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
-                return  # it is not there, or answers in another way
+                return  # it is missing, or answers in another form
             if self._over.wait(INTERVAL_S):
                 return
 
     def _note(self, percent: str) -> None:
-        with contextlib.suppress(ValueError):  # `[N/A]`, or a complaint
+        with contextlib.suppress(ValueError):  # `[N/A]`, or an error message
             self._sum += float(percent)
             self._number += 1

@@ -1,4 +1,4 @@
-"""Which cores each rank of a node gets, and where a process takes its memory from, as numactl does, without numactl."""
+"""The cores of each rank of a node, and the memory policy of a process, as numactl sets it, but without numactl."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MODES = {"default": 0, "preferred": 1, "membind": 2, "interleave": 3, "preferred
 """set_mempolicy(2): MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_PREFERRED_MANY (Linux >= 5.15)."""
 SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237, "ppc64le": 261}
 MEMORY_POLICY = "HPCDL_MEMORY_POLICY"
-"""A launch plan's environment has the policy and the memory nodes of each local rank here, as JSON."""
+"""Variable in which a launch plan passes the policy and the memory nodes of each local rank, as JSON."""
 _BITS = 1024
 
 
 def place_ranks(topology: Topology, ranks: int, cores_each: int, binding: str, free_cores: int = 0) -> list[list[Core]]:
-    """The cores of each local rank: `cores_each` apiece, or their fair share where that is less; never shared.
+    """Return the cores of each local rank: `cores_each`, or their equal share if that is less; never shared.
 
-    The `free_cores` highest cores stay with the system: so does Slurm's core specialization. UsageError where ranks
+    The `free_cores` highest cores stay with the system, as in Slurm's core specialization. Raises UsageError if ranks
     outnumber the cores; an empty list means that nothing is bound.
     """
     cores = topology.usable_cores
@@ -47,10 +47,10 @@ def place_ranks(topology: Topology, ranks: int, cores_each: int, binding: str, f
 
 
 def _near_devices(cores: Sequence[Core], ranks: int, near: Sequence[Sequence[int]]) -> list[list[Core]]:
-    """Ranks take devices in turn, and share out all cores near them, however few threads an operation has.
+    """Give devices to ranks in turn, and divide all cores near a device among its ranks.
 
-    For the input, the exchange and the driver have threads of their own. Where nobody knows what is near, or places
-    overlap, ranks share out the NUMA nodes.
+    All these cores are used even if an operation has fewer threads, because the input, the exchange and the driver have
+    threads too. If it is unknown which cores are near, or the sets overlap, divide the NUMA nodes among the ranks.
     """
     places = [
         tuple(core for core in cores if {*core.cpus} & {*near[rank % len(near)]})
@@ -65,12 +65,12 @@ def _near_devices(cores: Sequence[Core], ranks: int, near: Sequence[Sequence[int
 
 
 def _compact(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:
-    """One rank after the other, on consecutive cores."""
+    """Place rank after rank on consecutive cores."""
     return [list(cores[rank * cores_each : (rank + 1) * cores_each]) for rank in range(ranks)]
 
 
 def _scatter(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:
-    """Cores are dealt in turn from every NUMA node, and within it from every tile, so that a rank uses all caches."""
+    """Take cores in turn from every NUMA node, and within it from every tile, so that a rank uses all caches."""
     nodes = sorted({core.numa_node for core in cores})
     stacks = [_by_tile([core for core in cores if core.numa_node == node]) for node in nodes]
     dealt = [stack[turn] for turn in range(max(map(len, stacks))) for stack in stacks if turn < len(stack)]
@@ -78,12 +78,12 @@ def _scatter(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Co
 
 
 def _balanced(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:
-    """Every rank has an equal stretch of the node and spreads its cores evenly over that."""
+    """Give every rank an equal section of the node, and spread its cores evenly over the section."""
     return [_spread(part, cores_each) for part in _equal_parts(cores, ranks)]
 
 
 def _numa(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:
-    """No rank crosses NUMA nodes while there are ranks enough; uneven nodes share out the ranks by their cores."""
+    """Keep ranks within NUMA nodes if there are enough ranks; uneven nodes get ranks in proportion to their cores."""
     nodes = sorted({core.numa_node for core in cores})
     by_node = [[core for core in cores if core.numa_node == node] for node in nodes]
     if ranks < len(nodes):
@@ -106,17 +106,17 @@ PLACEMENTS: dict[str, Placement] = {"compact": _compact, "scatter": _scatter, "b
 
 
 def cpus_of(cores: Sequence[Core], threads_per_core: int) -> tuple[int, ...]:
-    """The first `threads_per_core` hardware threads of each core, ascending."""
+    """Return the first `threads_per_core` hardware threads of each core, ascending."""
     return tuple(sorted(cpu for core in cores for cpu in core.cpus[:threads_per_core]))
 
 
 def cores_needed(threads: int, threads_per_core: int) -> int:
-    """Cores that `threads` threads fill."""
+    """Return the number of cores that `threads` threads fill."""
     return math.ceil(threads / threads_per_core)
 
 
 def _by_tile(cores: Sequence[Core]) -> list[Core]:
-    """First one core of every tile, then the second ones."""
+    """Order the cores: first one of every tile, then the second ones."""
     turns: dict[int, int] = {}
     keyed = []
     for core in cores:
@@ -130,13 +130,13 @@ def _spread(cores: Sequence[Core], num: int) -> list[Core]:
 
 
 def _equal_parts(items: Sequence[Item], num: int) -> list[list[Item]]:
-    """`items` in `num` consecutive parts whose lengths differ by one at most."""
+    """Split `items` in `num` consecutive parts whose lengths differ by at most one."""
     edges = [part * len(items) // num for part in range(num + 1)]
     return [list(items[low:high]) for low, high in itertools.pairwise(edges)]
 
 
 def apply_planned(local_rank: int) -> None:
-    """Apply what the launch plan that started this process has for `local_rank`; nothing where it has nothing."""
+    """Apply the memory policy of the launch plan for `local_rank`, if the plan has one."""
     planned = os.environ.get(MEMORY_POLICY)
     if planned:
         policy, nodes = json.loads(planned)
@@ -144,9 +144,9 @@ def apply_planned(local_rank: int) -> None:
 
 
 def apply_memory_policy(policy: str, nodes: Sequence[int]) -> None:
-    """Take the memory of this process, its threads to come and its children by `policy` from `nodes`.
+    """Allocate the memory of this process, its future threads and its children by `policy` from `nodes`.
 
-    Must come before the memory is touched. HpcdlError where the kernel refuses: no such node, or outside the cpuset.
+    Call it before the memory is touched. Raises HpcdlError if the kernel refuses: no such node, or outside the cpuset.
     """
     number = SYSTEM_CALLS.get(platform.machine())
     if policy == "default" or number is None:

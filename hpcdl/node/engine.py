@@ -1,4 +1,4 @@
-"""What the installed TensorFlow and the node's libraries honour, found out without importing TensorFlow."""
+"""The settings that the installed TensorFlow and the node's libraries honour, found without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 class Engine:
     """The build: `threading` is `own pool` (stock wheels) or `OpenMP` (MKL builds, which honour OMP_* and KMP_*).
 
-    `onednn` says whether it computes with oneDNN unless it is told otherwise; None where that is not known.
+    `onednn` says whether it computes with oneDNN by default; None if unknown.
     """
 
     package: str
@@ -41,7 +41,7 @@ class Engine:
     allocators: tuple[str, ...]
     onednn: bool | None = None
     bfloat16: str = ""
-    """The instructions by which this processor multiplies bfloat16; empty where it has none."""
+    """The instructions with which this processor multiplies bfloat16; empty if it has none."""
 
     @property
     def openmp(self) -> bool:
@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def summary(self) -> str:
-        """One sentence for people: what is installed and what it obeys."""
+        """One sentence for people: the installed build and the settings that it obeys."""
         honours = (
             "OMP_* and KMP_* count" if self.openmp else "intra-op, inter-op and affinity count, OMP_*/KMP_* do not"
         )
@@ -58,7 +58,7 @@ class Engine:
 
 
 def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
-    """The TensorFlow that this Python would import; package `none` where there is none."""
+    """Return the TensorFlow that this Python would import; package `none` if there is none."""
     package, version = installed()
     flags = _flags(cpuinfo)
     return Engine(
@@ -73,12 +73,12 @@ def find_engine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Engine:
 
 
 def allocators() -> tuple[str, ...]:
-    """Those that this node has."""
+    """Return the allocators that this node has."""
     return ("default", *_glibc(), *(name for name in PRELOADS if preload_path(name) is not None))
 
 
 def check_library(name: str) -> None:
-    """UsageError where this node lacks what the allocator `name` needs; AUTO needs nothing."""
+    """Raise UsageError if this node lacks the library of the allocator `name`; AUTO needs none."""
     if name in (AUTO, *allocators()):
         return
     needs = " or ".join(PRELOADS.get(name, ("glibc 2.35",)))
@@ -89,7 +89,7 @@ def check_library(name: str) -> None:
 
 
 def is_preloaded(allocator: str) -> bool:
-    """Whether the library of `allocator` is part of this process; True for those that need none."""
+    """Return whether the library of `allocator` is loaded in this process; True for allocators without a library."""
     names = PRELOADS.get(allocator, ())
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -99,14 +99,14 @@ def is_preloaded(allocator: str) -> bool:
 
 
 def preload_path(allocator: str) -> Path | None:
-    """Where the library of `allocator` lies: system folders and those in the site's `HPCDL_PRELOAD_PATH` only."""
+    """Return the path of the library of `allocator`, in system folders and the site's `HPCDL_PRELOAD_PATH` only."""
     folders = [*filter(None, os.environ.get("HPCDL_PRELOAD_PATH", "").split(":")), *LIBRARY_FOLDERS]
     candidates = (Path(folder) / name for folder in folders for name in PRELOADS.get(allocator, ()))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def installed() -> tuple[str, str]:
-    """Package and version of the TensorFlow that this Python would import; `none` and nothing where there is none."""
+    """Return package and version of the TensorFlow that this Python would import; `none` and empty text without one."""
     for name in PACKAGES:
         try:
             return name, importlib.metadata.version(name)
@@ -116,7 +116,7 @@ def installed() -> tuple[str, str]:
 
 
 def links_openmp() -> bool:
-    """Whether the TensorFlow that this Python would import is linked with an OpenMP library."""
+    """Return whether the TensorFlow that this Python would import is linked with an OpenMP library."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or not spec.origin:
         return False
@@ -126,7 +126,7 @@ def links_openmp() -> bool:
 
 
 def needed_libraries(path: Path) -> list[str]:
-    """The DT_NEEDED names of a 64-bit little-endian ELF file (System V ABI, chapter 5); none for other files."""
+    """Return the DT_NEEDED names of a 64-bit little-endian ELF file (System V ABI, chapter 5); none for other files."""
     try:
         with path.open("rb") as file:
             header = file.read(64)
@@ -154,7 +154,7 @@ def needed_libraries(path: Path) -> list[str]:
 
 
 def _flags(cpuinfo: Path) -> set[str]:
-    """What the processor can do; nothing where the kernel does not say."""
+    """Return the processor's feature flags; empty if the kernel does not tell."""
     try:
         text = cpuinfo.read_text()
     except OSError:
@@ -163,7 +163,7 @@ def _flags(cpuinfo: Path) -> set[str]:
 
 
 def _uses_onednn(flags: set[str]) -> bool | None:
-    """What TensorFlow decides by itself (its util/port.cc): on with instructions for networks, else off."""
+    """Return TensorFlow's own choice (its util/port.cc): on if there are instructions for networks, else off."""
     setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "")
     if setting:
         return setting.lower() in ("1", "true")
@@ -171,13 +171,13 @@ def _uses_onednn(flags: set[str]) -> bool | None:
 
 
 def _isa_caps(flags: set[str]) -> tuple[str, ...]:
-    """Caps below what this processor has: capping at or above it changes nothing."""
+    """Return the caps below this processor's level: capping at or above it changes nothing."""
     steps = [("AVX2", "avx512bw"), ("AVX512_CORE", "avx512_bf16"), ("AVX512_CORE_BF16", "amx_tile")]
     return ("default", *(cap for cap, above in steps if above in flags))
 
 
 def _glibc() -> tuple[str, ...]:
-    """glibc >= 2.35 has the tunable for huge pages (glibc manual, Memory Allocation Tunables)."""
+    """Return glibc's allocators: since 2.35 it has the tunable for huge pages (manual, Memory Allocation Tunables)."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         new_enough = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)

@@ -1,4 +1,4 @@
-"""The topology in hwloc's XML (format 2): from `lstopo`, from `HWLOC_XMLFILE`, or from a file."""
+"""The topology from hwloc's XML (format 2): from `lstopo`, from `HWLOC_XMLFILE`, or from a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Found:
 
 
 def read_live() -> Topology | None:
-    """This node, or the one in `HWLOC_XMLFILE`; None where hwloc is not installed."""
+    """Return the topology of this node, or of `HWLOC_XMLFILE`; None if hwloc is not installed."""
     named = os.environ.get("HWLOC_XMLFILE")
     if named:
         topology = read_file(Path(named))
@@ -44,7 +44,7 @@ def read_live() -> Topology | None:
 
 
 def read_file(path: Path) -> Topology:
-    """The node that an XML file of `lstopo --of xml` describes; UsageError where it is none."""
+    """Return the node that an XML file of `lstopo --of xml` describes. Raises UsageError if it is no such file."""
     try:
         return parse(read_bytes(path, MOST_BYTES).decode(), source=str(path))
     except OSError as error:
@@ -56,7 +56,7 @@ def read_file(path: Path) -> Topology:
 
 
 def parse(text: str, *, source: str) -> Topology:
-    """The node that an hwloc 2 XML document describes. UsageError where it is none, or has no cores."""
+    """Return the node that an hwloc 2 XML document describes. Raises UsageError if it is none, or has no cores."""
     try:
         if "<!ENTITY" in text:
             raise ValueError("it declares entities")
@@ -79,21 +79,21 @@ def parse(text: str, *, source: str) -> Topology:
 
 
 class _ShallowTree(ElementTree.TreeBuilder):
-    """Builds a tree that a recursion can walk; ValueError for a deeper one."""
+    """Builds a tree that is safe for recursion. Raises ValueError for a deeper one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._depth = 0
 
     def start(self, tag: str, attributes: dict[str, str], /) -> ElementTree.Element:
-        """One level down."""
+        """Enter a level."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
         return super().start(tag, attributes)
 
     def end(self, tag: str, /) -> ElementTree.Element:
-        """One level up."""
+        """Leave a level."""
         self._depth -= 1
         return super().end(tag)
 
@@ -165,7 +165,7 @@ def _assemble(
 
 
 def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> tuple[NumaNode, ...]:
-    """Memory nodes from (index, bytes, kind or "", near CPUs); of those with the same the first slow one owns them."""
+    """Return memory nodes from (index, bytes, kind or "", near CPUs); CPUs of several belong to the first slow one."""
     kinds = {index: kind or _guess(index, cpus, raw, processor) for index, _, kind, cpus in raw}
     owners: dict[tuple[int, ...], int] = {}
     for index, _, _, cpus in sorted(raw, key=lambda item: (kinds[item[0]] in ("MCDRAM", "HBM"), item[0])):
@@ -183,7 +183,7 @@ def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str)
 
 
 def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> str:
-    """HBM where an earlier node has the same CPUs, or the processor is known for it; else DRAM."""
+    """Return HBM if an earlier node has the same CPUs, or the processor is known for it; else DRAM."""
     second = any(other < index and near == cpus for other, _, _, near in raw)
     if second or not cpus:
         return "MCDRAM" if "Phi" in processor else "HBM"
@@ -191,7 +191,7 @@ def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tup
 
 
 def _cache_mode_bytes(info: dict[str | None, str]) -> int:
-    """MCDRAM that hwloc reports as the machine's attribute rather than as an object."""
+    """Return the MCDRAM that hwloc reports as the machine's attribute rather than as an object."""
     return int(info.get("ClusterMode") is not None and info.get("MemoryMode") == "Cache") * 16 * 2**30
 
 
@@ -205,7 +205,7 @@ def _caches(raw: list[tuple[str, int, tuple[int, ...]]], cores: tuple[Core, ...]
 
 
 def _lstopo() -> str | None:
-    """`lstopo`'s XML of this node; None where it is missing or fails."""
+    """Return `lstopo`'s XML of this node; None if it is missing or fails."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""A node to plan for: this one, or a machine that hpcdl knows by a TOML file of its own."""
+"""A node to plan for: this one, or a machine that a TOML file of hpcdl describes."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Machine:
     settings: Settings | None
     sources: tuple[str, ...]
     flop_per_second: float | None = None
-    """What training reached on one whole node, as was published for it; `flop_spread` is that of its logarithm."""
+    """The published speed of training on one whole node; `flop_spread` is the spread of its logarithm."""
     flop_spread: float = 0.5
 
 
 def machine_names(folder: Path | None = None) -> list[str]:
-    """The names that `--machine` takes."""
+    """Return the names that `--machine` accepts."""
     return sorted(path.stem for path in (folder or share_folder() / "machines").glob("*.toml"))
 
 
 def read_machine(choice: str, folder: Path | None = None) -> Machine:
-    """The machine named `choice`, or that of a .toml or .xml file. UsageError or ConfigError where it is unreadable."""
+    """Return the machine named `choice`, or that of a .toml or .xml file. Raises UsageError, ConfigError if invalid."""
     folder = folder or share_folder() / "machines"
     if choice.endswith(".xml"):
         topology = hwloc.read_file(Path(choice))
@@ -64,7 +64,7 @@ def read_machine(choice: str, folder: Path | None = None) -> Machine:
 
 
 def machines_like(topology: Topology, folder: Path | None = None) -> list[Machine]:
-    """The known machines of this topology that have published settings; none for a part of a node."""
+    """Return the known machines of this topology that have published settings; none for a part of a node."""
     if set(topology.cpus) > set(topology.allowed_cpus):
         return []
     known = (read_machine(name, folder) for name in machine_names(folder))
@@ -72,9 +72,9 @@ def machines_like(topology: Topology, folder: Path | None = None) -> list[Machin
 
 
 def read_topology(machine: str | None = None) -> Topology:
-    """This node (`machine` None), or the one that `machine` names: a file of share/hpcdl/machines, or an XML file.
+    """Return the topology of this node (`machine` None), or of a file in share/hpcdl/machines or an XML file.
 
-    hwloc's view where `lstopo` or `HWLOC_XMLFILE` is there, else /sys; GPUs are those that the environment shows.
+    Uses hwloc if `lstopo` or `HWLOC_XMLFILE` is available, else /sys; GPUs are those that the environment shows.
     """
     if machine is not None:
         return read_machine(machine).topology

@@ -1,4 +1,4 @@
-"""A LaunchPlan: environment, cores and memory of every local rank; and the check that a rank really got them."""
+"""A LaunchPlan: environment, cores and memory of every local rank; and a check that a rank really received them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from hpcdl.node.profile import Settings, find_profile
 from hpcdl.node.topology import Core, Topology, own_affinity
 
 INTRA_OP, INTER_OP = "HPCDL_INTRA_OP_THREADS", "HPCDL_INTER_OP_THREADS"
-"""Read by the training entry, which hands them to tf.config.threading."""
+"""Read at the start of a training, which passes them to tf.config.threading."""
 GLIBC_TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184"
-"""Freed buffers stay with the process: no page faults at every step."""
+"""Keeps freed buffers in the process, to avoid page faults at every step."""
 
 ALLOCATOR = "HPCDL_ALLOCATOR"
-"""The name of what is preloaded: for records, which hold no paths, and for the check that it was."""
+"""The name of the preloaded allocator: for records, which hold no paths, and for the check that it was loaded."""
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 Rule = Callable[[Settings], Mapping[str, str]]
 
 
 def environment_of(settings: Settings, *, openmp: bool) -> dict[str, str]:
-    """The variables of `settings`; OMP_* and KMP_* only for an engine that honours them (`openmp`)."""
+    """Return the variables of `settings`; OMP_* and KMP_* only for an engine that honours them (`openmp`)."""
     rules = (*RULES, *(OPENMP_RULES if openmp else ()))
     return {name: value for rule in rules for name, value in rule(settings).items()}
 
 
 def _threads(settings: Settings) -> Mapping[str, str]:
-    # TensorFlow's own variables act where a script never calls tf.config (process_util.cc, local_device.cc).
+    # TensorFlow's own variables act if a script never calls tf.config (process_util.cc, local_device.cc).
     counts = {
         (INTRA_OP, "TF_NUM_INTRAOP_THREADS"): settings.intra_op_threads,
         (INTER_OP, "TF_NUM_INTEROP_THREADS"): settings.inter_op_threads,
@@ -54,7 +54,7 @@ def _engine(settings: Settings) -> Mapping[str, str]:
     if settings.onednn_isa != "default":
         found["ONEDNN_MAX_CPU_ISA"] = settings.onednn_isa
     if settings.onednn_fpmath != "default":
-        # TensorFlow asks for its own variable, the library for the other: both, or neither is sure.
+        # TensorFlow reads its own variable, the library the other one: only both together are reliable.
         found["TF_SET_ONEDNN_FPMATH_MODE"] = settings.onednn_fpmath
         found["ONEDNN_DEFAULT_FPMATH_MODE"] = settings.onednn_fpmath
     return found
@@ -91,12 +91,12 @@ OPENMP_RULES: tuple[Rule, ...] = (_openmp,)
 
 
 def shell_exports(environment: Mapping[str, str]) -> list[str]:
-    """`export NAME=value` lines, quoted for any POSIX shell."""
+    """Return `export NAME=value` lines, quoted for any POSIX shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
 
 
 INTER_OP_DEFAULT = 2
-"""One operation computes while another waits for its gradients' exchange."""
+"""One operation computes while another waits for the exchange of its gradients."""
 _KERNEL_POLICIES = {
     "default": "default", "membind": "membind", "membind-fast": "membind",
     "preferred-fast": "preferred", "interleave": "interleave",
@@ -112,11 +112,11 @@ def launch_plan(
     openmp: bool | None = None,
     chosen: Mapping[str, Any] = MappingProxyType({}),
 ) -> LaunchPlan:
-    """How `num_ranks` ranks, `ranks_per_node` of them on each node, start on nodes like `topology`.
+    """Return the plan for `num_ranks` ranks, `ranks_per_node` of them on each node, on nodes like `topology`.
 
     `cpus_by_local_rank` never overlap. Without settings every rank gets an equal share of the cores and as many
-    intra-op threads; where ranks outnumber the cores nothing is bound. `openmp`: whether the engine honours OMP_*;
-    by default the installed TensorFlow is looked at. `chosen` are settings that stand in place of those, by name.
+    intra-op threads; if ranks outnumber the cores, nothing is bound. `openmp`: whether the engine honours OMP_*;
+    by default the installed TensorFlow is examined. `chosen` are settings by name that override `settings`.
     """
     filled = dataclasses.replace(fill(topology, settings, ranks_per_node), **chosen)
     placed = _placed(topology, filled, ranks_per_node)
@@ -137,7 +137,7 @@ def launch_plan(
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedNode:
-    """A node with what would start on it; `sentence` says where the settings come from, empty for the defaults."""
+    """A node with its launch plan; `sentence` gives the origin of the settings, empty for the defaults."""
 
     topology: Topology
     plan: LaunchPlan
@@ -145,7 +145,7 @@ class PlannedNode:
 
 
 def plan_node(machine: str | None, profile: str, model: str, ranks_per_node: int | None) -> PlannedNode:
-    """This node or `machine`, under the profile that fits, the machine's published settings, or the defaults."""
+    """Plan this node or `machine` with the profile that fits, the machine's published settings, or the defaults."""
     known = read_machine(machine) if machine is not None else None
     topology = known.topology if known is not None else read_topology()
     found = find_profile(profile, model, topology)
@@ -157,10 +157,10 @@ def plan_node(machine: str | None, profile: str, model: str, ranks_per_node: int
 
 
 def fill(topology: Topology, settings: Settings | None, ranks_per_node: int) -> Settings:
-    """`settings` with thread counts for `ranks_per_node` ranks on this node.
+    """Return `settings` with thread counts for `ranks_per_node` ranks on this node.
 
-    A profile that was found for another number of ranks keeps its engine, memory and allocator; its threads are
-    shared out anew, because threads that fitted two ranks would crowd four.
+    A profile tuned for another number of ranks keeps its engine, memory and allocator; its threads are redistributed,
+    because thread counts for two ranks would overload the cores with four.
     """
     cores = topology.usable_cores
     if settings is None:
@@ -196,7 +196,7 @@ def _placed(topology: Topology, settings: Settings, ranks_per_node: int) -> list
 def memory_nodes(
     topology: Topology, policy: str, placed: Sequence[Sequence[Core]], ranks_per_node: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The memory nodes of each local rank under `policy`; empty for the default. UsageError without fast memory."""
+    """Return the memory nodes of each local rank; empty for the default. Raises UsageError if no fast one exists."""
     if policy == "default":
         return ()
     everywhere = [topology.usable_cores] * ranks_per_node
@@ -221,7 +221,7 @@ def _near_fast(topology: Topology, cores: Sequence[Core]) -> tuple[int, ...]:
 
 
 def numactl_words(plan: LaunchPlan, local_rank: int) -> list[str]:
-    """The numactl command in front of a rank, where a launcher does not bind by itself: for people and for --plan."""
+    """Return the numactl command for a rank, for launchers that do not bind: shown to people and by --plan."""
     words = []
     if plan.cpus_by_local_rank:
         words.append(f"--physcpubind={format_list(plan.cpus_by_local_rank[local_rank])}")
@@ -235,14 +235,14 @@ def numactl_words(plan: LaunchPlan, local_rank: int) -> list[str]:
 
 
 def command_line(plan: LaunchPlan, local_rank: int, command: Sequence[str]) -> str:
-    """What one would type to start a local rank by hand."""
-    spoken = {name: value for name, value in plan.environment.items() if name != MEMORY_POLICY}  # numactl says it
+    """Return the command that starts a local rank by hand."""
+    spoken = {name: value for name, value in plan.environment.items() if name != MEMORY_POLICY}  # numactl sets it
     environment = [f"{name}={shlex.quote(value)}" for name, value in sorted(spoken.items())]
     return " ".join([*environment, *numactl_words(plan, local_rank), *(shlex.quote(word) for word in command)])
 
 
 def verify_binding(expected: Sequence[int]) -> str | None:
-    """A warning with both masks where this process does not run on `expected` CPUs; None where it does, or none is."""
+    """Return a warning with both masks if this process does not run on the `expected` CPUs (none: any); else None."""
     got = own_affinity()
     if not expected or got == tuple(sorted(expected)):
         return None

@@ -1,4 +1,4 @@
-"""Profiles: a node's knobs, what `tune-threads` found for a node type and a model, and the one that fits this run."""
+"""Profiles: the settings of a node, the results of `tune-threads` for node type and model, and the choice for a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FPMATH_MODES = ("default", "BF16")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One way to use a node; None and `default` leave a knob as TensorFlow, the engine and the kernel have it."""
+    """One way to use a node; None and `default` keep the choice of TensorFlow, the engine and the kernel."""
 
     ranks_per_node: int | None = setting(None, "Ranks that share the node.", at_least=1)
     intra_op_threads: int | None = setting(None, "Threads of one operation, per rank.", at_least=1)
@@ -54,7 +54,7 @@ SETTINGS: dict[str, Setting] = {item.name: item for item in settings_of(Settings
 
 
 def settings_from(values: Mapping[str, Any], *, origin: str) -> Settings:
-    """Settings from raw values by name (`-` and `_` alike). ConfigError holds every problem found, behind `origin`."""
+    """Parse settings by name (`-` and `_` are equal). Raises ConfigError with every problem, prefixed with `origin`."""
     problems: list[str] = []
     parsed: dict[str, Any] = {}
     for key, raw in values.items():
@@ -72,7 +72,7 @@ def settings_from(values: Mapping[str, Any], *, origin: str) -> Settings:
 
 
 def chosen(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from `Settings()`, and those that say how many: for files and tables."""
+    """Return the settings that differ from `Settings()`, and some that are always shown: for files and tables."""
     plain = Settings()
     return {
         name: value for name, value in dataclasses.asdict(settings).items() if value is not None and
@@ -81,17 +81,17 @@ def chosen(settings: Settings) -> dict[str, Any]:
 
 
 def describe(settings: Settings) -> str:
-    """The chosen settings on one line: `ranks_per_node=2 intra_op_threads=32 ...`."""
+    """Return the chosen settings on one line: `ranks_per_node=2 intra_op_threads=32 ...`."""
     return " ".join(f"{name}={show(value)}" for name, value in chosen(settings).items())
 
 
 def show(value: Any) -> str:
-    """A value as TOML and tables write it."""
+    """Return a value as TOML and tables write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def spelt(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by name, their values as text."""
+    """Return settings by name, with their values as text."""
     return {name: show(value) for name, value in settings.items()}
 
 
@@ -100,9 +100,9 @@ SCHEMA = "hpcdl.profile/1"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """One candidate that was measured: images/s over `n` samples, or why there are none.
+    """One measured candidate: images/s over `n` samples, or why there are none.
 
-    `origin` says whose advice it is, where it is somebody's.
+    `origin` is the source of the advice, if any.
     """
 
     settings: Mapping[str, Any]
@@ -117,11 +117,10 @@ class TrialSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was found; `counted` is what its rates count, `picture` draws the node with its ranks on it.
+    """The result of a search; `counted` is the unit of its rates, `picture` draws the node with its ranks.
 
-    `devices` are how many GPUs the ranks shared out, by the name of their kind; empty where they computed on CPUs.
-
-    `sentence` says aloud why it was picked; it and `path` are not stored.
+    `devices` is the number of GPUs that the ranks shared, by the name of their kind; empty if they computed on CPUs.
+    `sentence` explains why it was chosen; it and `path` are not stored.
     """
 
     settings: Settings
@@ -147,23 +146,23 @@ class Profile:
 
 
 def user_folder() -> Path:
-    """Where a user's profiles lie."""
+    """Return the folder of the user's profiles."""
     return user_config_folder() / "profiles"
 
 
 def site_folder() -> Path:
-    """Where a site's profiles lie."""
+    """Return the folder of the site's profiles."""
     return share_folder() / "profiles"
 
 
 def file_name(profile: Profile) -> str:
-    """`<fingerprint>[-<devices>]-<model>.toml`, with nothing in it that a shell or a file system minds."""
+    """Return `<fingerprint>[-<devices>]-<model>.toml`, with safe characters for shells and file systems."""
     parts = (profile.fingerprint, _plain(told(profile.devices)) if profile.devices else "", _plain(profile.model))
     return f"{'-'.join(filter(None, parts))}.toml"
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write `profile` to `path`, atomically. UsageError names the folder that cannot be written, or a file not ours."""
+    """Write `profile` to `path`, atomically. Raises UsageError for an unwritable folder, or a file that is not ours."""
     try:
         make_folder(path.parent)
         write_output(path, toml_text(as_document(profile)))
@@ -173,7 +172,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def as_document(profile: Profile) -> dict[str, Any]:
-    """`profile` in types that TOML has; unset values are left out."""
+    """Return `profile` in types that TOML has; unset values are omitted."""
     document: dict[str, Any] = {"schema": SCHEMA}
     for item in dataclasses.fields(profile):
         value = getattr(profile, item.name)
@@ -190,8 +189,9 @@ def as_document(profile: Profile) -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in `path`. UsageError or ConfigError where it is missing, no TOML, of another schema or has unknown
-    settings: a profile holds known settings only, never raw environment.
+    """Return the profile in `path`. Raises UsageError or ConfigError if it is missing or invalid.
+
+    A file without TOML, of another schema or with unknown settings is invalid: profiles never hold raw environment.
     """
     document = read_toml(path)
     found = document.pop("schema", None)
@@ -216,7 +216,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _check_finite(document: Any) -> None:
-    """ValueError for a number that TOML has and JSON, in which a report holds profiles, has not."""
+    """Raise ValueError for a number that TOML has and JSON lacks, because a report holds profiles as JSON."""
     if isinstance(document, float) and not math.isfinite(document):
         raise ValueError(f"{document} is not a number that was measured")
     for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
@@ -224,12 +224,12 @@ def _check_finite(document: Any) -> None:
 
 
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:
-    """The profile to use: `none`, a file, or with `auto` the one whose node and model fit, else the nearest node's.
+    """Return the profile to use: `none`, a file, or with `auto` the best for node and model, else the nearest node's.
 
-    Its `sentence` says which and why. Profiles of other node types, or of other GPUs than the node shows, are never
-    taken by `auto`: a wrong thread count can cost more than none. One of the node's CPUs is, where there is none of
-    its GPUs: TensorFlow may not see them. A file that the user names is taken wherever it comes from, and `sentence`
-    names the mismatch.
+    Its `sentence` says which and why. `auto` never takes profiles of other node types, or of other GPUs than the node
+    shows: a wrong thread count can cost more than none. It takes a profile of the node's CPUs if there is none of its
+    GPUs, which TensorFlow may not see. A file that the user names is taken in any case, and `sentence` names the
+    mismatch.
     """
     if choice == "none":
         return None
@@ -259,7 +259,7 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
 
 
 def _readable_profiles(folders: Iterable[Path]) -> list[Profile]:
-    """Every readable profile, the user's before the site's; a damaged one is passed over, `--profile FILE` says why."""
+    """Return every readable profile, the user's first; damaged ones are skipped, and `--profile FILE` reports why."""
     found = []
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
@@ -271,7 +271,7 @@ def _readable_profiles(folders: Iterable[Path]) -> list[Profile]:
 
 
 def _minus(created_at: str) -> tuple[int, ...]:
-    """Sorts later times first."""
+    """Return a sort key that puts later times first."""
     return tuple(-ord(letter) for letter in created_at)
 
 
@@ -288,7 +288,7 @@ def _named(profile: Profile, topology: Topology, model: str) -> str:
 
 
 def _with_devices(profile: Profile, topology: Topology) -> str:
-    """What it was tuned on beside the node's CPUs, and how that differs from what the node shows."""
+    """Return the devices of the profile, and how they differ from those that the node shows."""
     if profile.devices == topology.devices:
         return f" with {told(profile.devices)}" if profile.devices else ""
     here = f"here are {told(topology.devices)}" if topology.devices else "here is no GPU"
@@ -300,11 +300,11 @@ def _sentence(profile: Profile, why: str) -> str:
 
 
 UNSETTLED = "stopped before it settled"
-"""How the verdict of a search begins whose time was over too early."""
+"""Prefix of the verdict of a search that ran out of time."""
 
 
 def _doubts(profile: Profile) -> str:
-    """What makes its settings less than sure to be the fastest here, for `sentence`."""
+    """Return reasons for doubt that the settings are the fastest here, for `sentence`."""
     package, version = installed()
     found = [f"its search {profile.verdict}"] if profile.verdict.startswith(UNSETTLED) else []
     if profile.engine.startswith(f"{package} ") and not profile.engine.startswith(f"{package} {version} "):

@@ -1,4 +1,4 @@
-"""The topology in Linux's /sys, for nodes without hwloc."""
+"""The topology from Linux's /sys, for nodes without hwloc."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _UNITS = {"K": "KiB", "M": "MiB", "G": "GiB"}
 
 
 def read_live() -> Topology:
-    """This node."""
+    """Return the topology of this node."""
     return restricted(read(Path("/sys"), Path("/proc/cpuinfo")), own_affinity(), own_memory_nodes())
 
 
 def read(sys: Path, cpuinfo: Path) -> Topology:
-    """The node that a /sys tree and a cpuinfo file describe. UsageError where they have no CPUs."""
+    """Return the node that a /sys tree and a cpuinfo file describe. Raises UsageError if they have no CPUs."""
     folder = sys / "devices/system/cpu"
     cpus = parse_list(_text(folder / "online"))
     if not cpus:
@@ -67,7 +67,7 @@ def _cores(folder: Path, cpus: tuple[int, ...], nodes: tuple[NumaNode, ...]) -> 
 
 
 def _nodes(folder: Path, cpus: tuple[int, ...], processor: str) -> tuple[NumaNode, ...]:
-    """A node without CPUs is placed where the kernel's distance is least."""
+    """Return the memory nodes; one without CPUs gets those at the least distance by the kernel."""
     indices = parse_list(_text(folder / "online"))
     if not indices:
         return numa_nodes([(0, _memory_of(Path("/proc/meminfo")), "DRAM", cpus)], processor)

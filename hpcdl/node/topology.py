@@ -1,4 +1,4 @@
-"""What a node is made of, which part this process may use, and both drawn in plain characters."""
+"""The parts of a node, those that this process may use, and a drawing of both in plain characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAST_KINDS = ("MCDRAM", "HBM")
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """One core: its hardware threads `cpus` by the kernel's numbers, and where it sits."""
+    """One core: its hardware threads `cpus` by the kernel's numbers, and its position."""
 
     index: int
     package: int
@@ -30,7 +30,7 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
-    """One memory node: `cpus` belong to it, `near_cpus` are nearest to it (flat MCDRAM and HBM have no own)."""
+    """One memory node: `cpus` belong to it, `near_cpus` are nearest to it (flat MCDRAM and HBM have no own CPUs)."""
 
     index: int
     memory_bytes: int
@@ -53,8 +53,8 @@ class Cache:
 class Topology:
     """One node. `allowed_*` is what this process may use: the cpuset of Slurm, a container, taskset.
 
-    `devices` are how many GPUs its ranks share out, by the name of their kind; `near_devices` the CPUs near each,
-    where that is known. Neither is in the fingerprint: the same node may show other GPUs to another job.
+    `devices` is the number of GPUs that its ranks share, by the name of their kind; `near_devices` are the CPUs near
+    each, if known. Neither is in the fingerprint: the same node may show other GPUs to another job.
     """
 
     source: str
@@ -83,7 +83,7 @@ class Topology:
 
     @property
     def threads_per_core(self) -> int:
-        """Hardware threads of the largest core that may be used."""
+        """The number of hardware threads of the largest core that may be used."""
         return max(len(core.cpus) for core in self.usable_cores)
 
     @property
@@ -93,14 +93,14 @@ class Topology:
 
     @property
     def fast_nodes(self) -> tuple[NumaNode, ...]:
-        """Memory nodes of fast memory that stand beside slower ones and may be used (flat modes)."""
+        """Fast memory nodes that may be used, on a node that also has slower ones (flat modes)."""
         if not any(node.kind not in FAST_KINDS for node in self.numa_nodes):
             return ()
         return tuple(n for n in self.numa_nodes if n.kind in FAST_KINDS and n.index in self.allowed_memory_nodes)
 
     @property
     def core_nodes(self) -> tuple[int, ...]:
-        """The NUMA nodes that the usable cores belong to, ascending."""
+        """The NUMA nodes of the usable cores, ascending."""
         return tuple(sorted({core.numa_node for core in self.usable_cores}))
 
     @property
@@ -114,13 +114,13 @@ class Topology:
 
     @property
     def cluster_mode(self) -> str:
-        """`snc2`, `snc4` where a package is split into NUMA nodes of its own cores, else `one node per package`."""
+        """`snc2`, `snc4` if each package is split into several NUMA nodes with cores, else `one node per package`."""
         split = len({core.numa_node for core in self.cores}) // max(self.num_packages, 1)
         return f"snc{split}" if split > 1 else "one node per package"
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that nodes of one type share: layout and memory kinds, not host, mask or DRAM size."""
+        """16 hexadecimal digits common to a node type: from layout and memory kinds, not host, mask or DRAM size."""
         sizes = {n.index: round(n.memory_bytes / 2**30) if n.kind in FAST_KINDS else 0 for n in self.numa_nodes}
         nodes = [(n.index, n.kind, format_list(n.cpus), sizes[n.index]) for n in self.numa_nodes]
         cores = [(core.package, core.numa_node, core.cpus) for core in self.cores]
@@ -140,7 +140,7 @@ class Topology:
 
 
 def restricted(topology: Topology, cpus: Sequence[int], memory_nodes: Sequence[int] | None = None) -> Topology:
-    """`topology` for a process that may use only `cpus` (and `memory_nodes`). UsageError where nothing is left."""
+    """Return `topology` for a process limited to `cpus` (and `memory_nodes`). Raises UsageError if nothing is left."""
     allowed = tuple(sorted(set(topology.cpus) & set(cpus)))
     if not allowed:
         raise UsageError(
@@ -153,12 +153,12 @@ def restricted(topology: Topology, cpus: Sequence[int], memory_nodes: Sequence[i
 
 
 def own_affinity() -> tuple[int, ...]:
-    """The CPUs that the kernel lets this process run on."""
+    """Return the CPUs on which the kernel lets this process run."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def own_memory_nodes(status: Path = Path("/proc/self/status")) -> tuple[int, ...] | None:
-    """The memory nodes that this process may use, None where the kernel does not say."""
+    """Return the memory nodes that this process may use, None if the kernel does not tell."""
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -175,7 +175,7 @@ CORES_PER_LINE = 32
 
 
 def draw(topology: Topology, cpus_by_local_rank: Sequence[Sequence[int]] = ()) -> list[str]:
-    """Lines: a cell per core with the mark of its rank, `.` for a free core, `x` for one that may not be used."""
+    """Return the drawing: a cell per core with its rank's mark, `.` for a free core, `x` for a forbidden one."""
     owner = {cpu: rank for rank, cpus in enumerate(cpus_by_local_rank) for cpu in cpus}
     allowed = set(topology.allowed_cpus)
     lines = []
@@ -200,7 +200,7 @@ def draw(topology: Topology, cpus_by_local_rank: Sequence[Sequence[int]] = ()) -
 
 
 def _cell(core: Core, owner: dict[int, int], allowed: set[int]) -> str:
-    """The rank's mark, doubled or more where it has several hardware threads of the core."""
+    """Return the rank's mark, repeated for each hardware thread of the core that the rank has."""
     ranks = [owner[cpu] for cpu in core.cpus if cpu in owner]
     if ranks:
         return "".join(MARKS[rank % len(MARKS)] for rank in ranks)

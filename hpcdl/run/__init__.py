@@ -1,1 +1,1 @@
-"""What a run is before it starts: its plan, its directory, its journal."""
+"""A run before it starts: its plan, its directory, its journal."""

@@ -1,8 +1,8 @@
-"""How a rank and its run ended: state, exit code, the line that says most of an error, and the record's last words.
+"""The end of a rank and of its run: state, exit code, the most useful line of an error, and the record's final state.
 
-Whoever starts the ranks writes the record at its end, or the rank on its way out. A rank that is killed, or whose run
-is ended by another one, cannot write; who has started the ranks knows why they ended. Where that is somebody else's
-launcher, the rank that found the cause writes before it ends the job.
+The process that starts the ranks writes the record at the end of the run, or the rank when it exits. A rank that is
+killed, or that another rank ends, cannot write, but the process that started the ranks knows the reason. Under another
+launcher, the rank that found the cause writes the record before it ends the job.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from hpcdl.run.faults import parse_faults, settled
 from hpcdl.run.journal import events_since_start
 
 _LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
-"""What TensorFlow's own engines raise when another rank is gone, by name: servers run without TensorFlow."""
+"""Names of the errors that TensorFlow's engines raise when another rank is gone; names, as servers lack TensorFlow."""
 _RAISED = re.compile(r"\w*(Error|Exception): ")
-"""How Python names an error in a traceback."""
+"""The form in which Python names an error in a traceback."""
 
 
 def verdict(error: BaseException) -> tuple[str, int]:
-    """A rank's state and exit code after `error`."""
+    """Return a rank's state and exit code after `error`."""
     error = original(error)
     if isinstance(error, StoppedEarly):
         return "stopped", error.exit_code
     if isinstance(error, (RankError, SilentExit)):
         return "bereaved", error.exit_code
-    # TensorFlow makes an error of its own of a lost peer that the exchange has met: it keeps the class in its text.
+    # TensorFlow wraps the error of a lost peer in one of its own, whose text keeps the name of the class.
     if type(error).__name__ in _LOST_PEER or f"{RankError.__name__}: " in str(error):
         return "bereaved", 1
     interrupted = Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else 1
@@ -67,9 +67,9 @@ def verdict(error: BaseException) -> tuple[str, int]:
 
 
 def one_line(error: BaseException) -> str:
-    """The line of an error that says most: the first, of TensorFlow's graphs what went wrong inside; with its class.
+    """Return the most useful line of an error, with its class.
 
-    Of several refusals at once all, behind each other.
+    It is the first line, or for TensorFlow's graphs the inner error. For several problems at once, return them all.
     """
     error = original(error)
     if isinstance(error, ConfigError):
@@ -85,14 +85,14 @@ def one_line(error: BaseException) -> str:
 
 
 Stamp = tuple[int, int] | None
-"""Which file a record was, None for no record."""
+"""Identity of a record's file (inode and modification time), None for no record."""
 _BEFORE_IT_BEGAN = (UsageError, Interrupted, KeyboardInterrupt)
-"""What a run that goes on can be refused or stopped by before its ranks have written anything."""
+"""Errors that can end the resume of a run before its ranks have written anything."""
 
 
 @contextlib.contextmanager
 def end_noted(run_dir: Path, blank: Callable[[], RunRecord]) -> Iterator[None]:
-    """Inside, a run goes on; an error that ends it stands in its record, `blank` where the ranks wrote none."""
+    """Record an error that ends the run while the context is open; `blank` makes a record if the ranks wrote none."""
     before = stamp_of(run_dir)
     try:
         yield
@@ -102,7 +102,7 @@ def end_noted(run_dir: Path, blank: Callable[[], RunRecord]) -> Iterator[None]:
 
 
 def stamp_of(run_dir: Path) -> Stamp:
-    """The record's file, to tell later whether it was written anew."""
+    """Return the identity of the record's file, to detect later whether it was rewritten."""
     with contextlib.suppress(OSError):
         found = (run_dir / FILE_NAME).stat()
         return found.st_ino, found.st_mtime_ns
@@ -117,13 +117,14 @@ def note_end(
     blank: Callable[[], RunRecord] | None = None,
     message: str = "",
 ) -> None:
-    """Write into the record in `run_dir` that `error` has ended the run, unless another rank has said why before.
+    """Note in the record in `run_dir` that `error` ended the run, unless another rank gave the reason before.
 
-    What a run before this one has left, `before`, stays where this one was refused, or where it was finished.
+    `before` identifies the record of an earlier start. That record stays if this start was refused, or if it is
+    finished.
     """
     error = original(error)
-    refused = getattr(error, "exit_code", 1) == UsageError.exit_code  # by ranks too, before anything is trained
-    with caught(lambda _: None):  # a second signal must not break it off
+    refused = getattr(error, "exit_code", 1) == UsageError.exit_code  # ranks may refuse too, before any training
+    with caught(lambda _: None):  # a second signal must not interrupt this
         try:
             record = read_record(run_dir)
         except CorruptError:
@@ -140,14 +141,14 @@ def note_end(
 
 
 def note_lost(run_dir: Path, message: str) -> None:
-    """Write into the record in `run_dir`, where there is one, that all of the run's processes are gone."""
+    """Note in the record in `run_dir`, if it has one, that all processes of the run are gone."""
     with contextlib.suppress(CorruptError):
         _write(run_dir, read_record(run_dir), LOST, message)
 
 
 def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure: str = "") -> None:
     warnings = record.warnings
-    with contextlib.suppress(ConfigError):  # of a damaged record
+    with contextlib.suppress(ConfigError):  # a damaged record may hold invalid faults
         faults = parse_faults(str(record.config.get("inject", "")), record.ranks)
         warnings = settled(warnings, faults, run_dir)
     ended = dataclasses.replace(
@@ -161,12 +162,12 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
     )
     try:
         write_record(run_dir, ended)
-    except OSError as problem:  # readers find that nobody writes it any more
+    except OSError as problem:  # readers will see that no process holds the run any more
         sys.stderr.write(f"hpcdl: warning: cannot write {run_dir / FILE_NAME}: {problem.strerror or problem}\n")
 
 
 def message_of(error: BaseException) -> str:
-    """One line about what has ended a run."""
+    """Return one line about the error that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
     if line := without_place(error):
@@ -178,7 +179,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _steps_done(run_dir: Path) -> int:
-    """The last step that the run is known to have done: of its journal, or of its newest checkpoint."""
+    """Return the last step that the run is known to have completed, from its journal or its newest checkpoint."""
     reached = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
     saved = list_checkpoints(run_dir / FOLDER)
     return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)

@@ -1,4 +1,4 @@
-"""Faults on purpose, `--inject`: what a run, or an installation, survives can be tried before it happens.
+"""Injected faults, `--inject`, to test what a run, or an installation, survives.
 
 `kill:rank=1@step=50` and the like, several separated by commas:
 
@@ -11,9 +11,9 @@
     link:host=N:100mbit
     skew:host=N:+2s
 
-Of the last three `host` counts the run's nodes from rank 0's, which is 0; `rank=R` is possible for the first two. A
-fault strikes once in a run, also where the run goes on by itself, but for `@every`, which comes again and again at
-random ranks or nodes and times; a node that is cut off for good stays so for new ranks. The journal tells of each.
+In the last three, `host` numbers the run's nodes from 0, the node of rank 0; the first two also take `rank=R`. A fault
+strikes once in a run, even if the run restarts by itself. Only `@every` repeats, at random ranks or nodes and random
+times. A node that is cut off for good stays cut off for new ranks. The journal reports each fault.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from hpcdl.data.format.dataset import Dataset
 from hpcdl.run.rundir import STRUCK
 
 STRUCK_FROM_BESIDE = ("kill", "term", "stop", "slow", "exit")
-"""What strikes a process, at any moment of a step: workers, servers and scripts."""
+"""Faults that strike a process at any moment of a step: workers, servers and scripts."""
 PLANTED = ("error", "nan")
-"""What happens in a worker's step: an exception; NaN in its batch."""
+"""Faults inside a worker's step: an exception, or NaN in its batch."""
 UNREADABLE, FULL = "eio", "full"
-"""What the system does to files: a shard that cannot be read; no room while rank 0 writes a checkpoint."""
+"""Faults of the file system: a shard that cannot be read; a full disk while rank 0 writes a checkpoint."""
 FLIPPED = "flip"
-"""What memory or the network does: a bit of a bucket is another one on one rank than it is on the others."""
+"""A fault of memory or network: one bit of a bucket differs on one rank from the other ranks."""
 FLIPPED_RANK = 1
-"""Not rank 0: of two ranks that differ the other one is told to be odd."""
+"""Not rank 0: if two ranks differ, the other rank is reported as the odd one."""
 _WHERE = {UNREADABLE: "shard", FULL: "checkpoint", FLIPPED: "bucket"}
 _ASKED = "a fault is asked for: "
 PARTITION, LINK, SKEW = "partition", "link", "skew"
-"""What lies between nodes: messages that stand still, a slow link, clocks that differ (faults/network.py)."""
+"""Faults between nodes: blocked messages, a slow link, clocks that differ (faults/network.py)."""
 NETWORK = (PARTITION, LINK, SKEW)
 KINDS = (*STRUCK_FROM_BESIDE, *PLANTED, *_WHERE, *NETWORK)
 BUCKETS_OF = ("all-reduce", "parameter servers")
 """Families of strategies that exchange gradients in buckets."""
 AGAIN = ("kill", "term", "stop", "exit", PARTITION)
-"""What may come again and again."""
+"""Faults that may repeat."""
 
 _SPEC = re.compile(
     r"(?P<kind>[a-z]+):(?:(?P<of>rank|host)=(?P<rank>\d+|random)|shard=(?P<shard>\d+)|(?P<checkpoint>checkpoint)|bucket=(?P<bucket>\d+))"
@@ -68,15 +68,16 @@ _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault: `step` of the rank, or `time_s` seconds after its start; `duration_s` for a stop that ends.
+    """One fault, at `step` of the rank or `time_s` seconds after its start; `duration_s` is for faults that end.
 
-    `rank` is None where any may be struck, or what they read: then `every_s` is the mean time between two, by `seed`.
+    `rank` is None for a random rank or for a fault of files; for random ones `every_s` is the mean interval, with
+    `seed`.
     """
 
     kind: str
     rank: int | None
     of_host: bool = False
-    """`rank` is the number of a node then."""
+    """If true, `rank` is the number of a node."""
     shard: int | None = None
     bucket: int | None = None
     every_s: float | None = None
@@ -89,12 +90,12 @@ class Fault:
 
     @property
     def stays(self) -> bool:
-        """Whether it holds for new ranks too, where the run goes on by itself: a node stays cut off."""
+        """Whether the fault also holds for new ranks after a restart: a node that is cut off stays so."""
         return self.kind == PARTITION and self.of_host and self.rank is not None and self.duration_s is None
 
     @property
     def place(self) -> str:
-        """What it strikes, for people."""
+        """The target of the fault, in words."""
         if self.shard is not None:
             return f"shard {self.shard}"
         if self.kind == FULL:
@@ -106,7 +107,7 @@ class Fault:
 
     @property
     def moment(self) -> str:
-        """When it strikes, for people."""
+        """The time of the fault, in words."""
         if self.every_s is not None:
             return f"every {format_seconds(self.every_s)} in the mean"
         if self.step is None and self.time_s is None:
@@ -115,9 +116,9 @@ class Fault:
 
 
 def parse_faults(text: str, num_ranks: int, num_hosts: int | None = None) -> list[Fault]:
-    """The faults that `--inject` names; ConfigError with a line for each that cannot be.
+    """Return the faults that `--inject` names. Raises ConfigError with a line for each impossible one.
 
-    Numbers of nodes are held against `num_hosts` where that is known.
+    Node numbers are checked against `num_hosts` if it is known.
     """
     faults, problems = [], []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -176,7 +177,7 @@ def _parse(text: str, num_ranks: int, num_hosts: int | None) -> Fault:
 
 
 def _check_number(found: re.Match[str], num_ranks: int, num_hosts: int | None) -> None:
-    """ValueError where there is no such rank or node, or nobody else that a network would lie between."""
+    """Raise ValueError if no rank or node has this number, or if there is no network between several."""
     on_host, number = found["of"] == "host", found["rank"]
     if on_host and num_hosts == 1:
         raise ValueError("this run is on one node" + ("; rank=R is possible there" if found["kind"] != SKEW else ""))
@@ -262,10 +263,10 @@ def _parse_random(found: re.Match[str], text: str) -> Fault:
 def check_possible(
     text: str, num_ranks: int, dataset: Dataset, *, family: str, num_workers: int, sees_messages: bool
 ) -> None:
-    """UsageError where a shard is to be unreadable that the training split has not got, or that nobody looks at.
+    """Raise UsageError if a fault cannot happen in this run.
 
-    Also where a bit of a bucket is to flip of a strategy of a `family` that has none, or of one worker alone, and where
-    messages are to stand still that hpcdl does not see.
+    Examples: the training split lacks the shard, or does not verify it; the strategy's `family` has no buckets, or
+    there is only one worker; hpcdl does not see the messages.
     """
     for fault in parse_faults(text, num_ranks):
         if fault.kind in (PARTITION, LINK) and not sees_messages:
@@ -289,9 +290,9 @@ def check_possible(
 
 
 def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS, why: str = "") -> None:
-    """UsageError where faults are asked for elsewhere than on the command line, cannot be, or are not of `kinds`.
+    """Raise UsageError if faults are impossible, not of `kinds`, or set outside the command line.
 
-    `why` the others are not possible.
+    `why` says why other kinds are not possible.
     """
     if resolved.config.run.trace not in (OFF, UNASKED) and f"{FLIPPED}:" in resolved.config.safety.inject:
         raise UsageError(f"--inject {FLIPPED}:... takes the place of the recorder of --trace; leave one of them out")
@@ -306,12 +307,12 @@ def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS, 
 
 
 def marker_of(run_dir: Path, number: int) -> Path:
-    """The file that says that the fault of this number has struck."""
+    """Return the file that marks the fault of this number as injected."""
     return run_dir / FOLDER / f"{STRUCK}{number}"
 
 
 def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> list[str]:
-    """A line for each fault: asked for, injected or, once the run is `over`, not reached."""
+    """Return a line for each fault: requested, injected or, once the run is `over`, not reached."""
     found = []
     for number, fault in enumerate(faults):
         what = f"{fault.kind} of {fault.place} {fault.moment}"
@@ -327,6 +328,6 @@ def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> li
 
 
 def settled(warnings: Sequence[str], faults: Sequence[Fault], run_dir: Path) -> list[str]:
-    """The warnings of a run that is over: in place of the faults that were asked for, what has become of them."""
+    """Return the warnings of a finished run, with the outcome of each requested fault instead of the request."""
     kept = [line for line in warnings if not line.startswith(_ASKED)]
     return list(dict.fromkeys([*kept, *told_of(faults, run_dir, over=True)]))

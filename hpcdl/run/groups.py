@@ -1,7 +1,7 @@
-"""Chip partitioning (SC17, section on KNL): a node's cores split in groups, each with weights and data of its own.
+"""Chip partitioning (SC17, section on KNL): a node's cores are split in groups, each with its own weights and data.
 
 A group is a rank, bound to its share of the cores and to the memory near them. Gradients are averaged over the
-groups. All copies together have to fit in the node's fast memory, or in its memory where it has no fast one.
+groups. All copies together must fit in the node's fast memory, or in its memory if it has no fast one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT_BYTES = 4
 
 
 def check_groups(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> None:
-    """ConfigError where --groups does not go with the strategy or the number of ranks."""
+    """Raise ConfigError if --groups does not fit the strategy or the number of ranks."""
     problems = [*_problems(info, config)]
     if problems:
         raise ConfigError(problems)
@@ -45,7 +45,7 @@ def _problems(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> Iter
 
 
 def check_memory(copies: int, weights_bytes: int, data_bytes: int, topology: Topology) -> None:
-    """ConfigError, with the arithmetic, where one node's `copies` of both do not fit in its fast memory."""
+    """Raise ConfigError, with the arithmetic, if `copies` of weights and data do not fit in one node's fast memory."""
     fast = topology.fast_nodes
     available = sum(node.memory_bytes for node in fast) or topology.memory_bytes
     needed = copies * (weights_bytes + data_bytes)
@@ -63,20 +63,20 @@ def check_memory(copies: int, weights_bytes: int, data_bytes: int, topology: Top
 
 
 def data_bytes(dataset: Dataset) -> int:
-    """Bytes of the training split that each group holds (data/read/staging.py); 0 where it is compressed or made."""
+    """Return the bytes of training data that each group holds (data/read/staging.py); 0 if compressed or generated."""
     entry, manifest = dataset.train_split.entry, dataset.manifest
     held = entry is not None and manifest is not None and not manifest.compression
     return sum(shard.num_bytes for shard in entry.shards) if entry is not None and held else 0
 
 
 def weights_bytes(model: str) -> int:
-    """Bytes of a known network's weights; 0 for a network of the user's own, which nobody has counted yet."""
+    """Return the bytes of a known network's weights; 0 for a network of the user, whose size is not known yet."""
     info = MODELS.get(model)
     return FLOAT_BYTES * (info.parameters + info.moving_statistics) if info else 0
 
 
 def near_memory(groups: int, ranks: int, topology: Topology) -> Settings | None:
-    """Placement of a node's `ranks` groups without a node profile: bound to cores, and to the memory near them."""
+    """Return settings for `ranks` groups on a node without a node profile: bound to cores and nearby memory."""
     if groups == 1:
         return None
     bound = ranks <= len(topology.usable_cores)

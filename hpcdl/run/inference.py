@@ -1,4 +1,4 @@
-"""What an inference is before its ranks start: the model, the data as the model knows it, and the folder of outputs."""
+"""An inference before its ranks start: the model, the data in the form the model knows, and the output folder."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read, without
 from hpcdl.run.trained_data import read_as_trained
 
 STRATEGY = "infer"
-"""What stands in place of a strategy in the record of an inference."""
+"""Stands for the strategy in the record of an inference."""
 ASKED_FILE = "infer.toml"
-"""In the folder of outputs: what was asked for."""
+"""The request, a file in the output folder."""
 _DEFAULT_BATCH = 32
 _UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|({FOLDER}|trace)(/.*)?"
-"""All that is in the folder of outputs before anything is computed, as a pattern of paths below it."""
+"""Pattern of the paths in the output folder that exist before anything is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferencePlan:
-    """One inference. `trained` are the settings of the run whose model it is, None for a .keras file.
+    """One inference. `trained` holds the settings of the run that trained the model, None for a .keras file.
 
-    `notes` are to be said, `warnings` to be kept in the record too.
+    `notes` are messages to show; `warnings` also go to the record.
     """
 
     config: InferConfig
@@ -53,17 +53,17 @@ class InferencePlan:
 
     @property
     def model_name(self) -> str:
-        """What reports call the model."""
+        """The name of the model in reports."""
         return self.trained.model.model if self.trained else self.model.stem
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, with what follows from it."""
+        """Return the request with the values derived from it."""
         chosen = {"split": ",".join(split.name for split in self.splits), "batch-size": self.batch_size}
         return {**as_toml_values(self.config), **chosen, "model": str(self.model)}
 
 
 def prepare(config: InferConfig, model: Path) -> InferencePlan:
-    """Check model and data; UsageError where one is not to be had, or can be read in two ways. No TensorFlow here."""
+    """Check model and data, without TensorFlow. Raises UsageError if one is unavailable or ambiguous."""
     warnings: list[str] = []
     if is_run(model):
         trained = read(model)[0].config
@@ -73,7 +73,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
             raise UsageError(f"--scale is for a .keras file; {model} was trained with --scale {trained.data.scale}")
         dataset, _, remarks = read_as_trained(model, trained, config.data.data, verified=config.data.verify_data)
         warnings = [text for text in remarks if text.endswith("is not known")]
-        notes = [text for text in remarks if text.endswith("as in training")]  # of classes no output depends
+        notes = [text for text in remarks if text.endswith("as in training")]  # no output depends on the class numbers
     else:
         trained = None
         dataset, warnings = _as_the_file_says(config, model)
@@ -93,7 +93,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
 
 
 def is_run(model: Path) -> bool:
-    """Whether `model` is the folder of a run; UsageError where it is neither that nor a .keras file."""
+    """Return whether `model` is a run directory. Raises UsageError if it is neither that nor a .keras file."""
     if model.is_dir():
         if (model / RUN_FILE).exists():
             return True
@@ -106,7 +106,7 @@ def is_run(model: Path) -> bool:
 
 
 def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[str]]:
-    """The data for a .keras file, which does not say how it wants bytes, nor by what numbers were scaled."""
+    """Return the data for a .keras file, which says neither how it expects bytes nor how numbers were scaled."""
     dataset = open_dataset(config.data.data, verified=config.data.verify_data)
     inputs = [item for item in dataset.inputs if item.kind != "text"]
     bytes_in = [item.name for item in inputs if item.dtype == "uint8" and item.normalise == "none"]
@@ -126,7 +126,7 @@ def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[s
 
 
 def _chosen(dataset: Dataset, name: str | None) -> tuple[Split, ...]:
-    """The split `name`; by default `val`, else all of them. UsageError where there is none of that name."""
+    """Return the split `name`; by default `val`, else all splits. Raises UsageError for an unknown name."""
     if name is None:
         name = "val" if "val" in dataset.splits else EVERY_SPLIT
     if name in dataset.splits:
@@ -137,7 +137,7 @@ def _chosen(dataset: Dataset, name: str | None) -> tuple[Split, ...]:
 
 
 def blank_record(plan: InferencePlan) -> RunRecord:
-    """The record of an inference that ended before its ranks had written one."""
+    """Return the record of an inference that ended before its ranks wrote one."""
     ranks = plan.config.run.ranks
     return RunRecord(
         strategy=STRATEGY,
@@ -157,7 +157,7 @@ def blank_record(plan: InferencePlan) -> RunRecord:
 
 
 def check_out(out: Path, *, resume: bool) -> None:
-    """UsageError unless `out` is new or empty, or holds outputs that are to be resumed, and nobody writes to it."""
+    """Raise UsageError unless `out` is new, empty or holds outputs to resume, and no other process writes to it."""
     if out.is_dir():
         check_free(out)
         _check_content(out, resume=resume)
@@ -175,7 +175,7 @@ def _check_content(out: Path, *, resume: bool) -> None:
 
 @dataclass(frozen=True)
 class OutputPlace:
-    """What a call has found in place of its folder of outputs: the one that it `made`, or the infer.toml `there`."""
+    """The state of the output folder before a call: the folder that it `made`, or the content of infer.toml `there`."""
 
     out: Path
     made: Made | None
@@ -183,7 +183,7 @@ class OutputPlace:
 
     @contextmanager
     def restored_if_refused(self) -> Iterator[None]:
-        """Leave things as they were found where the ranks refuse what the user handed in, before they compute."""
+        """Restore the earlier state if the ranks refuse the user's input before they compute."""
         try:
             yield
         except HpcdlError as error:
@@ -195,7 +195,7 @@ class OutputPlace:
         if self.there is not None:
             write_bytes(self.out / ASKED_FILE, self.there)
         elif others_in(self.out, _UNCOMPUTED):
-            return  # outputs that are worth keeping
+            return  # keep computed outputs
         elif self.made is not None:
             self.made.remove()
         else:
@@ -204,7 +204,7 @@ class OutputPlace:
 
 @contextmanager
 def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
-    """Hold `out`, which is made where it is missing, as its only writer."""
+    """Make `out` if it is missing, and lock it as its only writer."""
     try:
         made = next((item for item in make_folder(out) if item.path == out), None)
     except PlaceError:
@@ -215,20 +215,20 @@ def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
         _check_content(out, resume=resume)
         there = read_bytes(out / ASKED_FILE) if (out / ASKED_FILE).exists() else None
         if (out / FOLDER).is_dir():
-            with writing(out / FOLDER, PARTING_S):  # ranks whose starting process was killed have so long to end
+            with writing(out / FOLDER, PARTING_S):  # time for ranks whose starting process was killed to end
                 pass
         forget_struck(out)
         yield OutputPlace(out, made, there)
 
 
 def ask(out: Path, resolved: ResolvedConfig[InferConfig], model: Path) -> None:
-    """Write what is asked for, for the ranks and for people."""
+    """Write the request, for the ranks and for people."""
     facts = {"model": str(model.absolute())}
     write_toml(out / ASKED_FILE, {**as_toml_values(resolved.config), "facts": facts, "origins": resolved.origins})
 
 
 def asked(out: Path) -> tuple[InferConfig, Path]:
-    """What `ask` has written; CorruptError where that is damaged."""
+    """Return what `ask` wrote. Raises CorruptError if it is damaged."""
     path = out / ASKED_FILE
     document = read_toml(path, CorruptError)
     facts, _ = document.pop("facts", {}), document.pop("origins", {})
@@ -241,7 +241,7 @@ def asked(out: Path) -> tuple[InferConfig, Path]:
 
 
 def check_same(out: Path, before: InferenceRecord | None, identity: dict[str, str]) -> None:
-    """UsageError with a line for each thing in which outputs begun before are of something else than these."""
+    """Raise ConfigError, with a line per difference, if `out` was begun with another model or other data."""
     if before is None or not before.identity:
         return
     problems = [

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per event of a run, appended by rank 0, followed by whoever watches."""
+"""metrics.jsonl: one line per event of a run, appended by rank 0, followed by commands that watch the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EventHandler = Callable[[dict[str, Any]], None]
 
 
 class Journal(Protocol):
-    """Takes events; `kind` is start, step, epoch or message."""
+    """Receives events; `kind` is start, step, epoch or message."""
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event."""
@@ -39,14 +39,14 @@ class Journal(Protocol):
         """Append a step event, at most one per interval."""
 
     def due(self) -> bool:
-        """Whether a step event would be kept now; asking counts as telling."""
+        """Return whether a step event would be kept; True starts a new interval."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the journal; no event may follow."""
 
 
 class NullJournal:
-    """For ranks that do not write."""
+    """A journal for ranks that do not write."""
 
     def write(self, kind: str, **values: Any) -> None:
         """Drop the event."""
@@ -55,7 +55,7 @@ class NullJournal:
         """Drop the event."""
 
     def due(self) -> bool:
-        """Never."""
+        """Return False: no event is kept."""
         return False
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class NullJournal:
 class FileJournal:
     """Appends to `metrics.jsonl` in a run directory; a line is whole or absent for a reader that waits for its end.
 
-    A disk that is full costs events, never the run; the first line behind a gap says how many.
+    A full disk loses events but never stops the run; the first line after a gap says how many are missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -89,7 +89,7 @@ class FileJournal:
             self._lost += 1
 
     def _append(self, content: bytes) -> bool:
-        """Whether all of `content` went into the file; nothing of it stays there where not."""
+        """Append `content` and return True; if it does not fit, append nothing and return False."""
         end = self._file.seek(0, os.SEEK_END)
         with contextlib.suppress(OSError):
             if self._file.write(content) == len(content):
@@ -103,7 +103,7 @@ class FileJournal:
             self.write("step", step=step, **values)
 
     def due(self) -> bool:
-        """Whether the interval since the last yes is over."""
+        """Return whether the interval since the last True is over."""
         now = time.monotonic()
         if now - self._last_step_at < STEP_INTERVAL_S:
             return False
@@ -118,19 +118,19 @@ class FileJournal:
 def _line(kind: str, **values: Any) -> bytes:
     times = {"at": round(WALL.now_s(), 3), "monotonic_s": round(time.monotonic(), 3), "clock": _own_clock()}
     if kind == "start":
-        values["job"] = job_here()[1]  # several jobs may go on with one run: `hpcdl jobs` tells them apart by it
+        values["job"] = job_here()[1]  # several jobs may continue one run: `hpcdl jobs` distinguishes them by it
     event = without_infinities({"kind": kind, **times, **values})
     return (json.dumps(event, allow_nan=False) + "\n").encode()
 
 
 @functools.cache
 def _own_clock() -> str:
-    """A short name of what `monotonic_s` is of: a kernel since its start."""
+    """Return a short name for the clock of `monotonic_s`: one per boot of a kernel."""
     return hashlib.blake2b(clock_identity().encode(), digest_size=4).hexdigest()
 
 
 def clock_was_set(host: str, seconds: float) -> str:
-    """What a run's journal and record say of a host whose clock was set while it went on."""
+    """Return the text for a run's journal and record about a host whose clock was set during the run."""
     how = "ahead" if seconds > 0 else "back"
     return (
         f"the clock of {host} was set {how} by {format_seconds(abs(seconds))} while the run went on: its durations and "
@@ -139,9 +139,9 @@ def clock_was_set(host: str, seconds: float) -> str:
 
 
 def seconds_between(sooner: Mapping[str, Any], later: Mapping[str, Any]) -> float | None:
-    """Seconds from one event of a journal to another, None where they do not tell.
+    """Return the seconds between two events of a journal, None if they hold no times.
 
-    By the monotonic clock where both are of one; by the time of day where they are not, as in journals of older
+    Uses the monotonic clock if both events have the same one. Otherwise uses the time of day, as for journals of older
     versions.
     """
     name = "monotonic_s" if sooner.get("clock") == later.get("clock") and "clock" in sooner else "at"
@@ -152,7 +152,7 @@ def seconds_between(sooner: Mapping[str, Any], later: Mapping[str, Any]) -> floa
 
 
 class EchoJournal:
-    """Hands every event on to another journal and to `on_event`, for a rank whose terminal somebody watches."""
+    """Forwards every event to another journal and to `on_event`, for a rank with a watched terminal."""
 
     def __init__(self, journal: Journal, on_event: EventHandler) -> None:
         self._journal, self._on_event = journal, on_event
@@ -163,12 +163,12 @@ class EchoJournal:
         self._on_event({"kind": kind, **values})
 
     def step(self, step: int, **values: Any) -> None:
-        """Append a step event to both, as often as the journal takes one."""
+        """Append a step event to both, as often as the journal accepts one."""
         if self._journal.due():
             self.write("step", step=step, **values)
 
     def due(self) -> bool:
-        """Whether a step event would be kept now."""
+        """Return whether a step event would be kept now."""
         return self._journal.due()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class EchoJournal:
 
 
 def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
-    """What the journal tells since ranks have begun to train the last time."""
+    """Return the journal's events since the last start of training."""
     reader, found = JournalReader(run_dir, from_begin=True), list[dict[str, Any]]()
     while events := reader.read():
         found += events
@@ -186,9 +186,10 @@ def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
 
 
 class JournalReader:
-    """Reads the events that were appended since the last call, or, `from_begin`, all of them first.
+    """Reads the events that were appended since the last call; with `from_begin` the first call reads all.
 
-    Lines that are damaged are left out, as a run goes on whatever its journal says; `strict` for who shows it.
+    Damaged lines are skipped, because a run must continue whatever its journal holds; `strict` is for commands that
+    show them.
     """
 
     def __init__(self, run_dir: Path, *, from_begin: bool = False, strict: bool = False) -> None:
@@ -197,9 +198,9 @@ class JournalReader:
         self._position = self._path.stat().st_size if self._path.exists() and not from_begin else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New events, oldest first; a line that is not finished yet is left for the next call.
+        """Return the new events, oldest first; an unfinished line is left for the next call.
 
-        `strict`: CorruptError for a line that is damaged.
+        With `strict`, raises CorruptError for a damaged line.
         """
         content = b""
         with contextlib.suppress(OSError), open_regular(self._path) as file:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: how old, large and whole each is, and which one a run goes on from."""
+"""The checkpoints of a run: the age, size and integrity of each, and the one from which a run continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_EPOCHS = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class ListedCheckpoint:
-    """One checkpoint: `epoch` is None where nothing tells it, `problem` is empty where every digest fits."""
+    """One checkpoint: `epoch` is None if unknown, `problem` is empty if every digest matches."""
 
     step: int
     epoch: float | None
@@ -47,14 +47,14 @@ class ListedCheckpoint:
 
     @property
     def whole(self) -> bool:
-        """Whether a run can go on from it."""
+        """Whether a run can continue from it."""
         return not self.problem
 
 
 def listed(run_dir: Path) -> list[ListedCheckpoint]:
-    """The checkpoints in `run_dir`, newest first, every file read and held against its digest.
+    """Return the checkpoints in `run_dir`, newest first, after checking every file against its digest.
 
-    UsageError where `run_dir` is not a run.
+    Raises UsageError if `run_dir` is not a run.
     """
     folder = run_dir / FOLDER
     if not folder.is_dir() and not (run_dir / CONFIG_FILE).is_file():
@@ -69,7 +69,7 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
 
 
 def _kind_of(run_dir: Path) -> type[Facts] | None:
-    """What a run needs to go on, by its run.toml; None where that is missing or damaged, which others tell of."""
+    """Return the facts that a run needs to continue, by its run.toml; None if that is missing or damaged."""
     if not (run_dir / CONFIG_FILE).is_file():
         return None
     try:
@@ -83,7 +83,7 @@ def _kind_of(run_dir: Path) -> type[Facts] | None:
 
 
 def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpoint | None:
-    """A checkpoint on the file system."""
+    """Return a checkpoint on the file system."""
 
     def facts() -> dict[str, Any]:
         verify(folder, kind)
@@ -94,7 +94,7 @@ def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpo
 
 
 def _look_at_copies(folder: Path, step: int) -> ListedCheckpoint | None:
-    """What this node's memory holds of a step of a run that goes on."""
+    """Return the copies of a step in this node's memory, for a run that continues by itself."""
     names = copies_in(folder, step)
 
     def facts() -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _look_at_copies(folder: Path, step: int) -> ListedCheckpoint | None:
 def _listed(
     folder: Path, names: str, step: int, level: str, facts_of: Callable[[], Mapping[str, Any]]
 ) -> ListedCheckpoint | None:
-    """`facts_of` raises CorruptError. None where a run that goes on has removed the files meanwhile."""
+    """Return the listed checkpoint; `facts_of` may raise CorruptError. None if a live run removed the files."""
     problem, epoch = "", None
     try:
         epoch = _epoch(step, facts_of())
@@ -136,7 +136,7 @@ def _listed(
 
 
 def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
-    """Epochs done: of `hpcdl train` by its steps, of a script as its hpcdl.State counts them."""
+    """Return the completed epochs: from the steps of `hpcdl train`, or from the hpcdl.State of a script."""
     if "steps_per_epoch" in facts:
         return round(step / int(facts["steps_per_epoch"]), 4)
     counted = facts.get("values", {}).get("epoch")
@@ -144,7 +144,7 @@ def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
 
 
 def require_whole(found: list[ListedCheckpoint]) -> None:
-    """CorruptError names every checkpoint that is damaged, and what a run does about it."""
+    """Raise CorruptError naming every damaged checkpoint, and from where a run would continue."""
     damaged = [item for item in found if not item.whole]
     if not damaged:
         return
@@ -154,11 +154,11 @@ def require_whole(found: list[ListedCheckpoint]) -> None:
 
 
 SAFE_RATE = 0.01
-"""Whoever diverged with more than ten times this is advised to try this."""
+"""Highest learning rate suggested after a divergence; a run that used more than ten times this gets it."""
 
 
 def check_going_back(run_dir: Path, limits: InterruptionConfig) -> None:
-    """UsageError, or CorruptError, where the run in `run_dir` cannot go on from --from-step."""
+    """Raise UsageError or CorruptError if the run in `run_dir` cannot continue from --from-step."""
     step = limits.from_step
     if step is None:
         return
@@ -184,7 +184,7 @@ def check_going_back(run_dir: Path, limits: InterruptionConfig) -> None:
 def step_to_resume(
     run_dir: Path, from_step: int | None, warnings: list[str], kind: type[Facts] | None = None
 ) -> int | None:
-    """The step of `from_step`, by default of the newest checkpoint that is whole; None for the start."""
+    """Return `from_step`, or by default the step of the newest intact checkpoint; None to begin at the start."""
     return newest_valid(run_dir, warnings, kind) if from_step is None else from_step
 
 
@@ -193,7 +193,7 @@ def _from(step: int) -> list[str]:
 
 
 def way_back(run_dir: Path, config: TrainConfig, sound_step: int) -> str:
-    """The command that goes on from before a run's numbers exploded; they were sound after `sound_step` steps."""
+    """Return the command that resumes before a run's numbers exploded; they were sound after `sound_step` steps."""
     step = next((step for step in list_checkpoints(run_dir / FOLDER) if step <= sound_step), 0)
     rate = min(config.optimizer.learning_rate / 10, SAFE_RATE)
     words = ["hpcdl", "train", "--resume", "--run-dir", str(run_dir), *_from(step)]
@@ -203,7 +203,7 @@ def way_back(run_dir: Path, config: TrainConfig, sound_step: int) -> str:
 
 
 def script_way_back(run_dir: Path, words: Sequence[str]) -> str:
-    """The same of the script and its arguments, `words`: of its losses nothing is known, so it is one checkpoint."""
+    """Return the same for a script with arguments `words`; its losses are unknown, so go back by one checkpoint."""
     kept = list_checkpoints(run_dir / FOLDER)
     if not kept:
         return "lower the learning rate in the script"

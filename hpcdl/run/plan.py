@@ -1,4 +1,4 @@
-"""Everything about a run that can be checked before ranks start and before anything is written."""
+"""All checks of a run that are possible before ranks start and before anything is written."""
 
 from __future__ import annotations
 
@@ -53,35 +53,35 @@ class RunPlan:
     num_steps: int
     schedule: Schedule
     notes: tuple[str, ...] = ()
-    """What the start says beside the rule that updates the weights."""
+    """Messages shown at the start, beside the rule that updates the weights."""
 
     @property
     def worker_batch(self) -> int:
-        """Samples per optimizer step on the worker that has most of them."""
+        """The largest number of samples per optimizer step on one worker."""
         return -(-self.global_batch // self.num_workers)
 
     @property
     def global_batch(self) -> int:
-        """Samples per optimizer step over all workers."""
+        """The number of samples per optimizer step over all workers."""
         return global_batch_of(self.config, self.num_workers)
 
     def samples_of(self, worker: int) -> int:
-        """Samples per optimizer step on `worker`."""
+        """Return the number of samples per optimizer step on `worker`."""
         return len(pass_slice(self.global_batch, worker, self.num_workers))
 
     def slices_of(self, worker: int) -> tuple[int, ...]:
-        """The samples of each part of its batch that a worker computes at once."""
+        """Return the sizes of the parts of a worker's batch, each of which it computes at once."""
         samples, parts = self.samples_of(worker), self.config.exchange.accumulate
         if self.config.data.keep_batch is not None and self.info.features.accumulation:
             parts = min(max(parts, -(-samples // self.config.data.batch_size)), samples)
         return tuple(len(pass_slice(samples, part, parts)) for part in range(parts))
 
     def weight_of(self, worker: int) -> float:
-        """What a worker's mean over its own samples counts in the mean over the workers."""
+        """Return the weight of a worker's mean over its samples in the mean over the workers."""
         return self.samples_of(worker) * self.num_workers / self.global_batch
 
     def sample_ids(self, step: int, worker: int, shift: Shift = NO_SHIFT) -> list[int]:
-        """Ids, within the training split, of the samples that `worker` takes at `step`."""
+        """Return the ids, within the training split, of the samples that `worker` takes at `step`."""
         stream = open_stream(
             self.dataset,
             batch_size=self.worker_batch,
@@ -98,7 +98,7 @@ class RunPlan:
 
 
 def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
-    """UsageError where copies of copies are asked for and there are none, or nobody to keep them."""
+    """Raise UsageError if redundancy is requested without copies in memory, or if ranks cannot exchange copies."""
     if checkpoint.local_checkpoint_redundancy == NONE:
         return
     given = f"--local-checkpoint-redundancy {checkpoint.local_checkpoint_redundancy}"
@@ -112,19 +112,19 @@ def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
 
 
 def _check_installed(run: RunConfig) -> None:
-    """UsageError where what these settings need is not there."""
+    """Raise UsageError if a package or library that these settings need is missing."""
     if run.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs the package tensorboard; pip install 'hpcdl[tensorboard]'")
     check_library(run.allocator)
 
 
 def keeps_bytes(dataset: Dataset) -> bool:
-    """Whether --scale auto leaves bytes of an input as they are: they are no pictures."""
+    """Return whether --scale auto leaves bytes of an input unchanged, because they are not pictures."""
     return dataclasses.replace(dataset, scale=AUTO).keeps_bytes
 
 
 def check_scale(dataset: Dataset, config: DataConfig) -> None:
-    """UsageError where bytes of an input may be a grey picture or numbers, and it was not said."""
+    """Raise UsageError if bytes of an input may be a grey picture or numbers, and the user did not say which."""
     if config.scale != "auto":
         none = all(item.dtype != "uint8" for item in dataset.inputs)
         if config.scale == "none" and none and not config.preprocess:
@@ -140,7 +140,7 @@ def check_scale(dataset: Dataset, config: DataConfig) -> None:
 
 
 def check_network(config: TrainConfig, dataset: Dataset) -> None:
-    """UsageError where a network of the table does not take samples or classes of these data, unless changed first."""
+    """Raise UsageError if a known network does not accept these samples or classes, unless they are preprocessed."""
     if config.data.preprocess or len(dataset.inputs) > 1:
         return
     classes = config.model.classes or dataset.num_classes
@@ -148,7 +148,7 @@ def check_network(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
-    """Check names, data and arithmetic of a run; raises what the user should read."""
+    """Check names, data and arithmetic of a run, and return its plan. Raises errors meant for the user."""
     resolved = with_own_period(resolved)
     config = resolved.config
     dataset = _named(config)
@@ -208,7 +208,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
 
 
 def _named(config: TrainConfig) -> Dataset:
-    """The data set; UsageError for each strategy, model, function, file and data set that is not there, all at once."""
+    """Return the data set. Raises one UsageError for all unknown strategies, models, functions, files and data sets."""
     refusals = Refusals()
     with refusals.gathered():
         find_strategy(config.exchange.strategy)
@@ -224,12 +224,12 @@ def _named(config: TrainConfig) -> Dataset:
     with refusals.gathered():
         dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     refusals.raise_all()
-    assert dataset is not None  # or a refusal was raised
+    assert dataset is not None  # otherwise an error was raised
     return dataset
 
 
 def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo, int, int]:
-    """The strategy with its numbers of workers and servers, after all checks of names that need no data."""
+    """Return the strategy with its numbers of workers and servers, after all checks of names that need no data."""
     info = find_strategy(config.exchange.strategy)
     num_servers = config.exchange.servers if info.features.servers else 0
     num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
@@ -244,9 +244,9 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
 
 
 def with_own_period(resolved: ResolvedConfig[Config]) -> ResolvedConfig[Config]:
-    """The settings with the strategy's own period, where nobody has said another one and it has one.
+    """Return the settings with the strategy's own period, if it has one and the user set no other.
 
-    What a run keeps of its settings must hold it: reports and forecasts go by that.
+    The saved settings of a run must hold it, because reports and forecasts use it.
     """
     name = flatten(resolved.config)["strategy"]
     period = find_strategy(name).features.default_period if name in (*STRATEGIES, *ALIASES) else 1
@@ -265,7 +265,7 @@ def check_averaging(
     num_workers: int,
     peak_rate: float,
 ) -> None:
-    """ConfigError where groups or the rates of an elastic strategy do not fit its workers."""
+    """Raise ConfigError if groups or the rates of an elastic strategy do not fit its workers."""
     config = resolved.config
     check_groups(info, config)
     num_averaged = num_workers // config.elastic.groups if info.features.groups else num_workers
@@ -273,12 +273,12 @@ def check_averaging(
 
 
 def global_batch_of(config: TrainConfig, num_workers: int) -> int:
-    """Samples per optimizer step over all workers."""
+    """Return the number of samples per optimizer step over all workers."""
     return config.data.keep_batch or config.data.batch_size * config.exchange.accumulate * num_workers
 
 
 def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) -> None:
-    """UsageError where --keep-batch has no meaning, or leaves a worker without a sample."""
+    """Raise UsageError if --keep-batch has no meaning, or leaves a worker without a sample."""
     kept = config.data.keep_batch
     if kept is None:
         return
@@ -298,7 +298,7 @@ def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) 
 
 
 def check_changes(config: DataConfig, dataset: Dataset) -> None:
-    """UsageError where inputs cannot be scaled, or images changed at random, as asked for."""
+    """Raise UsageError if inputs cannot be scaled, or images augmented, as requested."""
     check_scale(dataset, config)
     if config.crop_padding and config.random_resized_crop:
         raise UsageError("--crop-padding and --random-resized-crop both cut a window out; give one of them")
@@ -308,11 +308,11 @@ def check_changes(config: DataConfig, dataset: Dataset) -> None:
 
 
 _SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}
-"""How files begin that Keras loads a model from, by the suffix that it goes by."""
+"""The first bytes of model files that Keras loads, by the file name's suffix."""
 
 
 def check_saved_model(path: Path) -> None:
-    """UsageError where --init-weights names no model that may be loaded: a pipe would keep every rank waiting."""
+    """Raise UsageError if --init-weights names no loadable model; a pipe, for example, would block every rank."""
     begins_with = _SAVED_MODELS.get(path.suffix)
     try:
         with open_regular(path) as file:
@@ -321,7 +321,7 @@ def check_saved_model(path: Path) -> None:
         raise UsageError(f"--init-weights {path}: {getattr(error, 'strerror', None) or error}") from error
     if not holds_model:
         raise UsageError(f"--init-weights {path}: not a saved model; give a .keras file, as a run's model.keras")
-    from hpcdl.models.saved import check_saved  # loads h5py, of which most runs need nothing here
+    from hpcdl.models.saved import check_saved  # loads h5py, which most runs do not need here
 
     try:
         check_saved(path)
@@ -330,16 +330,16 @@ def check_saved_model(path: Path) -> None:
 
 
 def check_open_servers(info: StrategyInfo, *, allowed: bool) -> None:
-    """UsageError where other users of the nodes could reach servers that authenticate nobody.
+    """Raise UsageError if other users of the nodes could reach servers that have no authentication.
 
-    Asks the batch system: for whoever starts ranks, once, not for every rank nor for a plan of runs.
+    Asks the batch system, so the starting process calls it once; neither every rank nor the plan of a study does.
     """
     if info.features.open_servers and not allowed:
         check_own_nodes(f"--strategy {info.name}", "use ring or ps")
 
 
 def check_own_nodes(what: str, instead: str) -> None:
-    """UsageError where `what` would open servers of TensorFlow's on nodes that other users may be on."""
+    """Raise UsageError if `what` would open TensorFlow servers on nodes that other users may share."""
     if has_own_nodes(os.environ):
         return
     raise UsageError(
@@ -350,7 +350,7 @@ def check_own_nodes(what: str, instead: str) -> None:
 
 
 def rule_in_force(run_plan: RunPlan) -> str:
-    """One line that says how this run will update its weights."""
+    """Return one line that describes how this run will update its weights."""
     values = flatten(run_plan.config)
     rule = next(iter(run_plan.info.features.optimizers), values["optimizer"])
     if rule in ("momentum", "nesterov"):

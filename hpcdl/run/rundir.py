@@ -1,4 +1,4 @@
-"""A run directory: run.toml says what was asked and where each value came from."""
+"""A run directory: run.toml records the settings of the run and the origin of each value."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
-"""Ranks end within 10 s of the process that started them."""
+"""Time limit for ranks to end; they end within 10 s of the process that started them."""
 REPORT_FOLDER = "report"
 HOLDS = (
     r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
     rf"|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
 )
-"""All that hpcdl writes into a run directory, as a pattern of paths below it."""
+"""Pattern of all paths that hpcdl writes into a run directory."""
 _UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
-"""The same before anything is trained."""
+"""The same pattern before any training."""
 _LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
 _OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
-"""Settings that a resumed run does not take over."""
+"""Settings that a resumed run does not inherit."""
 _HOW_FAR = ("steps", "epochs", "target-accuracy")
-"""Settings that say where a run ends."""
+"""Settings that define the end of a run."""
 STRUCK = "injected-"
-"""Begins the names of files, beside the ranks' own, for the faults that have struck since the user started the run."""
+"""Prefix of marker files, in the folder of the ranks, for faults that struck since the user started the run."""
 CHECKSUM, SCRIPT = "data-checksum", "script"
-"""Facts of a run's start: of its data, or which script it runs."""
+"""Facts of a run's start: the checksum of its data, or the script it runs."""
 
 
 def default_run_dir(name: str, kind: str, now: float | None = None) -> Path:
-    """`runs/<time>-<name>-<kind>`; of a name that is a path or names a function, the file's stem."""
+    """Return `runs/<time>-<name>-<kind>`; for a name that is a path or names a function, the file's stem."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     base = Path("runs") / f"{stamp}-{Path(name.partition(':')[0]).stem}-{kind}"
     candidate, number = base, 2
@@ -83,7 +83,7 @@ def default_run_dir(name: str, kind: str, now: float | None = None) -> Path:
 
 
 def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
-    """The settings that the run in `run_dir` began with, as a layer below the flags; none where there is no run yet."""
+    """Return the first settings of the run in `run_dir`, as a layer below the flags; empty if there is no run yet."""
     if not (run_dir / CONFIG_FILE).exists():
         return []
     resolved, _ = read_as(kind, run_dir)
@@ -95,9 +95,9 @@ def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
 
 
 def check_trusted(run_dir: Path, trust: bool) -> None:
-    """UsageError where `run_dir` is another user's, root's too, and the user did not say to run the code it names.
+    """Raise UsageError if `run_dir` belongs to another user, even root, and the user did not say --trust.
 
-    Its run.toml may name a file with a model, its model.keras classes of any module.
+    Its run.toml may name a file with a model, and its model.keras classes of any module: code that would run.
     """
     for path in (run_dir, run_dir / CONFIG_FILE, run_dir / MODEL_FILE):
         owner = path.stat().st_uid if path.exists() else os.geteuid()
@@ -110,7 +110,7 @@ def check_trusted(run_dir: Path, trust: bool) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """What a call has found in place of its run directory: the folder that it `made`, or the run.toml `there`."""
+    """The state of the run directory before a call: the folder that it `made`, or the content of run.toml `there`."""
 
     run_dir: Path
     made: Made | None
@@ -118,9 +118,10 @@ class Place:
 
     @contextmanager
     def restored_if_refused(self) -> Iterator[None]:
-        """Leave things as they were found where the ranks refuse what the user handed in, before anything is trained.
+        """Restore the earlier state if the ranks refuse the user's input before any training.
 
-        What only TensorFlow can tell (a model's outputs, a loss's name) the ranks find, so that it is loaded once.
+        Only ranks find problems that need TensorFlow (a model's outputs, a loss's name), so that it is loaded only
+        once.
         """
         try:
             yield
@@ -130,7 +131,7 @@ class Place:
             raise
 
     def _restore(self) -> bool:
-        """Whether the run directory is gone."""
+        """Undo what this call changed, and return whether the run directory was removed."""
         if self.there is not None:
             write_bytes(self.run_dir / CONFIG_FILE, self.there)
         elif self.made is None:
@@ -143,9 +144,9 @@ class Place:
 
 @contextmanager
 def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
-    """Hold `run_dir`, which is made where it is missing, as its only writer; UsageError names another one.
+    """Make `run_dir` if it is missing, and lock it as its only writer. Raises UsageError naming any other writer.
 
-    Ranks whose starting process was killed have PARTING_S to end; what they had begun to write is removed then.
+    Ranks whose starting process was killed have PARTING_S to end; their unfinished files are removed afterwards.
     """
     try:
         made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
@@ -173,13 +174,13 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
 
 
 def forget_struck(run_dir: Path) -> None:
-    """A new call injects its faults, whatever has struck an earlier one."""
+    """Remove the markers of injected faults: a new call injects its own faults again."""
     for struck in (run_dir / FOLDER).glob(f"{STRUCK}*"):
         remove_file(struck)
 
 
 def _check_links(run_dir: Path) -> None:
-    """PlaceError where a link keeps the run from writing: known before ranks start."""
+    """Raise PlaceError if a link would keep the run from writing, before ranks start."""
     for name in ("metrics.jsonl", f"{FOLDER}/launcher.log"):
         if (run_dir / name).is_symlink():
             raise PlaceError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
@@ -193,7 +194,7 @@ def _log(text: str) -> None:
 
 
 def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
-    """UsageError unless `run_dir` is new or empty, or is to be resumed and holds a run with all that it has saved."""
+    """Raise UsageError unless `run_dir` is new or empty, or is to be resumed and holds a complete run."""
     if checkpoint.from_scratch and not checkpoint.resume:
         raise UsageError("--from-scratch starts a run again that --resume names; add --resume")
     if not run_dir.exists():
@@ -216,17 +217,17 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
 
 
 def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRecord | None:
-    """The record of a run that has come to the end that `config` asks for: nothing is left to resume; else None.
+    """Return the record of a run that already reached the end that `config` asks for; else None.
 
-    UsageError where it has come to another end, and going on would replace its results by earlier ones: it is beyond
-    `num_steps`, where a strategy counts them in common, or has left no checkpoint and would begin anew.
+    Raises UsageError if it finished at another end and continuing would replace its results by earlier ones. That is so
+    if it is beyond `num_steps` (for strategies that count steps in common), or left no checkpoint and would start anew.
     """
     asked = config.checkpoint
     if not asked.resume or asked.from_scratch or asked.from_step is not None or not (run_dir / CONFIG_FILE).exists():
         return None
     try:
         record = read_record(run_dir)
-    except CorruptError:  # killed before its first record, or damaged: the checkpoints are what counts
+    except CorruptError:  # killed before its first record, or damaged: only the checkpoints count
         return None
     if record.status != FINISHED:
         return None
@@ -250,7 +251,7 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
 
 
 def without_model(run_dir: Path) -> HpcdlError:
-    """Why a run has no model that could be used, and what to type: it is not so far, or it was not kept."""
+    """Return the error for a run without a usable model, with the remedy: it has not got that far, or kept none."""
     what = f"{run_dir} holds neither {MODEL_FILE} nor a checkpoint"
     try:
         record = read_record(run_dir)
@@ -265,14 +266,14 @@ def without_model(run_dir: Path) -> HpcdlError:
 
 
 def discard(run_dir: Path, aside: Path) -> None:
-    """Remove a run that is to be made again, all that hpcdl has written; one with anything else is moved to `aside`."""
+    """Remove a run that will be repeated if it holds only files of hpcdl; otherwise move it to `aside`."""
     if remove_folder(run_dir, HOLDS):
         make_folder(aside.parent)
         move(run_dir, aside)
 
 
 def drop_heavy_results(run_dir: Path) -> None:
-    """Remove the model and the checkpoints of a run that was measured."""
+    """Remove the model and the checkpoints of a run after its measurement."""
     remove_file(run_dir / MODEL_FILE)
     remove_file(run_dir / SAVED)
     for step in list_checkpoints(run_dir / CHECKPOINTS):
@@ -281,10 +282,10 @@ def drop_heavy_results(run_dir: Path) -> None:
 
 
 def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, keeps_bytes: bool = False) -> None:
-    """ConfigError with a line for each setting that changes results and differs from those of the run in `run_dir`.
+    """Raise ConfigError, with a line per setting that changes results and differs from the run in `run_dir`.
 
-    Of the data the content counts, not the place. What --allow names is taken as it is. `keeps_bytes`: --scale auto
-    leaves bytes of the data as they are, which hpcdl divided by 255 before it had --scale.
+    Data are compared by content, not by path. Settings named by --allow may differ. `keeps_bytes`: --scale auto leaves
+    bytes of the data unchanged; runs from before --scale existed divided them by 255.
     """
     known = settings_by_key(TrainConfig)
     for key in config.checkpoint.allow:
@@ -314,7 +315,7 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, kee
 
 
 def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:
-    """Make the folder and write run.toml; `facts` are what the run begins with beside its settings."""
+    """Make the folder and write run.toml; `facts` are known at the start beside the settings."""
     text = toml_text({**as_toml_values(resolved.config), "facts": dict(facts), "origins": resolved.origins})
     try:
         make_folder(run_dir)
@@ -326,12 +327,12 @@ def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any
 
 
 def read(run_dir: Path) -> tuple[ResolvedConfig[TrainConfig], dict[str, Any]]:
-    """The config of a training and the facts of its start; CorruptError where run.toml is missing or damaged."""
+    """Return the config of a training and the facts of its start. Raises CorruptError if run.toml is unreadable."""
     return read_as(TrainConfig, run_dir)
 
 
 def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], dict[str, Any]]:
-    """The same of a run whose settings are a `kind`; UsageError where they are another one's, or there is no run."""
+    """Return the same for settings of type `kind`. Raises UsageError if they have another type, or there is no run."""
     path = run_dir / CONFIG_FILE
     if not path.exists():
         if not (run_dir / RECORD_FILE).exists():

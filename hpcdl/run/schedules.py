@@ -24,13 +24,13 @@ class Schedule:
     config: OptimizerConfig
 
     def __call__(self, step: int) -> float:
-        """The learning rate of `step` (from 0). Warm-up rises linearly and reaches the peak after its last step."""
+        """Return the learning rate of `step` (from 0). Warm-up rises linearly to the peak at its end."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         return self.peak * _DECAYS[self.config.schedule](self, step)
 
     def describe(self) -> str:
-        """One phrase for people: peak, scaling, warm-up and decay."""
+        """Return a phrase with peak, scaling, warm-up and decay."""
         words = [f"learning rate {self.peak:g}"]
         if self.config.base_batch:
             words.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
@@ -42,7 +42,7 @@ class Schedule:
 
 
 def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:
-    """The schedule of a run; with `base_batch` the peak is learning_rate x global_batch / base_batch."""
+    """Return the schedule of a run; with `base_batch` the peak is learning_rate x global_batch / base_batch."""
     scale = global_batch / config.base_batch if config.base_batch else 1.0
     return Schedule(
         peak=config.learning_rate * scale,
@@ -54,7 +54,7 @@ def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int
 
 
 def _progress(schedule: Schedule, step: int) -> float:
-    """Share of the steps after the warm-up that is over, from 0 to 1."""
+    """Return the completed share of the steps after the warm-up, from 0 to 1."""
     total = max(schedule.num_steps - schedule.warmup_steps, 1)
     return min((step - schedule.warmup_steps) / total, 1.0)
 

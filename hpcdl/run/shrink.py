@@ -1,12 +1,11 @@
-"""A run that goes on without a rank that is lost, `--elastic`: with which settings, and in place or with new ranks.
+"""Continuing a run after the loss of a rank, `--elastic`: its new settings, and whether in place or with new ranks.
 
-What is kept is the user's choice (`--on-fewer-workers`). With keep-batch the samples of every step, the rate and the
-number of steps stay, each worker computes more; with scale-rate a step has fewer samples, the rate falls with them
-(linear scaling, Goyal et al. 2017, section 2.1), and there are as many more steps as the samples need. Workers of the
+The user chooses what is kept (`--on-fewer-workers`). With keep-batch, the samples per step, the rate and the number of
+steps stay, and each worker computes more. With scale-rate, a step has fewer samples, the rate falls in proportion
+(linear scaling, Goyal et al. 2017, section 2.1), and the number of steps grows to cover the samples. Workers of the
 elastic and asynchronous strategies take steps of their own: each keeps its batch and its rate.
-
-In place the others stay: they make a smaller group and repeat the step that was under way (rank/shrink.py).
-That needs an MPI that outlives its ranks, and a strategy of whose state no rank alone knows a part.
+In place, the remaining ranks form a smaller group and repeat the interrupted step (rank/shrink.py).
+That needs an MPI that survives the loss of a rank, and a strategy without state that only one rank knows.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from hpcdl.run.plan import RunPlan, global_batch_of, prepare
 from hpcdl.strategies.table import STRATEGIES, find_strategy
 
 ORIGIN = "fewer workers"
-"""Where run.toml says that the settings of a run on fewer workers come from."""
+"""Origin, in run.toml, of the settings of a run on fewer workers."""
 
 
 def check_least(resolved: ResolvedConfig[Any]) -> None:
-    """UsageError where --min-workers or --on-fewer-workers goes without what it belongs to."""
+    """Raise UsageError if --min-workers or --on-fewer-workers lacks the settings it depends on."""
     checkpoint = resolved.config.checkpoint
     if isinstance(checkpoint, CheckpointConfig) and checkpoint.evict_slow is not None:
         _check_evicts(resolved, f"--evict-slow {checkpoint.evict_slow:g}")
@@ -45,7 +44,7 @@ def check_least(resolved: ResolvedConfig[Any]) -> None:
 
 
 def _check_evicts(resolved: ResolvedConfig[TrainConfig], given: str) -> None:
-    """UsageError where no worker could be found slow, or none could be spared."""
+    """Raise UsageError if slow workers cannot be found, or none can be spared."""
     config = resolved.config
     info = find_strategy(config.exchange.strategy)
     if not config.checkpoint.elastic:
@@ -60,7 +59,7 @@ def _check_evicts(resolved: ResolvedConfig[TrainConfig], given: str) -> None:
 
 
 def with_least(resolved: ResolvedConfig[TrainConfig], launcher: Launcher) -> ResolvedConfig[TrainConfig]:
-    """With --evict-slow and without --min-workers one node may be spared: on one machine, one rank."""
+    """With --evict-slow and without --min-workers, allow the loss of one node: on one machine, of one rank."""
     checkpoint, ranks = resolved.config.checkpoint, resolved.config.run.ranks
     if checkpoint.evict_slow is None or not checkpoint.elastic or checkpoint.min_workers is not None or ranks < 2:
         return resolved
@@ -72,7 +71,7 @@ def with_least(resolved: ResolvedConfig[TrainConfig], launcher: Launcher) -> Res
 
 
 def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
-    """UsageError where this run could not go on with as few workers as --min-workers says."""
+    """Raise UsageError if this run could not continue with as few workers as --min-workers says."""
     check_least(resolved)
     _check_several_nodes(resolved, launcher)
     config = resolved.config
@@ -112,7 +111,7 @@ def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
 
 
 def _check_several_nodes(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
-    """UsageError where no other node could make good what one has lost."""
+    """Raise UsageError if no other node could restore the state that a lost node held."""
     kept = getattr(resolved.config.checkpoint, "local_checkpoint_redundancy", NONE)
     if kept != NONE and num_nodes(launcher.hosts(os.environ), resolved.config.run.ranks) < 2:
         raise UsageError(
@@ -121,16 +120,16 @@ def _check_several_nodes(resolved: ResolvedConfig[Any], launcher: Launcher) -> N
 
 
 def num_workers(resolved: ResolvedConfig[Any], num_ranks: int | None = None) -> int:
-    """Workers of a run; on `num_ranks` ranks in place of its own, where that is given."""
+    """Return the number of workers of a run, or of the run on `num_ranks` ranks if that is given."""
     config = resolved.config
     ranks = config.run.ranks if num_ranks is None else num_ranks
     return ranks if isinstance(config, ScriptConfig) else workers_and_servers(config, ranks)[0]
 
 
 def shrink_config(resolved: ResolvedConfig[Any], num_ranks: int, num_servers: int | None = None) -> ResolvedConfig[Any]:
-    """The settings with which a run goes on on at most `num_ranks` ranks.
+    """Return the settings with which a run continues on at most `num_ranks` ranks.
 
-    `num_servers` of them serve, where that is given: all ranks then go on in the roles that they have.
+    If `num_servers` is given, all ranks keep their roles, and that many of them serve.
     """
     config = resolved.config
     changes: dict[str, Any] = {"ranks": num_ranks}
@@ -147,7 +146,7 @@ def shrink_config(resolved: ResolvedConfig[Any], num_ranks: int, num_servers: in
 
 
 def describe_change(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
-    """What has changed, as the end of a sentence."""
+    """Describe the change, as the end of a sentence."""
     counts = _counted(before, now)
     if isinstance(now.config, ScriptConfig):
         return counts
@@ -161,7 +160,7 @@ def describe_change(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> st
 
 
 def _counted(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
-    """Workers, and servers where there are others than before."""
+    """Return the number of workers in words, and of servers if it changed."""
     workers, workers_before = num_workers(now), num_workers(before)
     servers, servers_before = now.config.run.ranks - workers, before.config.run.ranks - workers_before
     if servers == servers_before:
@@ -171,7 +170,7 @@ def _counted(before: ResolvedConfig[Any], now: ResolvedConfig[Any]) -> str:
 
 
 def workers_and_servers(config: TrainConfig, num_ranks: int) -> tuple[int, int]:
-    """Workers and servers on at most `num_ranks` ranks: no more servers in proportion, whole chips of groups."""
+    """Return workers and servers on at most `num_ranks` ranks: servers in proportion, and whole chips of groups."""
     ranks = num_ranks - num_ranks % config.elastic.groups
     if not find_strategy(config.exchange.strategy).features.servers:
         return ranks, 0
@@ -180,7 +179,7 @@ def workers_and_servers(config: TrainConfig, num_ranks: int) -> tuple[int, int]:
 
 
 def _kept(config: TrainConfig, workers: int) -> dict[str, Any]:
-    """What changes of a training, so that what the user chose to keep is kept."""
+    """Return the changed settings of a training that keep what the user chose to keep."""
     before = global_batch_of(config, workers_and_servers(config, config.run.ranks)[0])
     changes: dict[str, Any] = {}
     if find_strategy(config.exchange.strategy).features.equals_single:
@@ -193,38 +192,38 @@ def _kept(config: TrainConfig, workers: int) -> dict[str, Any]:
 
 
 VARIABLE = "HPCDL_IN_PLACE"
-"""Tells the ranks that they were started so that they can go on without one that dies."""
+"""Tells the ranks that they may continue without a rank that dies."""
 _MOVES_LATE = "weights move once a step's exchange is over"
 _FLAVOUR, _SINCE = "openmpi", 5
-"""The MPI that has ULFM, and from which version on."""
+"""The MPI that has ULFM, and its first version with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShrunkRun:
-    """What a run becomes when ranks are lost in place: `resolved` as it stands, and with how few it still goes on."""
+    """A run after the loss of ranks in place: its settings `resolved`, and the `least` number of workers."""
 
     resolved: ResolvedConfig[TrainConfig]
     least: int
 
     def on(self, num_ranks: int, num_servers: int = 0) -> ShrunkRun:
-        """The same run on so many ranks; its faults, which go by the ranks of the start, are not its settings'."""
+        """Return the run on that many ranks, without injected faults: these refer to the ranks of the start."""
         shrunk = shrink_config(self.resolved, num_ranks, num_servers)
         config = replace(shrunk.config, inject="", resume=True)
         return ShrunkRun(resolved=ResolvedConfig(config=config, origins=shrunk.origins), least=self.least)
 
     def run_plan(self) -> RunPlan:
-        """All that follows from the settings."""
+        """Return the plan that follows from the settings."""
         return prepare(self.resolved)
 
 
 def shrunk_of(resolved: ResolvedConfig[TrainConfig]) -> ShrunkRun:
-    """The run of `resolved`, none of whose ranks is lost."""
+    """Return the run of `resolved` before any loss."""
     least = resolved.config.checkpoint.min_workers
     return ShrunkRun(resolved=resolved, least=least or num_workers(resolved))
 
 
 def way_of(run_plan: RunPlan, launcher: Launcher) -> tuple[bool, str]:
-    """Whether this run, one under --elastic, goes on in place, and what to say of it."""
+    """Return whether this run under --elastic continues in place, and a message about it."""
     why = next(_against(run_plan, launcher), "")
     if why:
         return False, f"where a rank is lost, all are started again from the newest state that is kept ({why})"
@@ -236,7 +235,7 @@ def way_of(run_plan: RunPlan, launcher: Launcher) -> tuple[bool, str]:
 
 
 def _against_apart(config: TrainConfig) -> Iterator[str]:
-    """What lets workers be more than one step apart, or one of them alone hold the center."""
+    """Yield the settings that let workers be more than one step apart, or keep the center on one worker only."""
     if config.exchange.backup_workers:
         yield "--backup-workers lets workers be several steps apart"
     if config.elastic.variant == "1":
@@ -253,7 +252,7 @@ def _against_apart(config: TrainConfig) -> Iterator[str]:
 
 
 def _against(run_plan: RunPlan, launcher: Launcher) -> Iterator[str]:
-    """Why this run cannot go on in place, what is known at once first."""
+    """Yield the reasons why this run cannot continue in place, cheapest checks first."""
     config, least = run_plan.config, run_plan.config.checkpoint.min_workers
     if least is None or least >= run_plan.num_workers:
         yield "no worker may be missing: --min-workers N says how few may continue"
@@ -273,7 +272,7 @@ def _against(run_plan: RunPlan, launcher: Launcher) -> Iterator[str]:
         yield f"the launcher {launcher.name} ends all ranks with the first"
     try:
         mpi = find_mpiexec()
-    except UsageError:  # the start says it better
+    except UsageError:  # the start reports it better
         yield "no MPI is found"
         return
     if mpi.flavour != _FLAVOUR or int(mpi.version.partition(".")[0]) < _SINCE:

@@ -1,6 +1,6 @@
-"""Losses and metrics by target; and data given to a trained model, read as the run had its own.
+"""Losses and metrics by target; and data for a trained model, read in the same way as the run's own data.
 
-Each folder numbers its classes, and takes its statistics, by itself. A model knows those that it was trained on only.
+Each folder has its own class numbers and statistics; a model knows only those of its training data.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}
-"""What losses and metrics may also be called."""
+"""Short names for losses and metrics."""
 
 
 def losses_of(config: ObjectiveConfig, names: Sequence[str]) -> dict[str, str]:
-    """The loss of each target; UsageError where one has none, or two."""
+    """Return the loss of each target. Raises UsageError if a target has none or two."""
     found = _by_target(config.loss, names, "--loss")
     for name in names:
         if len(found[name]) != 1:
@@ -37,13 +37,13 @@ def losses_of(config: ObjectiveConfig, names: Sequence[str]) -> dict[str, str]:
 
 
 def metrics_of(config: ObjectiveConfig, names: Sequence[str]) -> dict[str, list[str]]:
-    """The metrics of each target, `mse` and `mae` by their long names."""
+    """Return the metrics of each target, with long names for `mse` and `mae`."""
     found = _by_target(config.metrics, names, "--metrics")
     return {name: [SHORT.get(metric, metric) for metric in own] for name, own in found.items()}
 
 
 def _by_target(text: str, names: Sequence[str], flag: str) -> dict[str, list[str]]:
-    """The parts of `a,b` for the only target, or of `target=a,target=b`."""
+    """Parse `a,b` for the only target, or `target=a,target=b`."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for part in (part.strip() for part in text.split(",")):
         name, equals, value = part.rpartition("=")
@@ -64,7 +64,7 @@ def _form(names: Sequence[str]) -> str:
 
 
 def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
-    """UsageError where the loss does not fit the targets, or there is none for one."""
+    """Raise UsageError if a loss does not fit its target, or a target has none."""
     losses = losses_of(config, [item.name for item in dataset.targets])
     metrics_of(config, list(losses))
     for item in dataset.targets:
@@ -76,26 +76,26 @@ def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
 
 
 def _names_classes(item: Field) -> bool:
-    """Whether a target holds a class, or classes of elements: a mask."""
+    """Return whether a target holds a class, or a class per element (a mask)."""
     return item.kind == "class" or (item.kind == "numbers" and not item.dtype.startswith("float") and bool(item.shape))
 
 
 def shapes_of(fields: Sequence[Field]) -> Mapping[str, tuple[int, ...]]:
-    """Shape of a sample by field."""
+    """Return the shape of a sample by field."""
     return {item.name: tuple(item.shape) for item in fields}
 
 
 _MOST = 8
-"""Names in a message."""
+"""Most names in a message."""
 
 
 def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[str]]:
-    """`given` with the scaling of `trained`, field by field of the same name, and what to say about it.
+    """Return `given` with the scaling of `trained`, matched by field name, and messages about it.
 
-    UsageError where a field's classes or words have other numbers than the model has learnt.
+    Raises UsageError if a field's classes or words have other numbers than the model has learned.
     """
     if given.pictures:
-        return given, []  # their classes go by names: see classes_as_trained
+        return given, []  # their classes are matched by name: see classes_as_trained
     own = {item.name: item for item in trained.fields}
     fields, said = [], []
     for item in given.fields:
@@ -113,9 +113,9 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
 
 
 def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:
-    """The model's number of each class of `given`, int64; None where the numbers are the same, or nothing is named.
+    """Return the model's number of each class of `given`, int64; None if the numbers agree or classes have no names.
 
-    UsageError where a class of `given` is none that the model has learnt.
+    Raises UsageError if the model has not learned a class of `given`.
     """
     names, learnt = given.class_names, trained.class_names
     if not given.pictures or not names or not learnt or names == learnt[: len(names)]:
@@ -145,9 +145,9 @@ def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[s
 def read_as_trained(
     run_dir: Path, config: TrainConfig, data: str, *, verified: bool = True
 ) -> tuple[Dataset, Array | None, list[str]]:
-    """`data` as the run's model must read it, the model's number of each of its classes, and what to say about it.
+    """Return `data` as the run's model must read it, the model's number of each of its classes, and messages about it.
 
-    `verified`: what is read is held against its checksums.
+    `verified`: data are checked against their checksums when read.
     """
     dataset = open_dataset(data, seed=config.run.seed, verified=verified)
     if dataset.checksum == read_record(run_dir).data_checksum:

@@ -1,1 +1,1 @@
-"""Commands for an installation: its jobs, its health, what it offers."""
+"""Commands for an installation: its jobs, its health, and its models, strategies and examples."""

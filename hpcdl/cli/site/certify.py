@@ -1,4 +1,4 @@
-"""`hpcdl certify`: what the installation survives."""
+"""`hpcdl certify`: test which faults the installation survives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def certify(
 ) -> None:
     """Find out which failures this installation survives.
 
-    Small trainings are struck by faults, one after another; a card tells which of them went on, and what it cost.
+    Faults strike small trainings, one after another; a card tells which of them continued, and what it cost.
     """
     from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
 
@@ -82,14 +82,14 @@ def certify(
 
 
 def _ended(trial: Trial) -> str:
-    """One line for a trial that has ended: whoever waits for hours sees what came of each."""
+    """Return one line for a completed trial, so that the result of each is visible during hours of trials."""
     lasted = "" if trial.recover_s is None else f", went on after {format_seconds(trial.recover_s)}"
     cost = f"{lasted}, {trial.steps_lost} steps lost" if trial.struck else ""
     return f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}"
 
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
-    """The table; then who did not survive, and what was not tried."""
+    """Print the table, then the failed trials and those that were not tried."""
     from hpcdl.bench.certify import HEADINGS, rows_of, told_left_out
 
     for row in (HEADINGS, *rows_of(document)):

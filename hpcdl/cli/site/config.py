@@ -1,4 +1,4 @@
-"""`hpcdl config show`: the settings of a run and where each comes from."""
+"""`hpcdl config show`: the settings of a run and the origin of each."""
 
 from __future__ import annotations
 

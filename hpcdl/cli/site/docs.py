@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcdl.core.pages.manual import FoundPage
 
 LONGEST_LINE = 110
-"""Of a line that holds the words searched for; pages have tables."""
+"""Characters printed of a line with the search words; pages have tables."""
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def docs(
 
 
 def _show_found(folder: Path, found: Sequence[FoundPage], *, json: bool) -> None:
-    """A line for each page; of the rest of its lines their number."""
+    """Print the best line of each page, and the number of its other lines."""
     if json:
         rows = [(page.path, number, text) for page in found for number, text in page.lines]
         print_json({"found": [{"page": str(path), "line": number, "text": text} for path, number, text in rows]})

@@ -1,4 +1,4 @@
-"""`hpcdl doctor`: what is wrong on this node, before a run finds out."""
+"""`hpcdl doctor`: find problems of this node before a run does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARKS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 MOST_ROWS = 32
-"""Nodes in the table of `--nodes`: the slowest."""
+"""Rows in the table of `--nodes`: the slowest nodes."""
 
 
 def register(app: typer.Typer) -> None:
@@ -99,7 +99,7 @@ def _print_findings(findings: Sequence[Finding], failures: int) -> None:
 
 
 def _print_nodes(answers: Sequence[NodeAnswer]) -> None:
-    """The slowest nodes first."""
+    """Print the slowest nodes first."""
     titles = {
         "gflops": "GFLOP/s",
         "copy-gib-s": "copy GiB/s",

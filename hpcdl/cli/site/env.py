@@ -1,4 +1,4 @@
-"""`hpcdl env`: packages of a user's own beside an installation that is everybody's."""
+"""`hpcdl env`: packages of a user's own beside a shared installation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def create(
 ) -> None:
     """Make a virtual environment for packages of your own. It sees hpcdl, and all that comes with it.
 
-    pip keeps to the versions of hpcdl's packages there, and refuses by name what needs others.
+    pip keeps to the versions of hpcdl's packages there, and refuses by name packages that need others.
     """
     from hpcdl.cluster.own_env import base_of, create_environment
 

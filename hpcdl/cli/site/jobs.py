@@ -1,4 +1,4 @@
-"""`hpcdl jobs` and `hpcdl cancel`: what was submitted, how far it is, more workers for it, and an end to it."""
+"""`hpcdl jobs` and `hpcdl cancel`: list submitted jobs and their progress, request more workers, end a job."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def jobs(
 ) -> None:
     """Show submitted jobs and how far they are. With grow, a run starts the workers again that it has lost.
 
-    State, progress and the end of the log of each job of this account. `grow` is for runs with --elastic that go on
-    with fewer workers: they save, and go on with as many as they were planned with, on what can be used again.
+    State, progress and the end of the log of each job of this account. `grow` is for runs with --elastic that continue
+    with fewer workers: they save, and continue with as many as planned, on what can be used again.
     """
     from hpcdl.cluster.batch import jobs as submitted
 

@@ -1,4 +1,4 @@
-"""`hpcdl models | strategies | examples`: what comes with hpcdl, listed; examples are copied too."""
+"""`hpcdl models | strategies | examples`: list the parts of hpcdl; examples can also be copied."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def examples(
 ) -> None:
     """List the examples of hpcdl, or copy some into a folder.
 
-    A file that is there with other content is never replaced.
+    An existing file with other content is never replaced.
     """
     from hpcdl.core.pages.manual import copy_examples, list_examples
 

@@ -1,4 +1,4 @@
-"""`hpcdl submit`: hand a command of hpcdl to the batch system."""
+"""`hpcdl submit`: pass a command of hpcdl to the batch system."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS = (
     "train",
     "tune-threads",
 )
-"""What makes sense in a job."""
+"""Commands that are useful in a job."""
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +101,7 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
 
 
 def _check_words(command: list[str]) -> None:
-    """UsageError for words that the command's own parser refuses: a job would end with them as soon as it starts."""
+    """Raise UsageError for words that the command's own parser refuses: the job would fail on them at once."""
     from hpcdl.cli.app import app_for
 
     if not {"-h", "--help", "--version"}.isdisjoint(command):
@@ -123,7 +123,7 @@ def _check_words(command: list[str]) -> None:
 
 
 def _check_job(wanted: submission.Wanted) -> None:
-    """Raise what the job would end with at its start."""
+    """Raise the error that would end the job at its start."""
     from hpcdl.cluster.batch import submission
     from hpcdl.config.schema import InterruptionConfig
     from hpcdl.run.rundir import check_place
@@ -135,7 +135,7 @@ def _check_job(wanted: submission.Wanted) -> None:
 
 
 def _check(trial: list[str]) -> None:
-    """Raise what the command `trial` ends with."""
+    """Raise the error that the command `trial` ends with."""
     from hpcdl.cli.main import run
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:

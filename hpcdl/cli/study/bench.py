@@ -45,7 +45,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
 
     wanted = resolved(StepBenchConfig, "bench-step", flags, config, set_)
     result = run(wanted)
-    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+    if result is None:  # a rank that a launcher started; rank 0 prints
         return
     for warning in result.warnings:
         say(f"warning: {warning}")
@@ -77,7 +77,7 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
     result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
-    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+    if result is None:  # a rank that a launcher started; rank 0 prints
         return
     serves = serves_auto([row.bytes for row in result.rows])
     if not serves:
@@ -132,7 +132,7 @@ def pingpong(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = N
     from hpcdl.cluster.batch.systems import has_own_nodes
 
     result = run(resolved(PingpongBenchConfig, "bench-pingpong", flags, config, set_).config)
-    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+    if result is None:  # a rank that a launcher started; rank 0 prints
         return
     for warning in result.warnings:
         say(f"warning: {warning}")
@@ -205,7 +205,7 @@ def input_command(
     from hpcdl.data.format.dataset import open_dataset
 
     result = run(resolved(InputBenchConfig, "bench-input", flags, config, set_), data)
-    if result is None:  # one of the ranks that a launcher started; rank 0 speaks
+    if result is None:  # a rank that a launcher started; rank 0 prints
         return
     if json:
         print_json(dataclasses.asdict(result))
@@ -267,7 +267,7 @@ def _print_utilisation(result: InputResult) -> None:
 
 
 def _print_metadata(found: MetadataOperations, num_ranks: int) -> None:
-    """The counts of the rank that has most, and of all; nothing of data that has no files."""
+    """Print the counts of the rank with most operations, and of all ranks; nothing for data without files."""
     if not found.start.all_ranks.total:
         return
     reached = "the first epoch" if found.epochs >= 1 else f"the first {found.epochs:.2g} of an epoch"

@@ -1,4 +1,4 @@
-"""`hpcdl predict`: what the next size will do, before the node-hours are spent."""
+"""`hpcdl predict`: forecasts for larger sizes, before node-hours are spent."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _placement(name: str | None) -> str | None:
 
 
 def _share(text: str | None) -> float | None:
-    """An accuracy, `97%` or `0.97`."""
+    """Parse an accuracy, `97%` or `0.97`."""
     if text is None:
         return None
     try:
@@ -185,7 +185,7 @@ def _ends(found: Range) -> str:
 
 
 def _print_best(rows: Sequence[Prediction]) -> None:
-    """For each size the strategy that trains most samples a second, and what an epoch costs with it."""
+    """Print for each size the strategy with the most samples per second, and the cost of an epoch with it."""
     if rows[0].epoch_seconds is None:
         return
     aimed = rows[0].target_seconds is not None
@@ -206,7 +206,7 @@ def _print_best(rows: Sequence[Prediction]) -> None:
 
 
 def _reasons(rows: Sequence[Prediction]) -> list[str]:
-    """What each strategy's intervals are made of: how probable the held-out sizes leave each model."""
+    """Return the models behind each strategy's intervals, with their probabilities given the held-out sizes."""
     lines = []
     for item in {item.job.label: item for item in rows if len(item.models) > 1}.values():
         shares = sorted(item.models.items(), key=lambda pair: -pair[1])

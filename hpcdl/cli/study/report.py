@@ -1,4 +1,4 @@
-"""`hpcdl report`: what the runs show."""
+"""`hpcdl report`: the results of runs."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def report(
 def _analysed(
     gathered: Gathered, before: Gathered | None, link: str | None, given: dict[str, Any], *, anonymous: bool
 ) -> Analysis:
-    """`given` are arguments of `analyse`, and under `name` the folder of the baseline."""
+    """Return the analysis; `given` are arguments of `analyse`, and under `name` the folder of the baseline."""
     from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.runs.elsewhere import load_references
@@ -167,7 +167,7 @@ def _analysed(
 
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:
-    """UsageError for the first of `flags` that was given."""
+    """Raise UsageError for the first of `flags` that was given."""
     given = [flag for flag, value in flags.items() if value]
     if given:
         raise UsageError(f"{given[0]} {why}")
@@ -182,7 +182,7 @@ def _evidence(
     given: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    """The document that a centre asks for; `given` are its own flags."""
+    """Write the document that a centre asks for; `given` are its own flags."""
     from hpcdl.report.analysis.analyse import kept_apart
     from hpcdl.report.evidence.checks import judge
     from hpcdl.report.evidence.document import check_evidence_place, compose_evidence, verdict_lines, write_evidence
@@ -225,12 +225,12 @@ def _evidence_formats(formats: str) -> list[str]:
 
 
 _COLUMNS_MM = {"one": 89.0, "two": 183.0}
-"""Widths of a column, and of two, in the journals of Nature; those of IEEE and ACM are within 5 mm."""
+"""Widths of a column, and of two, in the journals of Nature; those of IEEE and ACM differ by less than 5 mm."""
 _LEAST_MM, _MOST_MM = 50.0, 400.0
 
 
 def _inches(width: str | None, figures: bool) -> float | None:
-    """The width of figures that are written as PNG and PDF; UsageError for what is not one."""
+    """Return the width of figures that are written as PNG and PDF. Raises UsageError if it is invalid."""
     if width is None:
         return None
     if not figures:
@@ -247,7 +247,7 @@ def _inches(width: str | None, figures: bool) -> float | None:
 
 
 def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
-    """Where the report goes; UsageError, before any work, where it would replace what is not hpcdl's."""
+    """Return the folder of the report. Raises UsageError, before any work, if it would replace foreign files."""
     from hpcdl.core.storage.disk import is_own
     from hpcdl.report.compose.build import check_place
 
@@ -266,7 +266,7 @@ def _print_summary(analysis: Analysis, pages: list[Path], log: Callable[[str], N
 
 
 def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: bool, anonymous_data: bool) -> None:
-    """UsageError for a flag that needs another one."""
+    """Raise UsageError for a flag that needs another one."""
     if anonymous_data and not anonymous:
         raise UsageError("--anonymous-data goes with --anonymous; give both")
     if percent is not None and (baseline is None or not 0 <= percent < 100):
@@ -274,9 +274,9 @@ def _check_flags(percent: float | None, baseline: Path | None, *, anonymous: boo
 
 
 def _fail_on(analysis: Analysis, percent: float | None) -> None:
-    """HpcdlError where a setting is decidedly slower than the baseline by more than `percent`, if that is asked for.
+    """Raise HpcdlError if a setting is significantly slower than the baseline by more than `percent`, if given.
 
-    UsageError where nothing could be judged: a check that cannot fail must not look like one that was passed.
+    Raises UsageError if nothing could be judged: a check that cannot fail must not look like a passed one.
     """
     from hpcdl.report.analysis.comparisons import regressions, why_unjudged
 
@@ -294,7 +294,7 @@ def _fail_on(analysis: Analysis, percent: float | None) -> None:
 
 
 def _searches(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> tuple[list[SearchRecord], list[Path]]:
-    """The searches of `hpcdl search` at or in `paths`, and those of `paths` that hold runs, or no search."""
+    """Return the searches of `hpcdl search` at or in `paths`, and the `paths` that hold runs, or no search."""
     from hpcdl.report.runs.anonymous import anonymised_searches
     from hpcdl.report.runs.searches import find_searches, read_search
     from hpcdl.report.runs.sources import holds_runs
@@ -330,7 +330,7 @@ def _gather(
 
 
 def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:
-    """What the traces of these runs tell."""
+    """Return the trace summaries of these runs."""
     from hpcdl.launch.traced import traced_runs
     from hpcdl.report.runs.anonymous import anonymised_traces
 
@@ -339,7 +339,7 @@ def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:
 
 
 def _tunings(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> tuple[list[TunedNode], list[Path]]:
-    """The searches of `tune-threads` at or below `paths`, and those of `paths` that hold runs, or nothing known."""
+    """Return the searches of `tune-threads` at or below `paths`, and the `paths` that hold runs, or nothing known."""
     from hpcdl.report.runs.anonymous import anonymised_tunings
     from hpcdl.report.runs.sources import holds_runs
     from hpcdl.tuning.findings import find_tunings, read_tuning

@@ -1,4 +1,4 @@
-"""`hpcdl search`: find good hyper-parameters; trials side by side, stopped early where they are behind."""
+"""`hpcdl search`: find good hyper-parameters; trials run side by side, and weak ones stop early."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def search(
 ) -> None:
     """Find good hyper-parameters.
 
-    Each trial is a fresh `hpcdl train`; its settings are proposed by what the others have reached.
+    Each trial is a fresh `hpcdl train`; its settings are proposed from the results of the others.
     """
     from hpcdl.study.jobs import find_allocation, seconds_for_runs
     from hpcdl.study.search import HyperparameterSearch, check_search, open_search
@@ -82,7 +82,7 @@ def search(
 
 
 def as_document(record: SearchRecord) -> dict[str, Any]:
-    """What --json prints; `best` is null where no trial finished, `front` has several with several objectives."""
+    """Return the document of --json; `best` is null if no trial finished, `front` is longer for several objectives."""
     front = [
         {
             "number": number,

@@ -1,4 +1,4 @@
-"""`hpcdl sweep`: run a study, every combination of a matrix, repeated, and survive what happens meanwhile."""
+"""`hpcdl sweep`: run a study, every combination of a matrix with repeats, and survive failures during it."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _write_access_study(
     matrix: dict[str, Any],
     json: bool,
 ) -> None:
-    """The file of the study that a centre's template needs, and what to type next."""
+    """Write the file of the study that a centre's template needs, and print the next commands."""
     from hpcdl.report.evidence.template import find_template
     from hpcdl.study.access import access_study, write_study
 
@@ -270,7 +270,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
 def _tell_cost(
     folder: Path, study: Study, plan: StudyRuns, run_plan: Any, given: Mapping[str, Any], json: bool
 ) -> None:
-    """Nothing is written; a study that has begun counts with what is left of it."""
+    """Print the cost and write nothing; a study that has begun counts only its remaining runs."""
     from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.network import read_network
     from hpcdl.study.cost import Known, predict_cost
@@ -300,7 +300,7 @@ def _tell_cost(
 
 
 def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:
-    """The runs that are named; else those of the study, and of its small version, as far as there are any."""
+    """Return the named runs; else the existing ones of the study and of its small version."""
     from hpcdl.report.runs.sources import Gathered, gather, holds_runs, walk
 
     own = [folder, folder.with_name(f"{folder.name}-small")]
@@ -338,7 +338,7 @@ def _tell_total(cost: StudyCost) -> None:
 
 
 def _num_nodes(find_allocation: Any, plan: StudyRuns) -> int:
-    """The nodes at hand, or as many as the largest run needs where the study is only being planned."""
+    """Return the number of nodes of the job, or at least as many as the largest run needs."""
     try:
         here = len(find_allocation(os.environ).nodes)
     except HpcdlError:

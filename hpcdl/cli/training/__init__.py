@@ -1,1 +1,1 @@
-"""Commands for a run: start it, watch it, look into it, use what it has learnt."""
+"""Commands for a run: start it, watch it, inspect it, use its trained model."""

@@ -1,4 +1,4 @@
-"""`hpcdl evaluate` and `hpcdl export`: what a run has learnt, measured and handed on."""
+"""`hpcdl evaluate` and `hpcdl export`: measure and export a run's trained model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a ru
 
 
 class Form(StrEnum):
-    """What a model can be exported to."""
+    """The formats for export."""
 
     KERAS = "keras"
     SAVEDMODEL = "savedmodel"

@@ -18,7 +18,7 @@ from hpcdl.core.units import format_rate
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command; what stands behind the script belongs to the script."""
+    """Add the command; words after the script belong to the script."""
     app.command(
         cls=GroupedCommand,
         context_settings={"allow_interspersed_args": False},
@@ -73,11 +73,11 @@ def run(
 
 
 def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, check: bool) -> None:
-    """List what is left to change in a script for Horovod; exit code 2 where anything is."""
+    """List what must still change in a script for Horovod; exit code 2 if there is anything."""
     from hpcdl.launch.script import check_script
     from hpcdl.scripts.horovod.changes import changes_in
 
-    others = [one for one in arguments if one != "--check"]  # it may stand behind SCRIPT, where nothing is run
+    others = [one for one in arguments if one != "--check"]  # it may follow SCRIPT, since nothing is run
     if not from_horovod:
         raise UsageError(
             "--check: only with --from-horovod, and before SCRIPT; type hpcdl run --from-horovod --check SCRIPT"
@@ -97,10 +97,10 @@ def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, ch
 
 
 def _resumed(flags: dict[str, Any], trust: bool) -> list[Layer]:
-    """With --resume, the settings of the run that goes on; UsageError without a folder to resume from."""
+    """Return the settings of the run to continue with --resume. Raises UsageError without a folder."""
     if not flags["resume"]:
         return []
-    if not flags["run-dir"]:  # empty: a variable of a script that is not set
+    if not flags["run-dir"]:  # empty: an unset variable of a script
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
     from hpcdl.run.rundir import check_trusted, resume_layer
 

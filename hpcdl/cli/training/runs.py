@@ -1,4 +1,4 @@
-"""`hpcdl runs | diff | checkpoints`: which runs there are, in what two of them differ, what one can go on from."""
+"""`hpcdl runs | diff | checkpoints`: list runs, compare two of them, and list the checkpoints of one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COLUMNS = {
     "images_per_second": "{counted}/s",
     "status": "status",
 }
-"""The facts that the table shows, and their headings; what all runs have in common stands above it."""
+"""The columns of the table and their headings; values that all runs share are printed above it."""
 FIRST = ("status", "strategy", "workers", "images_per_second", "accuracy")
-"""What a narrow terminal has room for; the rest stands below, in at most MOST_LINES lines."""
+"""Columns for a narrow terminal; the rest is printed below, in at most MOST_LINES lines."""
 MOST_LINES = 3
 LONGEST_VALUE = 22
 FOLLOW_FROM_FACTS = ("strategy", "model", "ranks", "batch-size", "steps", "data")
-"""Settings that stand in the table as facts."""
+"""Settings that the table already shows as facts."""
 
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of runs.", show_default=True)]
 Where = Annotated[
@@ -108,9 +108,9 @@ def _rows(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> list[tu
 def _stacked(
     names: Sequence[str], first: Mapping[str, Sequence[str]], rest: Mapping[str, Sequence[str]], screen: int
 ) -> list[str]:
-    """Lines of `screen` characters: a row of what matters first for each run, what else it has below.
+    """Return lines of `screen` characters: a row of the main columns for each run, its other values below.
 
-    A name that leaves no room for its row stands above it.
+    A name that leaves no room for its row is printed above it.
     """
     header, *rows = table_lines(["run", *first], _rows(names, first))
     above = max(map(len, [header, *rows])) > screen
@@ -149,7 +149,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
 
 
 def _short(text: str) -> str:
-    """A value for a table: the end of a long one, where paths differ."""
+    """Return a value for a table: the end of a long one, in which paths differ."""
     return (text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}") or "-"
 
 

@@ -1,4 +1,4 @@
-"""`hpcdl trace`: what the steps of a traced run were made of."""
+"""`hpcdl trace`: the parts of the steps of a traced run."""
 
 from __future__ import annotations
 

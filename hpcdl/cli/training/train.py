@@ -94,14 +94,14 @@ def train(
 
 
 def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Layer]:
-    """With --resume, the settings of the run that goes on; UsageError without a folder to resume from.
+    """Return the settings of the run to continue with --resume. Raises UsageError without a folder.
 
-    A folder that is not there yet is no mistake where a run can begin: a job that requeues itself says --resume always.
+    A missing folder is allowed if a run can begin in it: a job that requeues itself always passes --resume.
     `from_file`: settings may come from a --config file.
     """
     if not flags["resume"]:
         return []
-    if not flags["run-dir"]:  # empty: a variable of a script that is not set
+    if not flags["run-dir"]:  # empty: an unset variable of a script
         raise UsageError("--resume needs to know which run: add --run-dir DIR")
     from hpcdl.run.rundir import check_trusted, resume_layer
 
@@ -113,13 +113,13 @@ def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Lay
 
 
 def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
-    """The settings of a run, without its --steps where --epochs is given now, and the other way round."""
+    """Return a run's settings without its --steps if --epochs is given, and the other way round."""
     left_out = {"epochs"} if flags["steps"] is not None else {"steps"} if flags["epochs"] is not None else set()
     return dataclasses.replace(layer, values={key: layer.values[key] for key in layer.values if key not in left_out})
 
 
 def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> None:
-    """The result in a few lines, and, to `advise`, what to do next."""
+    """Print the result in a few lines and, if `advise`, what to do next."""
     facts = []
     if record.images_per_second:
         facts.append(format_rate(record.images_per_second, record.counted))
@@ -136,7 +136,7 @@ def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> N
 
 
 def say_affinity(record: RunRecord) -> None:
-    """Where the ranks computed, for who asks by OpenMP's variable: TensorFlow's threads do not answer to it."""
+    """Print where the ranks computed, if OpenMP's variable asks for it: TensorFlow's threads ignore that variable."""
     if os.environ.get("OMP_DISPLAY_AFFINITY", "").lower() != "true":
         return
     for rank in record.rank_records:
@@ -145,7 +145,7 @@ def say_affinity(record: RunRecord) -> None:
 
 
 class Follower:
-    """Shows a run's journal: a bar for steps, a line for messages and epochs; of a `quiet` run warnings alone."""
+    """Shows a run's journal: a bar for steps, a line for messages and epochs; if `quiet`, only warnings."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

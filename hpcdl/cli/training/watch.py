@@ -1,4 +1,4 @@
-"""`hpcdl watch`: a run while it goes on."""
+"""`hpcdl watch`: a live view of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of a run
 Once = Annotated[bool, typer.Option("--once", help="Look for as long as ranks take to answer, print, and leave.")]
 LOOK_EVERY_S = 1.0
 ANSWER_S = 20.0
-"""Ranks look for a viewer every 15 s, and every second once there is one."""
+"""Ranks look for a viewer every 15 s, and every second after one appears."""
 BAR = 24
 _LETTERS = "icxuo"
 _CLEAR = "\x1b[H\x1b[J"
@@ -59,7 +59,7 @@ def watch(run: Run, once: Once = False) -> None:
 
 
 def lines(now: RunNow) -> Iterator[str]:
-    """The view as lines."""
+    """Yield the view as lines."""
     facts = [now.status, f"step {now.step}" + (f" of {now.num_steps}" if now.num_steps else "")]
     if now.images_per_second:
         facts.append(format_rate(now.images_per_second, now.counted))
@@ -83,7 +83,7 @@ def _row(one: RankNow) -> tuple[str, ...]:
 
 
 def bar(shares: Sequence[float]) -> str:
-    """Shares as letters, BAR of them in all; largest remainders fill it up."""
+    """Return shares as BAR letters in all; the largest remainders fill it up."""
     counts = [int(share * BAR) for share in shares]
     by_rest = sorted(range(len(counts)), key=lambda place: shares[place] * BAR - counts[place], reverse=True)
     for place in by_rest[: max(BAR - sum(counts), 0)]:

@@ -1,1 +1,1 @@
-"""Jobs: scripts, batch systems, and what this user has submitted."""
+"""Batch jobs: scripts, batch systems, and the jobs that this user has submitted."""

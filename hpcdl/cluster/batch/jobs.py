@@ -1,4 +1,4 @@
-"""The jobs that this user has submitted with hpcdl: a small file each, in the user's cache."""
+"""The jobs that this user has submitted with hpcdl: one small file per job, in the user's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcdl.core.units import IMAGES
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as it was submitted; `submitted_at` is Unix time, `run_dir` empty for commands without one."""
+    """A job as submitted; `submitted_at` is Unix time, `run_dir` empty for commands without one."""
 
     number: str
     system: str
@@ -35,10 +35,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """A job as it stands: the batch system's state, the run's last step, and the end of the log.
+    """The present state of a job: the batch system's state, the run's last step, and the end of the log.
 
-    `counted` is what `images_per_second` counts. `run_state` is what has become of its run, empty before it has a
-    record (core/records/run_record.py). `reason`: why it waits, in the batch system's own words.
+    `counted` is the unit of `images_per_second`. `run_state` is the state of its run, empty before the run has a
+    record (core/records/run_record.py). `reason`: why the job waits, in the batch system's own words.
     """
 
     job: Job
@@ -54,12 +54,12 @@ class JobView:
 
 
 def folder() -> Path:
-    """Where the files lie."""
+    """Return the folder of these files."""
     return user_cache_folder() / "jobs"
 
 
 def remember(job: Job) -> bool:
-    """Keep `job` for `hpcdl jobs` and `hpcdl cancel`; where that cannot be, say so: it is queued all the same."""
+    """Store `job` for `hpcdl jobs` and `hpcdl cancel`. If that fails, warn and return False: it is queued anyway."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         write_json(folder() / f"{job.system}-{job.number}.json", asdict(job))
@@ -74,7 +74,7 @@ def remember(job: Job) -> bool:
 
 
 def known_jobs() -> list[Job]:
-    """Every job that is remembered, oldest first; damaged files are left out."""
+    """Return every stored job, oldest first; damaged files are skipped."""
     found = []
     for path in folder().glob("*.json"):
         with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
@@ -83,7 +83,7 @@ def known_jobs() -> list[Job]:
 
 
 def find_job(number: str) -> Job:
-    """The job of this number; UsageError lists the newest ones."""
+    """Return the job of this number. Raises UsageError listing the newest ones."""
     jobs = known_jobs()
     for job in reversed(jobs):
         if job.number == number or job.number.partition(".")[0] == number:
@@ -93,14 +93,14 @@ def find_job(number: str) -> Job:
 
 
 def look(job: Job) -> JobView:
-    """State, progress and log end of `job`."""
+    """Return state, progress and log end of `job`."""
     try:
         queued = find_system(job.system).look(job.number)
     except HpcdlError:
         queued = InQueue(state="unknown")
     run_dir = Path(job.run_dir) if job.run_dir else None
     events = _last_events(run_dir, job) if run_dir else {}
-    # Step events come twice a second at most: a run's last steps are told by the end of its epoch alone.
+    # Step events come at most twice a second: only the event of its epoch reports a run's last steps.
     newest, start = events.get("newest", {}), events.get("start", {})
     unseen = f"no log: do its nodes see {job.folder}?" if queued.state == "failed" else ""
     return JobView(
@@ -118,7 +118,7 @@ def look(job: Job) -> JobView:
 
 
 def cancel(job: Job) -> str:
-    """Ask the batch system to end `job`; it does not requeue itself any more. The state of one that had ended."""
+    """Ask the batch system to end `job`, and prevent its requeue. Returns the state of a job that had already ended."""
     system = find_system(job.system)
     with contextlib.suppress(OSError):
         touch(Path(job.folder) / CANCELLED)
@@ -130,7 +130,7 @@ def cancel(job: Job) -> str:
 
 
 def _has_record(run_dir: Path, job: Job) -> bool:
-    """Whether the record in `run_dir` is of `job`, not of another one that has gone on with the run."""
+    """Return whether the record in `run_dir` is from `job`, not from another job that continued the run."""
     with contextlib.suppress(CorruptError, OSError, AttributeError):
         variables = read_json(run_dir / FILE_NAME).get("environment", {})
         return bool(_is_number(job, variables.get(find_system(job.system).job_variable, "")))
@@ -138,14 +138,14 @@ def _has_record(run_dir: Path, job: Job) -> bool:
 
 
 def _is_number(job: Job, number: object) -> bool:
-    """Whether `number` is the job's, with or without the name of its server."""
+    """Return whether `number` is the job's number, with or without the name of its server."""
     return str(number).partition(".")[0] == job.number.partition(".")[0]
 
 
 def _last_events(run_dir: Path, job: Job) -> dict[str, Any]:
-    """The last event of each kind that `job` has left in a run's journal, and the `newest` that tells a step.
+    """Return the last event of each kind that `job` wrote to a run's journal, and the `newest` with a step.
 
-    A start names its job; what older versions wrote does not, and counts for who was submitted before it.
+    A start event names its job. In files of older versions it does not, and counts for a job submitted before it.
     """
     found: dict[str, Any] = {}
     own = False
@@ -165,7 +165,7 @@ def _last_events(run_dir: Path, job: Job) -> dict[str, Any]:
 
 
 def _log_tail(job: Job) -> str:
-    """The log's last line that says anything."""
+    """Return the log's last line that is not blank."""
     logs = sorted(Path(job.folder).glob(f"*{job.number.partition('.')[0]}*"))
     for path in logs:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Job scripts: made from a template, handed to a batch system, and what the batch system says of the job later."""
+"""Job scripts: filled in from a template and submitted to a batch system."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HANDED_ON = (
     "HPCDL_ADDRESS", MACHINE_VARIABLE, "HPCDL_SHARE", "HPCDL_SITE_CONFIG", "HPCDL_SRUN_MPI", "LD_LIBRARY_PATH",
     "MPI4PY_LIBMPI", "MPI4PY_MPIABI", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
 )  # fmt: skip
-"""Variables that the job must find as they were at submission, whatever the batch system hands on by itself."""
+"""Variables that a job must find as at submission, whatever the batch system itself exports."""
 _PLACE = re.compile(r"@([A-Z_]+)@")
 
 
 def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> str:
-    """The whole job script; every value in it is quoted for the shell, and for the batch system's own reader."""
+    """Return the whole job script; every value in it is quoted for the shell and for the batch system's own parser."""
     wanted = request.nodes_wanted
     words_of_nodes = (wanted.mem, wanted.qos, wanted.constraint, wanted.gres, wanted.exclude)
     for value in (
@@ -64,11 +64,11 @@ _WITHOUT_MODULES = """if ! type module >/dev/null 2>&1; then
         [ -r "$init" ] && . "$init" && break
     done
 fi"""
-"""A job's shell is no login shell, and may not know the command."""
+"""Defines `module` in a job's shell, which is no login shell and may lack the command."""
 
 
 def _module_lines(environment: Mapping[str, str]) -> list[str]:
-    """Load the machine's modules behind what is handed on, so that they lie over it; the job ends where one is not."""
+    """Return lines that load the machine's modules over the exported variables; the job ends if one does not load."""
     machine = machine_in_force(environment)
     if machine is None or not machine.modules:
         return []
@@ -78,11 +78,11 @@ def _module_lines(environment: Mapping[str, str]) -> list[str]:
 
 
 CANCELLED = "cancelled"
-"""A file of this name in the job's folder says that the user wants no requeue."""
+"""A file of this name in the job's folder means that the user wants no requeue."""
 
 
 def template_of(launcher: str) -> Path:
-    """The site's template (`jobs/` beside site.toml), else the one that comes with hpcdl."""
+    """Return the site's template (`jobs/` beside site.toml), else the one that comes with hpcdl."""
     own = site_config_file().parent / "jobs" / f"{launcher}.sh"
     shipped = share_folder() / "jobs" / f"{launcher}.sh"
     found = own if own.is_file() else shipped
@@ -92,7 +92,7 @@ def template_of(launcher: str) -> Path:
 
 
 def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
-    """The launcher that a job submitted from here would use, judged by the commands on PATH."""
+    """Return the launcher that a job submitted from here would use, judged by the commands on PATH."""
     named = environment.get(LAUNCHER_VARIABLE)
     if named:
         return load_launcher(named).name
@@ -109,7 +109,7 @@ def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def submit(request: JobRequest) -> tuple[str, str, Path]:
-    """Write the script and hand it over; batch system, job id and script. UsageError where there is no batch system."""
+    """Write and submit the script; return batch system, job id and script. Raises UsageError without a batch system."""
     name = request.launcher or batch_launcher()
     system = SYSTEMS.get(load_launcher(name).batch)
     if system is None:

@@ -1,4 +1,4 @@
-"""From what a user asks of `hpcdl submit` to a job: fills in run folder, ranks and warning, and remembers the job."""
+"""From a request to `hpcdl submit` to a job: fill in run folder, ranks and warning, submit, and store the job."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
 _STAGED = {*_WITH_RANKS, "infer"}
-"""What takes --stage-env."""
+"""Commands that accept --stage-env."""
 _RESUMABLE = {"train", "run", "sweep", "infer"}
 _COMPUTES = {"bench", "certify", "doctor", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
-"""What gets all CPUs of a node where nothing is said."""
+"""Commands that get all CPUs of a node by default."""
 _SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
-"""Flags of `run` that no value follows."""
+"""Flags of `run` that take no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the user asked for; `command` are the words behind `--`, `folder` takes script and log."""
+    """The user's request; `command` are the words after `--`, `folder` is for script and log."""
 
     command: Sequence[str]
     nodes: int = 1
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def wanted_by(config: SubmitConfig, command: Sequence[str], *, name: str = "") -> Wanted:
-    """What the settings of `submit` ask for."""
+    """Return the request that the settings of `submit` describe."""
     job, batch = config.job, config.batch
     return Wanted(
         command=command, nodes=job.nodes, ranks_per_node=job.ranks_per_node, time_s=job.time, warning_s=job.warning,
@@ -59,7 +59,7 @@ def wanted_by(config: SubmitConfig, command: Sequence[str], *, name: str = "") -
 
 
 def wishes_of(batch: BatchConfig) -> NodeWishes:
-    """What a job asks of its nodes."""
+    """Return what a job requires of its nodes."""
     return NodeWishes(
         cpus_per_task=batch.cpus_per_task, exclusive=batch.exclusive, mem=batch.mem, qos=batch.qos,
         constraint=batch.constraint, gres=batch.gres, exclude=batch.exclude, options=tuple(batch.batch_option),
@@ -67,7 +67,7 @@ def wishes_of(batch: BatchConfig) -> NodeWishes:
 
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
-    """The job to be, and the run directory of `train` or `run`. UsageError where the parts do not fit."""
+    """Return the job to submit, and the run directory of `train` or `run`. Raises UsageError if parts do not fit."""
     words, of_script = divided(wanted.command)
     words = [word for word in words if word != "--json"]
     kind = words[0]
@@ -117,7 +117,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
 
 
 def _with_cpus(request: JobRequest) -> JobRequest:
-    """With all CPUs of a node for its ranks, where the user does not say: a rank with one core of many is a slip."""
+    """Give the ranks all CPUs of a node if the user names no number: a rank with one core of many is a mistake."""
     nodes, system = request.nodes_wanted, SYSTEMS.get(load_launcher(batch_launcher()).batch)
     if nodes.cpus_per_task or request.command[0] not in _COMPUTES or system is None:
         return request
@@ -129,7 +129,7 @@ def _with_cpus(request: JobRequest) -> JobRequest:
 
 
 def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
-    """Hand the job over and remember it; whether the latter could be."""
+    """Submit the job and store it; return the job, and whether it could be stored."""
     request, run_dir = plan_job(wanted)
     system, number, _ = submit(_with_cpus(request))
     job = jobs.Job(
@@ -147,9 +147,9 @@ def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
 
 
 def trial_of(wanted: Wanted) -> list[str]:
-    """The command that says before a job waits what it would end with at its start; empty where there is none.
+    """Return the command that tests, before a job waits, how it would fail at its start; empty if there is none.
 
-    UsageError for what is known without it: a script that is not there, servers of gRPC on nodes that others may be on.
+    Raises UsageError for known problems: a missing script, or gRPC servers on nodes that other users may share.
     """
     words, of_script = divided(plan_job(wanted)[0].command)
     if words[0] == "run" and of_script and not Path(of_script[0]).is_file():
@@ -159,16 +159,16 @@ def trial_of(wanted: Wanted) -> list[str]:
     strategy, allowed = _value(words, "--strategy") or "", "--allow-grpc" in words or wanted.nodes_wanted.exclusive
     if strategy.startswith("grpc-") and not allowed:
         raise UsageError(f"--strategy {strategy} needs nodes without other users: add --exclusive")
-    return [*_without(words, "--inject"), "--dry-run"]  # hosts of faults are the job's
+    return [*_without(words, "--inject"), "--dry-run"]  # hosts of faults are those of the job
 
 
 def script_of(wanted: Wanted) -> str:
-    """The job's script, for --dry-run; nothing is written."""
+    """Return the job's script for --dry-run; nothing is written."""
     return render(_with_cpus(plan_job(wanted)[0]))
 
 
 def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """hpcdl's own words, and for `run` the script with those that are its own."""
+    """Return hpcdl's own words and, for `run`, the script with its words."""
     words = list(command)
     if words[0] != "run":
         return words, []
@@ -180,7 +180,7 @@ def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
-    """The command with as many ranks as the job has; UsageError where it asks for others."""
+    """Return the command with as many ranks as the job has. Raises UsageError if it asks for another number."""
     asked = _value(words, "--ranks") or _value(words, "-n")
     if asked is None:
         return [*words, "--ranks", str(num_ranks)]
@@ -193,7 +193,7 @@ def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
 
 
 def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
-    """`train` or `run` with ranks and run directory, which is chosen here, so that a requeue finds it."""
+    """Return `train` or `run` with ranks and run directory, which is chosen here so that a requeued job finds it."""
     words = _with_ranks(words, wanted, num_ranks)
     named = _value(words, "--run-dir") or _configured(words)
     run_dir = Path(named) if named else Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name)
@@ -203,7 +203,7 @@ def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> t
 
 
 def _configured(words: Sequence[str]) -> str | None:
-    """The run directory that a --config file names."""
+    """Return the run directory that a --config file names."""
     config = _value(words, "--config")
     found = read_toml(Path(config)).get("run-dir") if config else None
     return str(found) if found else None
@@ -216,7 +216,7 @@ def _label(words: Sequence[str]) -> str:
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
-    """A command line without `flag` and its value."""
+    """Return a command line without `flag` and its value."""
     kept, skips = [], False
     for word in words:
         if not skips and word != flag and not word.startswith(f"{flag}="):
@@ -226,7 +226,7 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
-    """What follows `flag` in a command line, also as `flag=value`; the last one counts."""
+    """Return the value of `flag` in a command line, also from `flag=value`; the last one counts."""
     found = None
     for index, word in enumerate(words):
         if word == flag and index + 1 < len(words):

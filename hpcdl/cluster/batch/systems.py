@@ -1,4 +1,4 @@
-"""The batch systems: their commands, how their scripts begin, and what they say of a job."""
+"""The batch systems: their commands, the directives of their scripts, and the state of a job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 
 TIMEOUT_S = 60.0
-"""A controller that is busy answers late; one that does not answer in this time is down."""
+"""A busy controller answers late; one that does not answer in this time is down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWishes:
-    """What a job asks of its nodes, in the batch system's own words; empty: its default.
+    """What a job requires of its nodes, in the batch system's own terms; empty for its default.
 
-    `cpus_per_task` are the CPUs of each rank. `options` are handed through as they are, one to a line.
+    `cpus_per_task` are the CPUs of each rank. `options` are passed on unchanged, one per line.
     """
 
     cpus_per_task: int | None = None
@@ -35,11 +35,10 @@ class NodeWishes:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """A job to be: `command` are words behind `hpcdl`; `folder` (absolute) takes script and log.
+    """A job to submit: `command` are the words after `hpcdl`; `folder` (absolute) is for script and log.
 
-    `warning_s` before the limit the ranks are warned. With `until_done` the job requeues itself, `max_requeues` times
-    at most, for as long as it ends with 75 (something to resume). `outlives_nodes`: the job goes on without a node that
-    is lost.
+    The ranks are warned `warning_s` before the limit. With `until_done` the job requeues itself, `max_requeues` times
+    at most, as long as it ends with 75 (something to resume). `outlives_nodes`: the job continues without a lost node.
     """
 
     name: str
@@ -60,21 +59,21 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class InQueue:
-    """A job as the batch system has it: its state in one word, and why it waits, in the system's own words."""
+    """A job in the batch system: its state in one word, and why it waits, in the system's own words."""
 
     state: str
     reason: str = ""
 
 
 WAITING = ("pending", "held", "configuring", "suspended", "requeued", "requeue_hold")
-"""States for which a reason is told."""
+"""States with a reason."""
 ENDED = ("completed", "failed", "cancelled", "timeout", "deadline", "out_of_memory", "revoked")
-"""States of a job that does nothing more. One that lost its node or was preempted may come again by itself."""
+"""Final states of a job. A job that lost its node or was preempted may return by itself, so these are not included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A batch system: its commands, and how its script begins."""
+    """A batch system: its commands, and the directives of its scripts."""
 
     name: str
     submit: Sequence[str]
@@ -83,21 +82,21 @@ class System:
     look: Callable[[str], InQueue]
     cancel: Callable[[str], Sequence[str]]
     job_variable: str
-    """What a job's processes find their job's number in."""
+    """The variable in which a job's processes find the job's number."""
     is_exclusive: Callable[[str], bool]
     """Whether no other user's job can be on the nodes of a running job."""
     cpus_of_node: Callable[[str], int | None]
-    """CPUs of the smallest node of a partition, or of the default one; None where it does not say."""
+    """The CPUs of the smallest node of a partition, or of the default one; None if the system does not tell."""
     reads_stdin: bool = False
-    """Whether a script is handed over on stdin: a file's directives would not be read."""
+    """Whether a script is passed on stdin, because directives in a file would not be read."""
 
     def state(self, number: str) -> str:
-        """The job's state in one word, `unknown` where the system does not know the job."""
+        """Return the job's state in one word, `unknown` if the system does not know the job."""
         return self.look(number).state
 
 
 def call(line: Sequence[str], stdin: str = "") -> str:
-    """What a command of the batch system prints; HpcdlError with its own last word where it fails."""
+    """Return the output of a batch system's command. Raises HpcdlError with its last error line if it fails."""
     try:
         answer = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -147,7 +146,7 @@ _SLURM_OWN = {
     "--requeue": "type --until-done", "--no-requeue": "type --until-done", "-n": _OWN, "--ntasks": _OWN,
     "-o": _OWN, "--output": _OWN, "--signal": _OWN, "--open-mode": _OWN, "-a": _ARRAY, "--array": _ARRAY,
 }  # fmt: skip
-"""What says the same as a flag here, by option of sbatch: behind the flag's it would overrule it without a word."""
+"""The flag of hpcdl with the same meaning, by option of sbatch: the option would silently override that flag."""
 _PBS_OWN = {
     "-N": "type --name", "-q": "type --partition", "-A": "type --account", "-l walltime": "type --time",
     "-l select": "type --nodes, --ranks-per-node, --cpus-per-task, --mem or --gres", "-l nodes": "type --nodes",
@@ -156,7 +155,7 @@ _PBS_OWN = {
 
 
 def _names_in(option: str) -> list[str]:
-    """What an option is called; for PBS's `-l a=1,b=2` each resource."""
+    """Return the names in an option; for PBS's `-l a=1,b=2`, one per resource."""
     if option.startswith("--"):
         return [re.split(r"[= ]", option)[0]]
     name, rest = option[:2], option[2:].strip()
@@ -164,12 +163,12 @@ def _names_in(option: str) -> list[str]:
 
 
 def _handed_through(option: str, own: Mapping[str, str], names_in: Callable[[str], list[str]] = _names_in) -> str:
-    """An option of the batch system itself; UsageError for what is none, would be a second line, or is one of `own`."""
+    """Return an option of the batch system. Raises UsageError if it is invalid, has several lines or is in `own`."""
     given = f"--batch-option {option!r}"
     if not option.startswith("-") or not option.isprintable():
         raise UsageError(f"{given}: give one option of the batch system, as --batch-option=--nice=100")
     for name in names_in(option):
-        # sbatch takes a long option by its beginning too.
+        # sbatch also accepts the beginning of a long option.
         meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
         if meant:
             raise UsageError(f"{given}: {own[meant[0]]}")
@@ -177,7 +176,7 @@ def _handed_through(option: str, own: Mapping[str, str], names_in: Callable[[str
 
 
 def _quoted(text: str) -> str:
-    """For sbatch's reader of #SBATCH lines, which knows quotes as the shell does, and where # starts a comment."""
+    """Quote for sbatch's parser of #SBATCH lines, which knows quotes as the shell does, and comments with #."""
     return shlex.quote(text)
 
 
@@ -208,14 +207,14 @@ def _pbs_directives(request: JobRequest) -> list[str]:
     ]
     options += [f"-q {request.partition}"] if request.partition else []
     options += [f"-A {request.account}"] if request.account else []
-    # Each chunk on a node of its own: without it PBS may pack all of them on one.
+    # Each chunk on a separate node: otherwise PBS may pack all of them on one.
     options += ["-l place=scatter:excl" if wanted.exclusive else "-l place=scatter"]
     handed = [_handed_through(option, _PBS_OWN) for option in wanted.options]
     return [f"#PBS {option}" for option in (*options, *handed)]
 
 
 def _pbs_chunk(request: JobRequest) -> str:
-    """What each node gives."""
+    """Return the resources of each node."""
     wanted, ranks = request.nodes_wanted, request.ranks_per_node
     cpus = [f"ncpus={wanted.cpus_per_task * ranks}"] if wanted.cpus_per_task else []
     resources = [part for part in (wanted.mem and f"mem={wanted.mem}", wanted.gres, wanted.constraint) if part]
@@ -223,7 +222,7 @@ def _pbs_chunk(request: JobRequest) -> str:
 
 
 def _flux_directives(request: JobRequest) -> list[str]:
-    """`flux batch` reads them as a shell does. Without --cpus-per-task the job has whole nodes."""
+    """Return directives that `flux batch` parses like a shell. Without --cpus-per-task the job gets whole nodes."""
     if request.until_done:
         raise UsageError(
             "--until-done: a Flux job cannot requeue itself; submit again with the same --run-dir and --resume"
@@ -261,7 +260,7 @@ _FLUX_OWN = {
 
 
 def _in_flux(number: str) -> InQueue:
-    """What `flux jobs` says: a status, and why the scheduler lets the job wait, where it says so."""
+    """Return the answer of `flux jobs`: a status, and the reason why the job waits, if the scheduler gives one."""
     try:
         lines = call(["flux", "jobs", "-no", "{status} {sched.reason_pending}", number]).splitlines()
     except HpcdlError:
@@ -272,7 +271,7 @@ def _in_flux(number: str) -> InQueue:
 
 
 def _lsf_directives(request: JobRequest) -> list[str]:
-    """`bsub` reads them as a shell does. A rank has as many slots as --cpus-per-task: sites count a core as a slot."""
+    """Return directives that `bsub` parses like a shell. A rank gets --cpus-per-task slots: one per core."""
     if request.until_done:
         raise UsageError(
             "--until-done: an LSF job does not requeue itself; submit again with the same --run-dir and --resume"
@@ -293,7 +292,7 @@ def _lsf_directives(request: JobRequest) -> list[str]:
         f"-n {request.nodes * slots}",
         f'-R "span[ptile={slots}]"',
         f"-W {hours}:{minutes:02d}",
-        "-o /dev/null",  # the script writes its own log; without this LSF sends it by mail
+        "-o /dev/null",  # the script writes its own log; otherwise LSF would mail the output
         "-rn",
     ]
     hosts = [f"hname!='{host}'" for host in wanted.exclude.split(",") if host]
@@ -319,13 +318,13 @@ _LSF_OWN = {
 
 
 def _lsf_names(option: str) -> list[str]:
-    """What an option of bsub is called: a word behind a dash (`-outdir`), or a letter before a number (`-n4`)."""
+    """Return the name of an option of bsub: a word after a dash (`-outdir`), or a letter before a number (`-n4`)."""
     found = re.match(r"-[A-Za-z](?=\d)|\S+", option)
     return [found[0]] if found else []
 
 
 def _in_lsf(number: str) -> InQueue:
-    """What bjobs says; of a job that waits, the first of the reasons that `bjobs -p` lists below the job's line."""
+    """Return the state by bjobs; for a waiting job also the first reason of `bjobs -p`, below the job's line."""
     try:
         status = call(["bjobs", "-noheader", "-o", "stat", number]).strip()
     except HpcdlError:
@@ -347,7 +346,7 @@ _LSF_STATES = {
 
 
 def _in_slurm(number: str) -> InQueue:
-    """What squeue says, or sacct where squeue has forgotten the job; `unknown` where neither knows it."""
+    """Return the state by squeue, or by sacct if squeue has forgotten the job; `unknown` if neither knows it."""
     for line in (
         ["squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T %r"],
         ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, "--format=State"],
@@ -364,7 +363,7 @@ def _in_slurm(number: str) -> InQueue:
 
 
 def _in_pbs(number: str) -> InQueue:
-    """What qstat says; a comment goes on in lines that begin with a tab."""
+    """Return the state by qstat; a comment continues in lines that begin with a tab."""
     words = {"Q": "pending", "R": "running", "E": "completing", "F": "completed", "H": "held", "X": "completed"}
     answer = re.sub(r"\n\t", "", call(["qstat", "-x", "-f", number]))
     found = re.search(r"job_state = (\w)", answer)
@@ -375,23 +374,23 @@ def _in_pbs(number: str) -> InQueue:
 
 
 def _slurm_is_exclusive(number: str) -> bool:
-    """`--exclusive` and partitions of whole nodes say NO, `--exclusive=user` says USER; OK, the default, shares."""
+    """Return whether OverSubscribe is NO (`--exclusive`, whole nodes) or USER (`--exclusive=user`); OK shares nodes."""
     found = re.search(r"\bOverSubscribe=(\w+)", call(["scontrol", "--oneliner", "show", "job", number]))
     return found is not None and found[1] in ("NO", "USER")
 
 
 def _pbs_is_exclusive(number: str) -> bool:
-    """`-l place=excl` and `exclhost`, alone or behind a colon as in `scatter:excl`."""
+    """Return whether the job was placed with `excl` or `exclhost`, alone or after a colon as in `scatter:excl`."""
     return re.search(r"Resource_List\.place = (\S*:)?excl(host)?\b", call(["qstat", "-f", number])) is not None
 
 
 def _lsf_is_exclusive(number: str) -> bool:
-    """`bjobs -l` names each job that was submitted with `bsub -x`."""
+    """Return whether `bjobs -l` names the job as submitted with `bsub -x`."""
     return re.search(r"Exclusive Execution", re.sub(r"\n\s*", " ", call(["bjobs", "-l", number]))) is not None
 
 
 def _slurm_cpus(partition: str) -> int | None:
-    """Of `sinfo`'s `%c`, which writes `4+` where nodes have 4 and more; the default partition's name ends with `*`."""
+    """Return the smallest `%c` of `sinfo` (`4+` means 4 or more); the default partition's name ends with `*`."""
     with contextlib.suppress(HpcdlError):
         chosen = [f"--partition={partition}"] if partition else []
         lines = [
@@ -419,7 +418,7 @@ SYSTEMS: Mapping[str, System] = {
     "flux": System(
         name="flux", submit=("flux", "batch"), number=re.compile(r"^([ƒf]\w+|\d+)", re.MULTILINE),
         directives=_flux_directives, look=_in_flux, cancel=lambda number: ["flux", "cancel", number],
-        # Flux takes the job's number out of the environment of its script, and does not say whose the nodes are.
+        # Flux removes the job's number from the environment of its script, and does not say who owns the nodes.
         job_variable="FLUX_URI", is_exclusive=lambda _: False, cpus_of_node=lambda _: None,
     ),
     "lsf": System(
@@ -431,14 +430,14 @@ SYSTEMS: Mapping[str, System] = {
 
 
 def find_system(name: str) -> System:
-    """The batch system called `name`."""
+    """Return the batch system called `name`. Raises UnknownNameError."""
     if name not in SYSTEMS:
         raise UnknownNameError("batch system", name, SYSTEMS)
     return SYSTEMS[name]
 
 
 def has_own_nodes(environment: Mapping[str, str]) -> bool:
-    """Whether this process is in a job whose nodes are its user's alone; False where no batch system can say so."""
+    """Return whether this process's job shares its nodes with no other user; False if no batch system confirms that."""
     for system in SYSTEMS.values():
         if system.job_variable in environment:
             with contextlib.suppress(HpcdlError):

@@ -1,4 +1,4 @@
-"""The ways in which ranks start on the nodes of a job, and the one that is in use here."""
+"""The launchers that start ranks on the nodes of a job, and the choice of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpcdl.cluster.launchers.base import Launcher
 
 LAUNCHER_VARIABLE = "HPCDL_LAUNCHER"
-"""Names the launcher where several would fit; a job script of `hpcdl submit` sets it."""
+"""Names the launcher if several would fit; a job script of `hpcdl submit` sets it."""
 
 LAUNCHERS = Registry(
     "launcher",
@@ -31,7 +31,7 @@ LAUNCHERS = Registry(
     },
     group="hpcdl.launchers",
 )
-"""In the order in which they are tried, but for `local`, which fits everywhere: it comes behind other packages'."""
+"""In order of preference, except `local`, which fits everywhere and therefore follows those of other packages."""
 _LAST = "local"
 JOB_VARIABLES = {
     "ibrun": "TACC_SYSTEM",
@@ -41,13 +41,13 @@ JOB_VARIABLES = {
     "lsf": "LSB_JOBID",
     "hostfile": "HPCDL_HOSTFILE",
 }
-"""What is set wherever a launcher of hpcdl's own is present: without it, its file is not even read."""
+"""A variable that is set wherever a launcher is present: without it, the launcher's file is not loaded."""
 
 
 def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
-    """The launcher named by `$HPCDL_LAUNCHER`, else the first whose job this process is in; `local` outside any job.
+    """Return the launcher of `$HPCDL_LAUNCHER`, else the first that fits this process's job; `local` outside any job.
 
-    UnknownNameError where the variable names none.
+    Raises UnknownNameError if the variable holds an unknown name.
     """
     named = environment.get(LAUNCHER_VARIABLE)
     if named:
@@ -58,6 +58,6 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
 
 
 def load_launcher(name: str) -> Launcher:
-    """The launcher called `name`; UnknownNameError lists the known ones."""
+    """Return the launcher called `name`. Raises UnknownNameError with the known ones."""
     launcher: Launcher = LAUNCHERS.load(name)
     return launcher

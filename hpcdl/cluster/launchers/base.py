@@ -1,4 +1,4 @@
-"""What every launcher can do, and host lists as schedulers write them: `c401-[001-004,010],login1` names six hosts."""
+"""The interface of a launcher, and host lists of schedulers: `c401-[001-004,010],login1` names six hosts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import LaunchPlan
 
 STOP_VARIABLE = "HPCDL_STOP_AT"
-"""Unix time at which a run should save and leave, some time before the limit; job scripts of `hpcdl submit` set it.
+"""Unix time, before the job's limit, at which a run should save and leave; job scripts of `hpcdl submit` set it.
 
-Slurm sends its warning once, to the steps that are there: a run that is still starting up then would never hear of it.
+Slurm sends its warning once, to the existing steps: a run that is still starting would miss it.
 """
 STOP_UPTIME_VARIABLE = "HPCDL_STOP_UPTIME"
-"""The same once more, and by the uptime of the node on which the job's script runs: its kernel's start, and seconds."""
+"""The same time by the uptime of the node that runs the job's script: its kernel's boot id, and seconds."""
 LEFT_OUT_VARIABLE = "HPCDL_LEFT_OUT"
-"""Nodes of the job, by commas, that no rank is to be started on: those that a run has lost."""
+"""Nodes of the job, by commas, on which no rank may start: those that a run has lost."""
 MAX_HOSTS = 100_000
-"""More than any machine has: a list that names more is a slip, and would fill the memory."""
+"""More than any machine has: a list that names more is a mistake, and would fill the memory."""
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Casualty:
-    """What ended first by a launcher's word: a rank, by its number or by `host` and `pid`; or all of `lost_host`."""
+    """The first end that a launcher reports: a rank, by its number or by `host` and `pid`; or all of `lost_host`."""
 
     rank: int | None = None
     host: str = ""
@@ -42,76 +42,76 @@ class Casualty:
 class Launcher(Protocol):
     """Starts ranks on the nodes of one job. Stateless; everything comes from `environment`.
 
-    A launcher that inherits from it needs no method for what it knows nothing of.
+    A launcher that inherits from it may omit the methods for which the defaults are right.
     """
 
     name: str
     batch: str
     """The batch system that takes this launcher's scripts (hpcdl/cluster/batch/script.py); empty for none."""
     leaves_nodes_out: bool
-    """Whether ranks can be started on some of a job's nodes without the first ones."""
+    """Whether ranks can start on a subset of a job's nodes that omits the first ones."""
     continues: bool
-    """Whether it can leave the other ranks alone when one ends, where MPI can go on without it."""
+    """Whether it can keep the other ranks when one ends, if MPI can continue without it."""
     leaves_others: bool
-    """Whether it leaves them alone in any case, and tells of the one in its log: then hpcdl has it end them."""
+    """Whether it always keeps them and reports the lost rank in its log: then hpcdl makes it end them."""
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Whether this process is in a job that this launcher starts ranks in."""
+        """Return whether this process is in a job in which this launcher starts ranks."""
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes in rank order, but for those of LEFT_OUT_VARIABLE; empty for this node alone."""
+        """Return the job's nodes in rank order, without those of LEFT_OUT_VARIABLE; empty for this node only."""
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """Those of `hosts` that the scheduler knows to be gone; none where nobody is asked."""
+        """Return those of `hosts` that the scheduler reports as gone; empty without a scheduler."""
         return set()
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """Those of the nodes `left_out` that ranks could be started on again; may take seconds for each.
+        """Return those of the nodes `left_out` on which ranks can start again; may take seconds for each.
 
-        None for a launcher that leaves no node out.
+        Empty for a launcher that cannot exclude nodes.
         """
         return set()
 
     def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
-        """Seconds until the scheduler ends the job; None where it sets no limit or is not asked."""
+        """Return the seconds until the scheduler ends the job; None if it has no limit or cannot be asked."""
         return None
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """The command that starts `command` on every rank of `plan`, and what it needs in its environment.
+        """Return the command that starts `command` on every rank of `plan`, and the environment that it needs.
 
-        Without `mpi` the ranks must find each other by other means. UsageError says why it cannot work here.
+        Without `mpi` the ranks must find each other by other means. Raises UsageError if it cannot work here.
         """
 
     def first_casualty(self, log: str) -> Casualty | None:
-        """What died first, as the launcher's own chatter tells it; None where it does not.
+        """Return the first death that the launcher's log reports; None if there is none.
 
-        Then the ranks' own words and the kernel's have to do.
+        The messages of ranks and kernel must then suffice.
         """
         return None
 
 
 def remaining(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """`hosts` without those of LEFT_OUT_VARIABLE."""
+    """Return `hosts` without those of LEFT_OUT_VARIABLE."""
     left_out = environment.get(LEFT_OUT_VARIABLE, "").split(",")
     return [host for host in hosts if host not in left_out]
 
 
 def ranks_per_node(hosts: Sequence[str], num_ranks: int) -> int:
-    """Ranks on the fullest node when `num_ranks` are spread evenly over `hosts` (empty: this node alone)."""
+    """Return the ranks on the fullest node when `num_ranks` are spread evenly over `hosts` (empty: this node only)."""
     return math.ceil(num_ranks / max(len(hosts), 1))
 
 
 def num_nodes(hosts: Sequence[str], num_ranks: int) -> int:
-    """Nodes that `num_ranks` take when they are spread evenly over `hosts` (empty: this node alone)."""
+    """Return the number of nodes for `num_ranks` spread evenly over `hosts` (empty: this node only)."""
     return math.ceil(num_ranks / ranks_per_node(hosts, num_ranks))
 
 
 def seconds_left(environment: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that a run may still work in this job, never negative; None where nobody says.
+    """Return the seconds that a run may still work in this job, never negative; None if unknown.
 
-    By the seconds since the node was started where the job has said so on this one: its clock may have been set since.
+    Uses the node's uptime if the job gave it for this node, whose clock may have been set since.
     """
     text = environment.get(STOP_VARIABLE, "")
     if not text.isdigit():
@@ -123,7 +123,7 @@ def seconds_left(environment: Mapping[str, str], now: float | None = None) -> fl
 
 
 def _left_by_uptime(text: str) -> float | None:
-    """Seconds until the uptime that `text` tells, after the start of a kernel; None where that is not this one."""
+    """Return the seconds until the uptime in `text`, after the boot of a kernel; None if that is another kernel."""
     boot, _, stop_s = text.partition(" ")
     try:
         here = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -134,7 +134,7 @@ def _left_by_uptime(text: str) -> float | None:
 
 
 def refuse_without_mpi(name: str, mpi: bool) -> None:
-    """UsageError where a strategy that goes without MPI is to be started by a launcher that cannot do that."""
+    """Raise UsageError if a launcher that needs MPI should start a strategy without MPI."""
     if not mpi:
         raise UsageError(
             f"the launcher {name} starts ranks by MPI only; take a strategy other than grpc-*, or run on one node"
@@ -142,7 +142,7 @@ def refuse_without_mpi(name: str, mpi: bool) -> None:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts that `text` names, in its order; UsageError shows what cannot be read.
+    """Return the hosts that `text` names, in its order. Raises UsageError showing the unreadable part.
 
     Items are separated by commas, blanks or line ends. Each may hold any number of brackets with numbers and ranges;
     numbers keep the width of a range's first one, so that `[08-10]` gives 08, 09, 10.
@@ -161,7 +161,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _hosts_of(item: str) -> Iterator[str]:
-    """The hosts of one item: every combination of its brackets, the last one running fastest."""
+    """Yield the hosts of one item: every combination of its brackets, the last one varying fastest."""
     head, bracket, tail = item.partition("[")
     if not bracket:
         yield head

@@ -1,4 +1,4 @@
-"""Ranks by `flux run`, inside a job of Flux. Tried against recorded sessions of Flux's documentation only."""
+"""Ranks by `flux run`, inside a job of Flux. Tested only against sessions recorded in Flux's documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASK_S = 20.0
 
 
 class Flux(Launcher):
-    """`flux run` in the instance that `flux batch` or `flux alloc` has started; hpcdl binds the ranks itself."""
+    """`flux run` in the instance that `flux batch` or `flux alloc` started; hpcdl binds the ranks itself."""
 
     name = "flux"
     batch = "flux"
@@ -24,11 +24,11 @@ class Flux(Launcher):
     leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """In an instance of Flux, outside its tasks."""
+        """Return whether this is an instance of Flux, outside its tasks."""
         return "FLUX_URI" in environment and "FLUX_TASK_RANK" not in environment and bool(_flux(environment))
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The instance's nodes; this node alone where Flux does not say."""
+        """Return the instance's nodes; empty (this node only) if Flux does not answer."""
         try:
             answer = subprocess.run(
                 [_flux(environment) or "flux", "getattr", "hostlist"],
@@ -41,7 +41,7 @@ class Flux(Launcher):
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """`flux run` on as many nodes as the plan needs; the first rank that fails ends the others."""
+        """Return `flux run` on as many nodes as the plan needs; the first rank that fails ends the others."""
         flux = _flux(environment)
         if not flux:
             raise UsageError("the launcher flux needs flux, which is not on PATH; load the site's Flux module")
@@ -51,7 +51,7 @@ class Flux(Launcher):
             "run",
             f"--nodes={num_nodes}",
             f"--ntasks={plan.num_ranks}",
-            "--exclusive",  # of the job's own nodes: all their cores are the ranks'
+            "--exclusive",  # within the job's own nodes: all their cores belong to the ranks
             "--setopt=cpu-affinity=off",
             "--setopt=exit-on-error",
         ]

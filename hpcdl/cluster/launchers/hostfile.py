@@ -1,4 +1,4 @@
-"""Ranks by plain mpiexec over the hosts of a file, where there is no scheduler or none that hpcdl knows."""
+"""Ranks by plain mpiexec over the hosts of a file, for use without a scheduler that hpcdl knows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpcdl.core.storage.files import read_bytes
 
 HOSTFILE_VARIABLE = "HPCDL_HOSTFILE"
 PROBE_S = 10.0
-"""How long a node may take to answer."""
+"""Time limit for a node's answer."""
 _HANDED_ON = re.compile(
     r"(?!_$|(?:OLD)?PWD$|SHLVL$|HOSTNAME$|DISPLAY$|XAUTHORITY$|XDG_RUNTIME_DIR$|XDG_SESSION_"
     r"|(?:SSH|DBUS|SLURM|PBS|LSB|LS|OMPI|PRTE|PMIX|PMI)_)[A-Za-z_][A-Za-z0-9_]*"
 )
-"""Variables that ranks on other nodes must find in their environment, as MPICH's mpiexec and srun have it: all of the
-user's, but none of this host's, of this session's or of a launcher's own. Open MPI is told each by its name."""
+"""Variables that ranks on other nodes need, as MPICH's mpiexec and srun pass them. These are all of the user's, but not
+those of this host, of this session or of a launcher. Open MPI must be given each name."""
 
 _LOST_NODES = (
     re.compile(r"Remote daemon: \S+ on node (?P<host>\S+)"),  # Open MPI: lost communication with a remote daemon
@@ -39,7 +39,7 @@ _CASUALTIES = (
 
 
 def mpiexec_casualty(log: str) -> Casualty | None:
-    """What ended first, as the mpiexec of Open MPI or of MPICH's family, or their ssh, tells it."""
+    """Return the first death that the mpiexec of Open MPI or of MPICH's family, or their ssh, reports."""
     for pattern in _LOST_NODES:
         if lost := pattern.search(log):
             return Casualty(lost_host=lost["host"])
@@ -55,10 +55,10 @@ def mpiexec_casualty(log: str) -> Casualty | None:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """The hosts of a host file, each once, in order.
+    """Return the hosts of a host file, each once, in order.
 
-    One line each: a name or a host list, then anything (`slots=2`, `:2`) that is left to mpiexec; # starts a comment.
-    UsageError where it cannot be read or names nobody.
+    Each line has a name or a host list, then anything (`slots=2`, `:2`) meant for mpiexec; # starts a comment.
+    Raises UsageError if the file cannot be read or names no host.
     """
     try:
         lines = read_bytes(path).decode().splitlines()
@@ -77,7 +77,7 @@ def read_hosts(path: Path) -> list[str]:
 def mpiexec_line(
     plan: LaunchPlan, command: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str], Mapping[str, str]]:
-    """The mpiexec of the MPI in use over `hosts`, `plan.ranks_per_node` ranks on each, in their order."""
+    """Return the line for the mpiexec of the MPI in use over `hosts`, `plan.ranks_per_node` ranks on each, in order."""
     mpiexec = find_mpiexec()
     chosen = list(hosts)[: -(-plan.num_ranks // plan.ranks_per_node)]
     own = environment_for(mpiexec.flavour)
@@ -93,43 +93,43 @@ def mpiexec_line(
 
 
 class MpiexecOverHosts(Launcher, ABC):
-    """What launchers share that have hosts and an mpiexec, but no starter of their own."""
+    """Base of launchers with hosts and an mpiexec, but no starter of their own."""
 
     name: str
     leaves_nodes_out = True
     continues = True
     leaves_others = False
     remote_shell: Sequence[str] = ("ssh", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-    """Runs a command on a host, which is how mpiexec starts its ranks there."""
+    """Runs a command on a host, as mpiexec starts its ranks there."""
 
     @abstractmethod
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes."""
+        """Return the job's nodes."""
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes that ranks may be started on."""
+        """Return the job's nodes on which ranks may start."""
         return remaining(self.all_hosts(environment), environment)
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """Those that `remote_shell` gets into."""
+        """Return the nodes that `remote_shell` reaches."""
         return {host for host in left_out if _answers([*self.remote_shell, host, "true"], environment)}
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """mpiexec over the hosts; one rank alone runs here."""
+        """Return mpiexec over the hosts; a single rank runs here."""
         refuse_without_mpi(self.name, mpi)
         if plan.num_ranks == 1:
             return list(command), {}
         return mpiexec_line(plan, command, self.hosts(environment), {**os.environ, **environment})
 
     def first_casualty(self, log: str) -> Casualty | None:
-        """As mpiexec tells it."""
+        """Return the first death that mpiexec reports."""
         return mpiexec_casualty(log)
 
 
 def _answers(line: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether `line` runs on its host without a password; PROBE_S bounds the wait."""
+    """Return whether `line` runs on its host without a password; PROBE_S limits the wait."""
     try:
         found = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, env=environment)
     except (OSError, subprocess.SubprocessError):
@@ -138,17 +138,17 @@ def _answers(line: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 class Hostfile(MpiexecOverHosts):
-    """`$HPCDL_HOSTFILE` names the file. Its hosts are reached as mpiexec does it, usually by ssh."""
+    """`$HPCDL_HOSTFILE` names the file. Its hosts are reached by mpiexec's own means, usually ssh."""
 
     name = "hostfile"
     batch = ""
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Where the variable is set."""
+        """Return whether the variable is set."""
         return bool(environment.get(HOSTFILE_VARIABLE))
 
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The file's hosts."""
+        """Return the file's hosts."""
         named = environment.get(HOSTFILE_VARIABLE)
         if not named:
             raise UsageError(f"the launcher hostfile needs {HOSTFILE_VARIABLE}=FILE; name one host a line in FILE")

@@ -14,7 +14,7 @@ from hpcdl.core.protocols import LaunchPlan
 
 
 class Ibrun(Launcher):
-    """ibrun places ranks as `sbatch -N -n` asked for: nodes and ranks must be those of the job."""
+    """ibrun places ranks as requested by `sbatch -N -n`: nodes and ranks must be those of the job."""
 
     name = "ibrun"
     batch = "slurm"
@@ -23,21 +23,21 @@ class Ibrun(Launcher):
     leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """On a machine of TACC's, inside an allocation, outside its steps."""
+        """Return whether this is a machine of TACC, inside an allocation, outside its steps."""
         return "TACC_SYSTEM" in environment and bool(_ibrun(environment)) and SLURM.present(environment)
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The allocation's nodes."""
+        """Return the allocation's nodes."""
         return expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """As Slurm says."""
+        """Return the nodes that Slurm reports as lost."""
         return SLURM.lost_hosts(environment)
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """`ibrun -n N -o 0`; one rank alone needs no ibrun."""
+        """Return `ibrun -n N -o 0`; a single rank needs no ibrun."""
         refuse_without_mpi(self.name, mpi)
         ibrun = _ibrun(environment)
         if not ibrun:
@@ -47,7 +47,7 @@ class Ibrun(Launcher):
         return [ibrun, "-n", str(plan.num_ranks), "-o", "0", *command], environment_for(mpi_flavour())
 
     def first_casualty(self, log: str) -> Casualty | None:
-        """As srun or mpiexec tells it, whichever ibrun used."""
+        """Return the first death by the report of srun or mpiexec, whichever ibrun used."""
         return SLURM.first_casualty(log) or mpiexec_casualty(log)
 
 

@@ -1,4 +1,4 @@
-"""Ranks by the mpiexec of the MPI in use, over the hosts of an LSF job. Tried against LSF's documentation only."""
+"""Ranks by the mpiexec of the MPI in use, over the hosts of an LSF job. Tested only against LSF's documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMOTE_SHELL = {
     "PRTE_MCA_plm": "ssh",
     "PRTE_MCA_plm_ssh_agent": "blaunch",
 }
-"""LSF's own stand-in for ssh: ranks count as the job's, no key is needed, and their environment is the job's."""
+"""LSF's replacement for ssh: ranks belong to the job, need no key, and get the job's environment."""
 
 
 class Lsf(MpiexecOverHosts):
@@ -29,11 +29,11 @@ class Lsf(MpiexecOverHosts):
     remote_shell = ("blaunch",)
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Inside an LSF job."""
+        """Return whether this is inside an LSF job."""
         return "LSB_JOBID" in environment and bool(_named(environment))
 
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes, each once."""
+        """Return the job's nodes, each once."""
         if file := environment.get("LSB_DJOB_HOSTFILE"):
             return read_hosts(Path(file))
         if words := environment.get("LSB_MCPU_HOSTS", "").split():
@@ -46,7 +46,7 @@ class Lsf(MpiexecOverHosts):
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """mpiexec over the hosts, which reaches them by blaunch; nothing that the user has set is changed."""
+        """Return mpiexec over the hosts, which it reaches by blaunch; variables set by the user stay unchanged."""
         line, own = super().line(plan, command, mpi=mpi, environment=environment)
         return line, {**{name: value for name, value in _REMOTE_SHELL.items() if name not in environment}, **own}
 

@@ -1,7 +1,7 @@
-"""Which mpiexec belongs to the MPI library that mpi4py loads, and what each family of MPI needs to be told.
+"""The mpiexec that belongs to the MPI library of mpi4py, and the options that each MPI family needs.
 
 The first mpiexec on PATH is often another MPI's: it then starts N jobs of one rank instead of one job of N. So the
-library is asked for first, without starting MPI, and its mpiexec is looked for beside it.
+library is determined first, without starting MPI, and its mpiexec is searched for beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcdl.core.paths import own_program
 
 REMEDY = "pip install 'hpcdl[mpich]' or load the site's MPI module"
 TIMEOUT_S = 120.0
-"""Loading a library from a cold parallel file system takes its time."""
+"""Time limit for loading a library from a cold parallel file system."""
 
 _LIBRARIES = (
     ("openmpi", re.compile(r"Open MPI v?(\d+(?:\.\d+)*)")),
@@ -30,13 +30,13 @@ _LIBRARIES = (
     ("cray", re.compile(r"CRAY MPICH version (\d+(?:\.\d+)*)")),
     ("mpich", re.compile(r"MPICH Version:\s*(\d+(?:\.\d+)*)")),
 )
-"""Flavours by what MPI_Get_library_version says; the first that matches."""
+"""Flavours by the text of MPI_Get_library_version; the first match counts."""
 _LAUNCHERS = (
     ("openmpi", re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+(?:\.\d+)*)")),
     ("intel", re.compile(r"Intel\(R\) MPI Library for Linux\* OS, Version (\d+(?:\.\d+)*)")),
     ("mpich", re.compile(r"HYDRA build details:\s*Version:\s*(\d+(?:\.\d+)*)")),
 )
-"""Flavours by what `mpiexec --version` says."""
+"""Flavours by the output of `mpiexec --version`."""
 _NAMES = {
     "openmpi": ("mpiexec.openmpi", "mpiexec", "orterun", "prterun"),
     "mpich": ("mpiexec.hydra", "mpiexec.mpich", "mpiexec"),
@@ -45,10 +45,10 @@ _NAMES = {
     "cray": ("mpiexec",),
 }
 _SPEAKS = {"mvapich": "mpich", "cray": "mpich"}
-"""Flavours whose mpiexec calls itself by another's name."""
+"""Flavours whose mpiexec reports another flavour's name."""
 
 CONTINUES = ("--with-ft", "ulfm")
-"""What Open MPI's mpiexec, from version 5 on, has to hear so that ranks may go on without one that dies."""
+"""Options of Open MPI's mpiexec, from version 5 on, that let ranks continue when one dies."""
 
 _LOCAL = {
     "openmpi": ("--mca", "plm", "isolated", "--mca", "ras", "^slurm,tm,alps,gridengine,lsf,loadleveler"),
@@ -57,7 +57,7 @@ _LOCAL = {
     "mvapich": ("-rmk", "user", "-launcher", "fork"),
 }
 _SHARED_MEMORY, _SEGMENT_BYTES = "/dev/shm", 32 << 20
-"""Where Open MPI's ranks meet on a node, and several times what each of them takes of it."""
+"""The place where Open MPI's ranks meet on a node, and several times the space that each of them uses there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,10 @@ class Mpiexec:
 
 
 def find_mpiexec(python: str = sys.executable) -> Mpiexec:
-    """The mpiexec of the library that mpi4py loads in `python`; UsageError with the remedy where there is none.
+    """Return the mpiexec of the library that mpi4py loads in `python`. Raises UsageError with the remedy without one.
 
     MPI4PY_LIBMPI and MPI4PY_MPIABI count as they do in mpi4py. An mpiexec beside the library (in `bin` of one of
-    the folders above it) is taken if it is of the library's flavour; one on PATH only if its version agrees too.
+    the folders above it) is accepted if it is of the library's flavour; one on PATH only if its version agrees too.
     """
     library, flavour, version = find_library(python)
     for candidate in _beside(library, flavour):
@@ -87,7 +87,7 @@ def find_mpiexec(python: str = sys.executable) -> Mpiexec:
 
 
 def find_library(python: str = sys.executable) -> tuple[Path, str, str]:
-    """File, flavour and version of the MPI library that mpi4py loads in `python`; UsageError where there is none."""
+    """Return file, flavour and version of the MPI library of mpi4py in `python`. Raises UsageError if there is none."""
     library, text = _ask_library(python)
     flavour, version = _recognise(text, _LIBRARIES)
     if not flavour:
@@ -96,15 +96,15 @@ def find_library(python: str = sys.executable) -> tuple[Path, str, str]:
 
 
 def mpi_flavour(python: str = sys.executable) -> str:
-    """Flavour of the MPI library that mpi4py loads in `python`; its mpiexec need not exist."""
+    """Return the flavour of the MPI library that mpi4py loads in `python`; its mpiexec need not exist."""
     return find_library(python)[1]
 
 
 def environment_for(flavour: str) -> Mapping[str, str]:
-    """What ranks under this MPI need in their environment.
+    """Return the environment that ranks need under this MPI.
 
     Open MPI: a waiting rank yields its core to its own back-propagation; hpcdl binds, not mpiexec; more ranks than
-    cores may start (a laptop); root may start them (a container). MPICH and its kin do all of that unasked.
+    cores may start (a laptop); root may start them (a container). MPICH and its kin do all of that by default.
     """
     if flavour != "openmpi":
         return {}
@@ -121,9 +121,9 @@ def environment_for(flavour: str) -> Mapping[str, str]:
 
 
 def kept_on_node(flavour: str, num_ranks: int, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """What keeps ranks that are all on this node from listening on its network; nothing that the user has set.
+    """Return the variables that keep ranks on one node from listening on its network; none that the user has set.
 
-    MPICH from PyPI (UCX): on the loopback alone. Open MPI: shared memory alone, where there is room for it.
+    MPICH from PyPI (UCX): use only the loopback. Open MPI: use only shared memory, if there is enough space.
     """
     if flavour == "mpich" and not {"UCX_NET_DEVICES", "UCX_TLS"} & environment.keys():
         return {"UCX_NET_DEVICES": "lo"}
@@ -133,7 +133,7 @@ def kept_on_node(flavour: str, num_ranks: int, environment: Mapping[str, str]) -
 
 
 def _chooses_btl(environment: Mapping[str, str]) -> bool:
-    """Whether the user has told Open MPI himself by what ranks reach each other."""
+    """Return whether the user has chosen Open MPI's transport between ranks."""
     if any(name.startswith("OMPI_MCA_btl") for name in environment):
         return True
     own = Path(environment.get("HOME", "/")) / ".openmpi" / "mca-params.conf"
@@ -152,12 +152,12 @@ def _has_shared_memory(num_ranks: int) -> bool:
 
 
 def launch_flags(flavour: str) -> Sequence[str]:
-    """What mpiexec needs to hear to start ranks on this node only, also inside a scheduler's job of several nodes."""
+    """Return the options of mpiexec for ranks on this node only, also inside a scheduler's job of several nodes."""
     return _LOCAL.get(flavour, ())
 
 
 def _ask_library(python: str) -> tuple[Path, str]:
-    """File and version text of the MPI library, told by a fresh process: loading it here would last."""
+    """Return file and version text of the MPI library from a new process: loading it here would be permanent."""
     try:
         answer = subprocess.run(
             own_program("hpcdl.comm.mpi.library", python=python),
@@ -188,7 +188,7 @@ def _recognise(text: str, known: tuple[tuple[str, re.Pattern[str]], ...]) -> tup
 
 
 def _beside(library: Path, flavour: str) -> Iterator[Path]:
-    """Launchers in `bin` of the folders above the library, as it was named and as it is, nearest first."""
+    """Yield launchers in `bin` of the folders above the library, as named and as resolved, nearest first."""
     seen = set()
     for start in (library, library.resolve()):
         for folder in list(start.parents)[:-1]:
@@ -208,7 +208,7 @@ def _on_path(flavour: str) -> Iterator[Path]:
 
 
 def launcher_of(mpiexec: Path) -> tuple[str, str]:
-    """Flavour and version that an mpiexec says it has; empty where it says nothing that is known."""
+    """Return the flavour and version that an mpiexec reports; empty if they are unknown."""
     try:
         answer = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):

@@ -10,17 +10,17 @@ from hpcdl.core.errors import UsageError
 
 
 class Pbs(MpiexecOverHosts):
-    """`$PBS_NODEFILE` holds a line for each rank that was asked for."""
+    """`$PBS_NODEFILE` holds a line for each requested rank."""
 
     name = "pbs"
     batch = "pbs"
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Inside a PBS job."""
+        """Return whether this is inside a PBS job."""
         return "PBS_JOBID" in environment and "PBS_NODEFILE" in environment
 
     def all_hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The job's nodes, each once."""
+        """Return the job's nodes, each once."""
         named = environment.get("PBS_NODEFILE")
         if not named:
             raise UsageError("the launcher pbs needs PBS_NODEFILE, which PBS sets inside a job; use `hpcdl submit`")

@@ -11,7 +11,7 @@ from hpcdl.core.protocols import LaunchPlan
 
 
 class Local(Launcher):
-    """What is left where there is no job. Strategies without MPI are started rank by rank, by cluster/supervise.py."""
+    """The launcher outside any job. Ranks of strategies without MPI are started one by one, by cluster/supervise.py."""
 
     name = "local"
     batch = ""
@@ -20,23 +20,23 @@ class Local(Launcher):
     leaves_others = False
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """This node alone."""
+        """Return an empty list: this node only."""
         return []
 
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """`mpiexec -n N`, or the command itself for one rank or without MPI."""
+        """Return `mpiexec -n N`, or the command itself for one rank or without MPI."""
         if not mpi or plan.num_ranks == 1:
             return list(command), {}
         mpiexec = find_mpiexec()
         words = [*(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
         flavour = mpiexec.flavour
-        # What --elastic needs of Open MPI may have to tell of the dead by its own connections.
+        # With --elastic, Open MPI may need its own connections to report dead ranks.
         kept = {} if plan.continues else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
         return [str(mpiexec.path), *words, *command], {**environment_for(flavour), **kept}
 

@@ -13,7 +13,7 @@ from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.core.protocols import LaunchPlan
 
 PMI_VARIABLE = "HPCDL_SRUN_MPI"
-"""Overrides `srun --mpi`, where a site's MPI was built for another interface."""
+"""Overrides `srun --mpi`, for a site whose MPI was built for another interface."""
 PMI_BY_FLAVOUR = {
     "openmpi": "pmix",
     "mpich": "pmi2",
@@ -21,9 +21,9 @@ PMI_BY_FLAVOUR = {
     "mvapich": "pmi2",
     "cray": "cray_shasta",
 }
-"""What each MPI asks its launcher for; the wrong one starts N jobs of one rank each."""
+"""The interface that each MPI requests of its launcher; a wrong one starts N jobs of one rank each."""
 _NO_STEP = "42949672"
-"""Slurm numbers batch scripts and interactive shells from 4294967290 up: no step of ranks."""
+"""Slurm numbers batch scripts and interactive shells from 4294967290 up: these steps have no ranks."""
 _NO_LOSS = rf"Terminated|Exited with exit code {StoppedEarly.exit_code}$"
 _CASUALTY = re.compile(rf"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?!{_NO_LOSS})", re.MULTILINE)
 _LOST_NODE = re.compile(
@@ -34,15 +34,15 @@ _ASK_S = 20.0
 
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
-    """The word behind `srun --mpi` for an MPI of this flavour."""
+    """Return the value of `srun --mpi` for an MPI of this flavour."""
     return environment.get(PMI_VARIABLE) or PMI_BY_FLAVOUR[flavour]
 
 
 class Slurm(Launcher):
-    """srun leaves binding to hpcdl, and the other ranks when one is lost (-K0).
+    """srun leaves binding to hpcdl, and keeps the other ranks when one is lost (-K0).
 
-    With -K1 it would ask them with SIGTERM, which they cannot follow without the lost one, and deaf to anything else
-    wait for KillWait (30 s by default). At a SIGTERM to itself it kills them at once.
+    With -K1 it would send them SIGTERM, which they cannot obey without the lost rank. They would then ignore anything
+    else for KillWait (30 s by default). At a SIGTERM to itself it kills them at once.
     """
 
     name = "slurm"
@@ -52,28 +52,28 @@ class Slurm(Launcher):
     leaves_others = True
 
     def present(self, environment: Mapping[str, str]) -> bool:
-        """Inside an allocation, outside its steps."""
+        """Return whether this is inside an allocation, outside its steps."""
         step = environment.get("SLURM_STEP_ID", _NO_STEP)
         return "SLURM_JOB_ID" in environment and step.startswith(_NO_STEP) and bool(_srun(environment))
 
     def hosts(self, environment: Mapping[str, str]) -> list[str]:
-        """The allocation's nodes."""
+        """Return the allocation's nodes."""
         return remaining(expand_hosts(environment.get("SLURM_JOB_NODELIST", "")), environment)
 
     def lost_hosts(self, environment: Mapping[str, str]) -> set[str]:
-        """What sinfo says of the nodes: down, failed, or `*`, which do not answer."""
+        """Return the nodes that sinfo reports as down, failed, or not responding (`*`)."""
         states = _states(self.hosts(environment), environment)
         return {node for node, state in states.items() if _GONE.match(state)}
 
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
-        """Those that sinfo knows to be well and that are still the job's: Slurm takes away a node that goes down."""
+        """Return those that are healthy by sinfo and still in the job: Slurm removes a node that goes down."""
         job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%N"]
         mine = set(expand_hosts(_answer(job, environment)))
         states = _states(left_out, environment)
         return {node for node, state in states.items() if node in mine and not _GONE.match(state)}
 
     def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
-        """What squeue says of the job's time left, as 1-02:03:04."""
+        """Return the job's time left by squeue, such as 1-02:03:04, in seconds."""
         job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%L"]
         found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", _answer(job, environment).strip())
         if found is None:  # UNLIMITED, or no answer
@@ -84,7 +84,7 @@ class Slurm(Launcher):
     def line(
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """`srun` on as many nodes as the plan needs, the first that are named; several ranks may share a core."""
+        """Return `srun` on as many nodes as the plan needs, the first in the list; several ranks may share a core."""
         srun = _srun(environment)
         if not srun:
             raise UsageError("the launcher slurm needs srun, which is not on PATH; load the site's Slurm module")
@@ -102,12 +102,12 @@ class Slurm(Launcher):
             "--overcommit",
             "--input=none",
         ]
-        # The step before never ends on a node that was gone, and Slurm has its cores busy on all until it does.
+        # The earlier step never ends on a node that is gone, and Slurm counts its cores on all nodes as busy.
         beside = {"SLURM_OVERLAP": "1"} if LEFT_OUT_VARIABLE in environment else {}
         return [*words, *command], {**environment_for(flavour), **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:
-        """A node that went down, which takes all other tasks along; else the first task srun complains about."""
+        """Return a node that went down, which ends all other tasks too; else the first task that srun reports."""
         if lost := _LOST_NODE.search(log):
             return Casualty(lost_host=expand_hosts(lost["hosts"])[0])
         found = _CASUALTY.search(log)
@@ -115,14 +115,14 @@ class Slurm(Launcher):
 
 
 def _states(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What sinfo calls the state of each node; nothing where it cannot be asked."""
+    """Return the state of each node by sinfo; empty if it does not answer."""
     line = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
     found = (words.split() for words in _answer(line, environment).splitlines())
     return {words[0]: words[1] for words in found if len(words) == 2}
 
 
 def _answer(line: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What a command of Slurm's prints; nothing where it fails: srun will find out."""
+    """Return the output of a Slurm command; empty if it fails, since srun will report the problem."""
     try:
         answer = subprocess.run(line, capture_output=True, text=True, timeout=_ASK_S, check=True, env=environment)
     except (OSError, subprocess.SubprocessError):

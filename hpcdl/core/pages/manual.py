@@ -1,4 +1,4 @@
-"""The pages and the files for trying things out that come with hpcdl: where they lie, what they hold, and copies."""
+"""The manual and the examples that come with hpcdl: where they are, what they hold, and copies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SAYS = re.compile(r"^Says: (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"\]\(#([\w-]+)\)")
 """A link to another section of the same page."""
 _LEAST_LETTERS = 8
-"""Of a message, for the part of it to be looked for."""
+"""Fewest letters with which a part of a message is looked up."""
 _PATTERN = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paragraph:
-    """A section of the page of errors; `says` are beginnings of messages, `...` standing for anything."""
+    """A section of the page of errors; `says` holds beginnings of messages, in which `...` stands for anything."""
 
     title: str
     says: tuple[str, ...]
@@ -31,22 +31,22 @@ class Paragraph:
 
     @property
     def anchor(self) -> str:
-        """What stands behind # in a link to it."""
+        """The part after # in a link to it."""
         return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", self.title.lower()).strip())
 
     def fit(self, message: str) -> int:
-        """How many letters of its patterns `message` has, at best; 0 where none fits."""
+        """Return the number of letters in the longest pattern that fits `message`; 0 if none fits."""
         fitting = [len(pattern.replace("...", "")) for pattern in self.says if _expression(pattern).search(message)]
         return max(fitting, default=0)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """`pattern` anywhere in a message, whatever stands at its dots."""
+    """Return the expression that finds `pattern` anywhere in a message, with any text at its dots."""
     return re.compile(".*".join(re.escape(part) for part in pattern.strip(".").split("...")), re.DOTALL)
 
 
 def manual_folder() -> Path:
-    """Where the pages lie; HpcdlError where this installation has none."""
+    """Return the folder of the pages. Raises HpcdlError if this installation has none."""
     folder = docs_folder()
     if not (folder / "index.md").is_file():
         raise HpcdlError(f"the pages are not installed in {folder}; read docs/ in hpcdl's sources")
@@ -54,14 +54,14 @@ def manual_folder() -> Path:
 
 
 def start_page() -> Path:
-    """The first page to open: that of the site which `make docs` built where there is one, else docs/index.md."""
+    """Return the first page to open: that of the site built by `make docs` if it exists, else docs/index.md."""
     folder = manual_folder()
     built = (folder / "html" / "index.html", folder.parent / "build" / "site" / "index.html")
     return next((page for page in built if page.is_file()), folder / "index.md")
 
 
 def error_paragraphs() -> list[Paragraph]:
-    """The sections of the page of errors, in its order."""
+    """Return the sections of the page of errors, in its order."""
     text = (manual_folder() / ERRORS_PAGE).read_text(encoding="utf-8")
     titles = list(_HEADING.finditer(text))
     ends = [*(title.start() for title in titles[1:]), len(text)]
@@ -75,9 +75,9 @@ def error_paragraphs() -> list[Paragraph]:
 
 
 def explain(error: str) -> Paragraph:
-    """The paragraph for a message or a part of one, a class, an anchor or an exit code; UsageError for anything else.
+    """Return the paragraph for a message or a part of one, a class, an anchor or an exit code.
 
-    A class comes with the sections that its paragraph refers to.
+    A class comes with the sections that its paragraph refers to. Raises UsageError if nothing fits.
     """
     message = error.strip().removeprefix("hpcdl: ")
     paragraphs = error_paragraphs()
@@ -120,24 +120,24 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
 
 
 KINDS = ("how-to", "tutorials", "reference", "", "explanation", "example-report", "example-evidence", "decisions")
-"""Folders of pages, those that say what to type first; the empty name: pages in none. Others come last."""
+"""Folders of pages, those with instructions first; the empty name is for pages in no folder. Others come last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPage:
-    """A page that holds the words searched for: number and text of each such line."""
+    """A page that holds the search words, with number and text of each such line."""
 
     path: Path
     lines: tuple[tuple[int, str], ...]
 
     @property
     def best(self) -> tuple[int, str]:
-        """The line that says most of what the page is about: a heading where one holds the words."""
+        """The most telling line: a heading if one holds the words."""
         return next((line for line in self.lines if line[1].startswith("#")), self.lines[0])
 
 
 def find_words(words: str) -> list[FoundPage]:
-    """The pages that hold `words`, in any case: how-tos first, of a kind those with the words in title or headings."""
+    """Return the pages that hold `words`, in any case: sorted by kind, then those with the words in headings first."""
     folder = manual_folder()
     found = []
     for path in sorted(folder.rglob("*.md")):
@@ -156,7 +156,7 @@ def find_words(words: str) -> list[FoundPage]:
 
 
 _COMPILED = "__pycache__"
-"""What Python leaves beside an example that was run where it lies."""
+"""The folder that Python leaves beside an example that was run in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +168,15 @@ class Example:
 
 
 def list_examples() -> list[Example]:
-    """What there is, by name; the page of a folder, NAME.md, comes with it and is no example itself."""
+    """Return the examples by name; NAME.md describes the folder NAME and is no example itself."""
     found = sorted(path for path in _folder().iterdir() if path.suffix != ".md" and path.name != _COMPILED)
     return [Example(name=path.name, summary=_summary(path)) for path in found]
 
 
 def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
-    """Copy examples into `folder` and return where each is; files that are there with the same content stay.
+    """Copy examples into `folder` and return their paths; existing files with the same content stay.
 
-    UnknownNameError for what there is not, UsageError where a file is there with other content: then none is copied.
+    Raises UnknownNameError for an unknown name, UsageError if a file exists with other content: then none is copied.
     """
     known = [item.name for item in list_examples()]
     for name in names:
@@ -194,7 +194,7 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _pairs(source: Path, folder: Path) -> list[tuple[Path, Path]]:
-    """Each file of an example and where its copy goes."""
+    """Return each file of an example with the target of its copy."""
     files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     files = [path for path in files if path.parent.name != _COMPILED]
     return [(path, folder / path.relative_to(source.parent)) for path in files]
@@ -205,6 +205,6 @@ def _folder() -> Path:
 
 
 def _summary(path: Path) -> str:
-    """The first sentence of a file's docstring, comment or page."""
+    """Return the first sentence of a file's docstring, comment or page."""
     text = (path.with_suffix(".md") if path.is_dir() else path).read_text().splitlines()[0]
     return text.strip('#" ').split(". ")[0].split(": hpcdl")[0].rstrip(".").replace("`", "")

@@ -1,8 +1,8 @@
 """The shell of every page that hpcdl writes, and its colours: one file, style inside, no script, light or dark.
 
-One thing has one colour, in a report, a trace, a card and a figure. Any two colours of one table differ by at least 20
-in CIE76, for readers with normal colours and for those without red or green cones, on light paper and on dark
-(tests/core/test_palette.py).
+A thing has the same colour in a report, a trace, a card and a figure. Any two colours of one table differ by at least
+20 in CIE76, on light paper and on dark. This holds for readers with normal colours and for those without red or green
+cones (tests/core/test_palette.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROUND: Mapping[str, Color] = {
     "warn": Color("#8a5300", "#f0b45c"),
     "accent": Color("#0b62a4", "#7cc0f5"),
 }
-"""What a page consists of. Its words have a contrast of 4.5 on paper and panel."""
+"""Colours of the page itself. Its text has a contrast of 4.5 on paper and panel."""
 CURVES: Sequence[Color] = (
     Color("#057ac7", "#4ea4fe"),
     Color("#bd5a00", "#d66511"),
@@ -46,7 +46,7 @@ CURVES: Sequence[Color] = (
     Color("#573486", "#e2bff5"),
     Color("#797577", "#c7b59b"),
 )
-"""Curves of one figure beside the ideal one, which has the ink; and classes of a mask.
+"""Curves of one figure, beside the ideal one in ink; also the classes of a mask.
 
 The contrast is 4.5, because a curve's name has its colour."""
 PARTS: Mapping[str, Color] = {
@@ -65,15 +65,15 @@ PARTS: Mapping[str, Color] = {
 
 
 def channels(color: str) -> tuple[int, int, int]:
-    """Red, green and blue of `#rrggbb`, 0 to 255."""
+    """Return red, green and blue of `#rrggbb`, 0 to 255."""
     red, green, blue = bytes.fromhex(color.removeprefix("#"))
     return red, green, blue
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""No script and nothing from elsewhere: a browser enforces it."""
+"""A policy that browsers enforce: no script, and nothing from elsewhere."""
 _BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMGT]?i?B|[µmn]?s|images/s|samples/s)(?!\w))|(?<=±) (?=\d)")
-"""A blank at which no line may end."""
+"""A blank at which a line must not break."""
 _COMMAND = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 _HATCHES = {
@@ -89,19 +89,19 @@ _HATCHES = {
 
 
 def page(title: str, body: Iterable[str], *, style: str = "", see: str = "") -> str:
-    """A whole page: `body` stands below the title as it is, `style` beside the style of all, `see` in the footer."""
+    """Return a whole page: `body` below the title unchanged, `style` after the common style, `see` in the footer."""
     return "\n".join(_page(title, body, style, see)) + "\n"
 
 
 def escaped(text: str) -> str:
-    """`text` as a page shows it: no markup, no control codes."""
+    """Return `text` for a page: no markup, no control codes."""
     return escape(printable(text), quote=True)
 
 
 def sentence(text: str) -> str:
-    """The same of a text that runs over several lines: none ends between a number and its unit, or inside a flag.
+    """Return the same for text of several lines: none breaks between a number and its unit, or inside a flag.
 
-    What stands between backticks is a command.
+    Text between backticks is a command.
     """
     return _COMMAND.sub(_as_code, _BEFORE_A_UNIT.sub("&nbsp;", escaped(text)))
 
@@ -123,7 +123,7 @@ def _page(title: str, body: Iterable[str], style: str, see: str) -> Iterator[str
 
 
 def variables() -> str:
-    """The palette as CSS; paper is light."""
+    """Return the palette as CSS; paper is light."""
     colors = {**GROUND, **{f"curve-{place}": color for place, color in enumerate(CURVES)}}
     colors |= {name.replace("_", "-").replace(" ", "-"): color for name, color in PARTS.items()}
     light = ";".join(f"--{name}:{color.light}" for name, color in colors.items())
@@ -134,7 +134,7 @@ def variables() -> str:
 
 
 def patterns() -> str:
-    """An SVG without a size that defines `fill-NAME` for each part: its colour, with its lines where it has some."""
+    """Return an SVG without a size that defines `fill-NAME` for each part: its colour, and its hatching if any."""
     found = []
     for name, color in PARTS.items():
         key = name.replace("_", "-").replace(" ", "-")

@@ -1,12 +1,11 @@
-"""Nothing outlives its run: processes end with the one that started them, and names in /dev/shm are removed.
+"""Nothing outlives its run: processes end with the process that started them, and names in /dev/shm are removed.
 
-docs/decisions/0100 says why so. The kernel's parent-death signal is the surest: it reaches a process that is stopped or
-deep in a library. But it comes when the *thread* ends that has forked, and some starters fork from threads that they
-end later. A thread that waits for the starter's pidfd knows processes, whoever forked.
-
-MPICH and its kin keep the file through which the ranks of a node meet until MPI_Finalize. Its name serves nobody once
-all of them have it in their memory: without it the kernel gives the memory back with the last rank, however that ends.
-Open MPI removes its own at MPI_Finalize and complains about names that are gone; its mpiexec removes those of ranks
+docs/decisions/0100 gives the reasons. The kernel's parent-death signal is the surest way: it reaches a process that is
+stopped or deep in a library. But it comes when the *thread* that forked ends, and some starters fork from threads that
+end early. A thread that waits for the starter's pidfd follows the process, whichever thread forked.
+MPICH and its kin keep the file through which the ranks of a node meet until MPI_Finalize. Its name is useless once
+all ranks have mapped it. Without the name the kernel frees the memory with the last rank, however that rank ends.
+Open MPI removes its own files at MPI_Finalize and complains about missing names; its mpiexec removes those of ranks
 that were killed.
 """
 
@@ -26,26 +25,26 @@ from hpcdl.core.storage.disk import remove_file
 
 _PR_SET_PDEATHSIG = 1
 _START_TIME = 19
-"""Where /proc/PID/stat tells when a process began, counted behind its name."""
+"""Index of a process's start time in /proc/PID/stat, counted from behind its name."""
 SHARED_MEMORY = Path("/dev/shm")
 MPICH_NAMES = "mpich_shm_*"
 SETTLED_S = 5.0
-"""A rank that has made its file has it in its memory after far less."""
+"""A rank that has made its file maps it much sooner than this."""
 
 
 def told_to_end_with_parent(number: int) -> Callable[[], None]:
-    """For `Popen(preexec_fn=...)`: what is started gets this signal when the thread that starts it ends.
+    """Return a `preexec_fn` for Popen: the child gets this signal when the thread that started it ends.
 
-    For programs of others, which cannot look after themselves.
+    For programs of others, which cannot call `end_with_parent` themselves.
     """
-    prctl = ctypes.CDLL(None).prctl  # nothing may be loaded between fork and exec
+    prctl = ctypes.CDLL(None).prctl  # load the library here: nothing may be loaded between fork and exec
     return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Kill this process when its parent ends; at once where that is no longer `parent`.
+    """Kill this process when its parent ends, or at once if its parent is no longer `parent`.
 
-    Whoever names its parent has been started from that one's main thread.
+    A caller that passes `parent` was started from the main thread of that process.
     """
     found = os.getppid()
     if parent is not None or len(list(Path(f"/proc/{found}/task").glob("*"))) == 1:
@@ -56,7 +55,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def identity(pid: int) -> str:
-    """Node, namespace, number and start of a process, which no other one ever shares; empty where there is none."""
+    """Return node, namespace, number and start of a process: unique for all time; empty if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -65,9 +64,9 @@ def identity(pid: int) -> str:
 
 
 def after_end_of(known: str, action: Callable[[], None]) -> None:
-    """Have a thread call `action` when the process of this identity has ended, at once where it has.
+    """Let a thread call `action` when the process of this identity has ended, or at once if it has.
 
-    Nothing happens where it is on another node, or in a namespace of which nothing can be said from here.
+    Does nothing if the process is on another node, or in a namespace that is not visible from here.
     """
     surroundings, _, rest = known.rpartition(" ")[0].rpartition(" ")
     if surroundings != _surroundings():
@@ -77,7 +76,7 @@ def after_end_of(known: str, action: Callable[[], None]) -> None:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(int(rest))
             if identity(int(rest)) == known:
-                waiting = select.poll()  # select knows only the first 1024 descriptors
+                waiting = select.poll()  # select supports only the first 1024 descriptors
                 waiting.register(descriptor, select.POLLIN)
                 waiting.poll()
         action()
@@ -90,19 +89,19 @@ def _surroundings() -> str:
 
 
 def end_in(seconds: float = 0.0) -> None:
-    """SIGKILL, later: nobody is left to hear last words."""
+    """Kill this process with SIGKILL after `seconds`; no other process waits for its output."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def forget_names() -> None:
-    """Remove the names of what this process shares; every rank of the node must have come back from MPI_Init."""
+    """Remove the names of this process's shared memory, after every rank of the node has returned from MPI_Init."""
     for path in _mapped(os.getpid()):
         remove_file(path)
 
 
 def remove_abandoned() -> None:
-    """Remove what ranks of this user have left that were killed in MPI_Init, where no process has it any more."""
+    """Remove files that killed ranks of this user left in MPI_Init, if no process maps them any more."""
     candidates = []
     for path in SHARED_MEMORY.glob(MPICH_NAMES):
         with contextlib.suppress(OSError):
@@ -117,7 +116,7 @@ def remove_abandoned() -> None:
 
 
 def _mapped(pid: int) -> Iterator[Path]:
-    """The files of MPICH_NAMES in the memory of a process; none where it cannot be looked into."""
+    """Yield the files of MPICH_NAMES that a process has mapped; none if its maps cannot be read."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             path = Path(line.split(maxsplit=5)[-1])

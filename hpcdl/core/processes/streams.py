@@ -1,8 +1,8 @@
-"""Signals and the standard streams of a process: caught in one way, written to as they may be found.
+"""Signals and standard streams of a process: one way to catch signals, and safe writing to any stream.
 
-A closed one is opened on /dev/null before anything else is opened, so that no file with data gets its number: what
-libraries print on stderr would be written into that. What cannot be printed ends no work: it is remembered, and told
-at the end (`Printed.problem`).
+A closed stream is opened on /dev/null before any other file, so that no data file gets its number. Otherwise libraries
+that print on stderr would write into that file. Output that cannot be printed stops no work: the problem is stored, and
+reported at the end (`Printed.problem`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from types import FrameType
 from typing import Any, TextIO
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""What asks a run to save and leave: schedulers, Ctrl-C, Slurm's warning, a terminal that closes."""
+"""Signals that ask a run to save and leave: from schedulers, Ctrl-C, Slurm's warning, a closing terminal."""
 _Handler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
 def caught(action: Callable[[int], None], numbers: tuple[int, ...] = STOPS, *, yields: bool = False) -> Iterator[None]:
-    """While active, each of the signals `numbers` calls `action` with its number; what was before is put back.
+    """While active, call `action` with the number of each signal in `numbers`; then restore the earlier handlers.
 
-    Outside the main thread nothing is caught, as Python wants it; with `yields` nothing that somebody else catches.
-    A SIGHUP that is ignored at first (nohup) stays ignored.
+    Outside the main thread nothing is caught, because Python forbids it; with `yields`, no signal that already has a
+    handler. A SIGHUP that is ignored at first (nohup) stays ignored.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -49,7 +49,7 @@ _AGAIN_S = 0.05
 
 
 def keep_interrupts() -> None:
-    """Send Ctrl-C again where Python has dropped it: an error inside a callback or a finalizer goes no further.
+    """Send Ctrl-C again if Python dropped it: an error inside a callback or a finalizer is not propagated.
 
     Imports have such callbacks, so that a command that has just begun would run to its end.
     """
@@ -58,7 +58,7 @@ def keep_interrupts() -> None:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(dropped)
             return
-        # Not from here: this, too, is inside the callback.
+        # Raising here would not help: this hook also runs inside the callback.
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True
         again.start()
@@ -67,26 +67,26 @@ def keep_interrupts() -> None:
 
 
 def ignore(*numbers: int) -> None:
-    """Let other processes decide what these signals mean for this one."""
+    """Ignore these signals, because other processes decide what they mean for this one."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 class StopRequest:
-    """Remembers the signals of STOPS instead of dying of them."""
+    """Stores the signals of STOPS in `asked` instead of ending the process."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def install(self) -> None:
-        """Take over the signals, and what another StopRequest has heard; only the main thread may.
+        """Install the handlers, and take over what another StopRequest received. Main thread only.
 
-        A rank installs one before anything else, for what comes while it starts up (a blocked signal would not do:
-        numerical libraries start threads that do not block it). The run then stops after its first step.
+        A rank installs one first of all, for signals during its start. Blocking signals would not do, because numerical
+        libraries start threads that do not block them. The run then stops after its first step.
         """
         for number in STOPS:
             before = getattr(_catch(number, self._note), "__self__", None)
-            # MPI, its fabric and TensorFlow are not written for system calls that a signal breaks off.
+            # MPI, its fabric and TensorFlow do not handle system calls that a signal interrupts.
             signal.siginterrupt(number, False)
             self.asked |= isinstance(before, StopRequest) and before.asked
 
@@ -95,7 +95,7 @@ class StopRequest:
 
 
 def _catch(number: int, handler: _Handler) -> signal._HANDLER:
-    """Have `handler` called at this signal; returns the handler before."""
+    """Install `handler` for this signal, and return the handler before."""
     before = signal.getsignal(number)
     if number != signal.SIGHUP:
         return signal.signal(number, handler)
@@ -111,7 +111,7 @@ def _catch(number: int, handler: _Handler) -> signal._HANDLER:
 
 
 def _leave_terminal() -> None:
-    """Write to nowhere instead of to a terminal that is gone: each word would be an error in the middle of a save."""
+    """Redirect output from a closed terminal to /dev/null: each write would be an error in the middle of a save."""
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):
             with Path(os.devnull).open("wb") as nowhere:
@@ -119,17 +119,17 @@ def _leave_terminal() -> None:
 
 
 UTF8_VARIABLE = "PYTHONUTF8"
-"""Python's own: names are UTF-8, whatever the locale says; ranks inherit it."""
+"""Python's own variable: names are UTF-8, whatever the locale; ranks inherit it."""
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_closed() -> None:
-    """Open what is closed of the three on /dev/null, for this process and for those that it starts."""
+    """Open the closed ones of the three streams on /dev/null, for this process and its children."""
     for descriptor, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest number that is free is this one: those below it have been seen to.
+            # The lowest free number is this one, since those below it are open.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             stream = open(descriptor, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -138,7 +138,7 @@ def open_closed() -> None:
 
 
 def use_utf8() -> None:
-    """Start this program again where Python takes names for anything but UTF-8, as in an old locale.
+    """Restart this program if Python's encoding for file names is not UTF-8, as in an old locale.
 
     Names in run.toml and in manifests are UTF-8, and ranks on another node may have another locale.
     """
@@ -148,33 +148,33 @@ def use_utf8() -> None:
 
 
 class Printed(io.FileIO):
-    """What is printed on an open descriptor; `problem` is why some of it could not be, `unheard`: nobody reads."""
+    """Output to an open descriptor. `problem` is the error that stopped it; `unheard`: its reader is gone."""
 
     def __init__(self, descriptor: int) -> None:
-        """`descriptor` stays open."""
+        """Write to `descriptor`, which stays open."""
         super().__init__(descriptor, "w", closefd=False)
         self.problem: OSError | None = None
         self.unheard = False
 
     def write(self, data: Any, /) -> int:
-        """Write all of `data`, bytes, or remember why not."""
+        """Write all bytes of `data`, or store the reason why not."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view) and not self.unheard:
             try:
                 written = super().write(view[done:])
             except OSError as error:
-                self.unheard = error.errno == errno.EPIPE  # who reads no more has read enough: that is no problem
+                self.unheard = error.errno == errno.EPIPE  # the reader has read enough: that is no problem
                 self.problem = self.problem if self.unheard else error
                 break
-            if not written:  # shared with a program that has made it non-blocking
+            if not written:  # another program that shares the descriptor made it non-blocking
                 select.select([], [self], [])
             done += written or 0
         return len(view)
 
 
 def outlive(name: str) -> Printed:
-    """Have `sys.stdout` or `sys.stderr`, by its `name`, raise no error where it cannot be written."""
+    """Replace `sys.stdout` or `sys.stderr`, by `name`, with a stream that raises no error if writing fails."""
     before: TextIO = getattr(sys, name)
     with contextlib.suppress(OSError):
         before.flush()
@@ -182,7 +182,7 @@ def outlive(name: str) -> Printed:
     stream = io.TextIOWrapper(
         io.BufferedWriter(printed),
         encoding=before.encoding,
-        errors="backslashreplace",  # a locale that has no letter for a name is no reason to stop either
+        errors="backslashreplace",  # a name that the locale cannot encode is no reason to stop either
         line_buffering=name == "stderr" or bool(os.environ.get("PYTHONUNBUFFERED")) or printed.isatty(),
     )
     setattr(sys, name, stream)
@@ -190,6 +190,6 @@ def outlive(name: str) -> Printed:
 
 
 def unheard() -> bool:
-    """Whether nobody reads what this process prints on stdout, or it cannot be written: no use to go on printing."""
+    """Return whether further output to stdout is pointless: its reader is gone, or writing failed."""
     printed = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(printed, Printed) and (printed.unheard or printed.problem is not None)

@@ -1,7 +1,7 @@
-"""The clock of a run: the time of day as this process found it, carried on by the monotonic clock.
+"""The clock of a run: the time of day when the process started, continued by the monotonic clock.
 
-Whoever sets the system's clock meanwhile (NTP, an administrator, a virtual machine that stood still) moves no time
-stamp of a run against another, and so no duration; by how much it was set is known, and said (`set_by_s`).
+Setting the system clock during a run (NTP, an administrator, a paused virtual machine) therefore changes no time stamp
+or duration of that run. The amount by which it was set is known and reported (`set_by_s`).
 """
 
 from __future__ import annotations
@@ -9,40 +9,40 @@ from __future__ import annotations
 import time
 
 NOTICED_S = 0.5
-"""The system's clock has been set, and has not just been read late, where it is off by more than this."""
+"""A larger difference means that the system clock was set, and not only read late."""
 _MOVED_S = 1e-3
-"""What lies between two readings of both clocks by chance is less, nearly always."""
+"""Two readings of both clocks nearly always differ by less than this by chance."""
 
 
 class WallClock:
-    """A host's clock. A process has one, as its host has, so it is shared; only a skew on purpose ever moves it."""
+    """The clock of one host, shared by everything in this process. Only an injected skew shifts it."""
 
     def __init__(self) -> None:
         self.shift_s = 0.0
-        """How far it is ahead of the kernel's, in seconds."""
+        """Seconds by which it is ahead of the kernel's clock."""
         self._begin_s = time.time() - time.monotonic()
         self._set_by_s, self._set_by_before_s = 0.0, 0.0
 
     @property
     def ahead_s(self) -> float:
-        """How far it is ahead of `time.monotonic`; the same as long as the process lives."""
+        """Seconds by which it is ahead of `time.monotonic`; constant for the life of the process."""
         return self._begin_s + self.shift_s
 
     def now_s(self) -> float:
-        """Unix time in seconds, which never goes back nor leaps."""
+        """Return Unix time in seconds; it never goes back or jumps."""
         return time.monotonic() + self.ahead_s
 
     def set_by_s(self) -> float:
-        """How far the system's clock has been set ahead (back: negative) since this process began."""
+        """Return the seconds by which the system clock was set ahead (back: negative) since this process began."""
         found_s = time.time() - time.monotonic() - self._begin_s
         if abs(found_s - self._set_by_s) > _MOVED_S:
             self._set_by_before_s, self._set_by_s = self._set_by_s, found_s
         return self._set_by_s
 
     def settled(self, stamp_s: float, since_s: float) -> float:
-        """A time of this clock from a graph's `stamp_s` (strategies/base/graph.py), which was made after `since_s`.
+        """Return the time of this clock for a graph's `stamp_s` (strategies/base/graph.py), taken after `since_s`.
 
-        A negative one is of the system's clock, told by TensorFlow, whatever that was set to by then.
+        A negative stamp is a time that TensorFlow read from the system clock, whatever that was set to by then.
         """
         if stamp_s >= 0:
             return stamp_s

@@ -1,7 +1,7 @@
-"""Frozen dataclasses from JSON, checked field by field, by their type hints; and the JSON Schema of such a class.
+"""Frozen dataclasses from JSON, checked field by field by their type hints; and the JSON Schema of such a class.
 
-msgspec decodes. Four promises are kept here, because msgspec has no word for them: lists become tuples, whole numbers
-have 64 bits, what may be anything is nested no deeper than MOST_DEPTH, and `vars` of a record names defaults too.
+msgspec decodes. This module adds four guarantees that msgspec lacks. Lists become tuples; integers have at most 64
+bits; values of any type are nested at most MOST_DEPTH deep; `vars` of a record includes defaults.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hpcdl.core.storage.files import in_json, read_content, shallow
 Record = TypeVar("Record")
 _MOST_WHOLE = 2**63
 _SCHEMA_FIRST = re.compile(rb'\s*\{\s*"schema"\s*:')
-"""How hpcdl begins a file: where it is not there, a default must not stand in for it."""
+"""The beginning of a file written by hpcdl; in other files a default must not replace a missing schema."""
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-"""A field or a place in a list, in the path that msgspec's errors end with."""
+"""A field or an index, in the path at the end of msgspec's errors."""
 _Finish = Callable[[Any], Any]
 
 
 def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
-    """A dataclass from a JSON object; unknown keys are ignored. ValueError names the bad field."""
+    """Return a dataclass from a JSON object; unknown keys are ignored. Raises ValueError naming the bad field."""
     import msgspec
 
     try:
@@ -38,9 +38,9 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
 
 
 def decoded(cls: type[Record], content: bytes) -> Record | None:
-    """As `from_json` of the JSON in `content`, several times faster; None where that is damaged.
+    """Return the same from the JSON in `content`, several times faster; None if it is damaged.
 
-    None too for what Python's parser takes and JSON does not have (NaN): `from_json` reads it, or says what is wrong.
+    Also None for what Python's parser accepts and JSON lacks (NaN): `from_json` reads it, or reports the problem.
     """
     import msgspec
 
@@ -59,26 +59,26 @@ def _decoder(cls: type) -> Callable[[bytes], Any]:
 
 
 def _finished(cls: type[Record], found: Record) -> Record:
-    """`found` with what msgspec leaves open: see the head of this file."""
+    """Return `found` with the guarantees that msgspec lacks: see the head of this file."""
     finish = _finish_of(cls)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
     finished: Record = found if finish is None else finish(found)
     return finished
 
 
 def check_fields(cls: type, document: Mapping[str, Any]) -> None:
-    """ValueError names a field of `cls` in `document` that is of a wrong type; fields may be missing."""
+    """Raise ValueError naming a field of `cls` that has a wrong type in `document`; fields may be missing."""
     from_json(partly(cls), document)
 
 
 @functools.cache
 def partly(cls: type, without: Sequence[str] = ()) -> type:
-    """`cls` with None for what is missing, and `without` some of its fields."""
+    """Return `cls` with None as the default of every field, and without the fields in `without`."""
     fields = [(name, hint, None) for name, hint in get_type_hints(cls).items() if name not in without]
     return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True)
 
 
 def read_as(cls: type[Record], path: Path | str, schema: str, remedy: str = "") -> Record:
-    """The dataclass in a JSON file; CorruptError, with `remedy` behind it, where it is damaged or not of `schema`."""
+    """Return the dataclass in a JSON file. Raises CorruptError, with `remedy`, if damaged or not of `schema`."""
     content = read_content(path)
     found = decoded(cls, content) if _SCHEMA_FIRST.match(content) else None
     if found is not None and getattr(found, "schema", schema) == schema:
@@ -87,14 +87,14 @@ def read_as(cls: type[Record], path: Path | str, schema: str, remedy: str = "") 
 
 
 def read_with(reader: Callable[[dict[str, Any]], Record], path: Path | str, schema: str) -> Record:
-    """What `reader` makes of the JSON object in a file of `schema`; it raises ValueError where that is damaged."""
+    """Return the result of `reader` for the JSON object in a file of `schema`; it raises ValueError for damage."""
     return _read_with(reader, read_content(path), path, schema, "")
 
 
 def _read_with(
     reader: Callable[[dict[str, Any]], Record], content: bytes, path: Path | str, schema: str, remedy: str
 ) -> Record:
-    document = in_json(json.loads, content, path)  # from_json looks at the depth where it matters
+    document = in_json(json.loads, content, path)  # from_json checks the depth of the fields that need it
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")
@@ -105,10 +105,10 @@ def _read_with(
 
 
 def _in_words(error: str, document: Any, cls: type) -> str:
-    """A message of msgspec's with what was given: `ranks is 'many', expected int`."""
+    """Return a message of msgspec with the given value: `ranks is 'many', expected int`."""
     words, _, place = error.replace("`", "").partition(" - at $")
     name = place.removeprefix(".") or cls.__name__
-    if words.startswith("Expected ") and "[...]" not in place:  # a value of a mapping, of which the key is not named
+    if words.startswith("Expected ") and "[...]" not in place:  # else: in a mapping, whose key is not named
         value = document
         for key, index in _STEP.findall(place):
             value = value[key] if key else value[int(index)]
@@ -118,7 +118,7 @@ def _in_words(error: str, document: Any, cls: type) -> str:
 
 @functools.cache
 def _finish_of(hint: Any) -> _Finish | None:
-    """What finishes a value of `hint`, which has the right type; None where nothing is to do."""
+    """Return the function that finishes a value of `hint`, which has the right type; None if there is nothing to do."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any or (origin is not None and issubclass(origin, Mapping) and arguments[1] is Any):
         return shallow
@@ -154,13 +154,13 @@ def _of_record(cls: Any) -> _Finish | None:
         for name, finish in odd:
             value = getattr(record, name)
             if value is None or (type(value) is int and -_MOST_WHOLE < value < _MOST_WHOLE) or value == ():
-                continue  # nearly all: a report reads thousands of records
+                continue  # true for nearly all values: a report reads thousands of records
             try:
                 finished = finish(value)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             if finished is not value:
-                object.__setattr__(record, name, finished)  # it is frozen, and nobody has it yet
+                object.__setattr__(record, name, finished)  # it is frozen, but no other code has it yet
         return record
 
     return of_record if odd or defaults else None
@@ -173,11 +173,11 @@ def _whole(value: int) -> int:
 
 
 def schema_of(cls: type) -> dict[str, Any]:
-    """The JSON Schema of what `from_json` takes for `cls`; unknown keys are allowed."""
+    """Return the JSON Schema of the input of `from_json` for `cls`; unknown keys are allowed."""
     import msgspec
 
     (_,), named = msgspec.json.schema_components([cls])
     for found in named.values():
-        found.pop("description", None)  # a docstring, for who reads the code
+        found.pop("description", None)  # the docstring, which is for readers of the code
     schema: dict[str, Any] = named.pop(cls.__name__)
     return {**schema, "$defs": named} if named else schema

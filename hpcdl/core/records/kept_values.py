@@ -1,6 +1,6 @@
-"""Values of a user's script as JSON, and back: what JSON has no word for is written so that it comes back the same.
+"""Values of a user's script as JSON, and back: values that JSON lacks are encoded so that they return unchanged.
 
-JSON has no infinity (`best=float("inf")`), and makes texts of the numbers that are keys of a dict.
+JSON has no infinity (`best=float("inf")`), and turns numeric keys of a dict into text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NUMBER, _PAIRS = "hpcdl.number", "hpcdl.pairs"
 
 
 def kept(value: Any) -> Any:
-    """`value` for `json.dumps`; tuples become lists. TypeError for what is no number, text, list or dict of these."""
+    """Encode `value` for `json.dumps`; tuples become lists. Raises TypeError for types that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_NUMBER: repr(float(value))}
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def kept(value: Any) -> Any:
 
 
 def given_back(value: Any) -> Any:
-    """What `kept` has been given, of what JSON holds."""
+    """Decode what `kept` encoded, after `json.loads`."""
     if isinstance(value, list):
         return [given_back(one) for one in value]
     if not isinstance(value, dict):
@@ -40,5 +40,5 @@ def given_back(value: Any) -> Any:
 
 
 def _as_key(value: Any) -> Any:
-    """A list was a tuple: lists are no keys."""
+    """Return a key as it was: lists, which cannot be keys, were tuples."""
     return tuple(_as_key(one) for one in value) if isinstance(value, list) else value

@@ -1,11 +1,10 @@
 """The record of one run: what `train` writes and `report` reads (`hpcdl.run/1`, docs/run-record.md).
 
 Frozen dataclasses on one side, JSON on the other. /1 only grows: readers ignore fields that they do not know, and
-fields that an older writer left out take their defaults.
+fields that an older writer omitted take their defaults.
 `python -m hpcdl.core.records.run_record > share/hpcdl/schemas/run-1.json` writes the schema that is installed.
 
-What has become of a run: the word of its record, held against whether anybody still writes its folder.
-
+The state of a run combines the status in its record with a check whether a process still writes to its folder.
 A record cannot say that its run was lost with all of its processes. The locks can: the process that started the run
 holds one, rank 0 another, and the kernel releases them however a process ends.
 """
@@ -37,22 +36,23 @@ from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.units import IMAGES
 
 RANKS = "ranks"
-"""The folder in a run directory that holds what its ranks say of themselves."""
+"""The folder in a run directory with the status files of its ranks."""
 STARTING, RUNNING, FINISHED, STOPPED, FAILED, LOST = "starting", "running", "finished", "stopped", "failed", "lost"
 NOT_MEASURED = (STARTING, RUNNING, STOPPED, FAILED, LOST)
 """States of a run whose numbers are not a measurement."""
 SILENT_S = 3600.0
-"""A run on another host, whose locks nobody holds as far as can be seen from here, is lost when silent for so long."""
+"""A run on another host, whose locks cannot be checked from here, counts as lost after this time without output."""
 _SLACK_S = 2.0
 _HELD, _FREE = "held", "free"
 _JOURNAL = "metrics.jsonl"
 
 
 def state_of(run_dir: Path, status: str | None = None) -> str:
-    """The state of the run in `run_dir`, whose record says `status`; None reads the record. Writes nothing.
+    """Return the state of the run in `run_dir`, whose record has `status`; None reads the record. Writes nothing.
 
-    The record's word, but `lost` for a run that is running and whose processes are gone, and `starting` for one that
-    is being resumed, or has no record yet. Where nobody can know from here, `running (not verified: on HOST)`.
+    It is the record's status, with two exceptions. A running run whose processes are gone is `lost`. A run that is
+    being resumed, or has no record yet, is `starting`. If that cannot be known from here: `running (not verified: on
+    HOST)`.
     """
     if status is None:
         status = _recorded(run_dir)
@@ -70,12 +70,12 @@ def state_of(run_dir: Path, status: str | None = None) -> str:
 
 
 def is_measured(state: str) -> bool:
-    """Whether numbers of a run in this state are a measurement."""
+    """Return whether numbers of a run in this state are a measurement."""
     return state.partition(" (")[0] not in NOT_MEASURED
 
 
 def continues(state: str) -> bool:
-    """Whether more is to come of a run in this state, as far as can be known."""
+    """Return whether a run in this state may still produce output, as far as can be known."""
     return state.partition(" (")[0] in (STARTING, RUNNING)
 
 
@@ -86,12 +86,12 @@ def _recorded(run_dir: Path) -> str:
 
 
 def _look_at(path: Path) -> str:
-    """Whether a process holds this lock: _HELD, _FREE, or why that cannot be known from here."""
+    """Return whether a process holds this lock: _HELD, _FREE, or the reason why that cannot be known from here."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except PermissionError:
         return f"{path} cannot be read"
-    except OSError:  # absent, which is how a writer leaves; or nothing that hpcdl has made
+    except OSError:  # absent, as a writer leaves it; or not made by hpcdl
         return _FREE
     try:
         facts = os.fstat(descriptor)
@@ -119,7 +119,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
 
 
 def _lives(pid: object, since: float) -> bool:
-    """Whether this process of this host was there at the Unix time `since`: numbers are used again."""
+    """Return whether this process of this host existed at the Unix time `since`: numbers are reused."""
     try:
         ticks = float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         age_s = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
@@ -129,7 +129,7 @@ def _lives(pid: object, since: float) -> bool:
 
 
 def _silent_s(run_dir: Path) -> float:
-    """Seconds since the run has last written anything that shows that it goes on."""
+    """Return the seconds since the run last wrote a file that shows progress."""
     times = []
     for path in (run_dir / _JOURNAL, run_dir / FILE_NAME, run_dir / RANKS):
         with contextlib.suppress(OSError):
@@ -141,9 +141,9 @@ SCHEMA = "hpcdl.run/1"
 FILE_NAME = "record.json"
 PARTS = ("input", "compute", "wait", "exposed_communication", "update", "other")
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
-"""Of `started_at` and `finished_at`, for strftime and strptime."""
+"""The format of `started_at` and `finished_at`, for strftime and strptime."""
 ALL_STEPS_UP_TO = 10_000
-"""Step times are kept one by one up to this many steps, as quantiles beyond."""
+"""Step times are stored individually up to this many steps, as quantiles beyond."""
 ENVIRONMENT_PREFIXES = (
     "OMP_", "KMP_", "MKL_NUM_", "TF_ENABLE_ONEDNN", "TF_NUM_", "TF_XLA_FLAGS", "GLIBC_TUNABLES", "ONEDNN_", "DNNL_",
     "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "PBS_JOBID", "LSB_JOBID",
@@ -155,7 +155,7 @@ ENVIRONMENT_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPoint:
-    """Where training stood: `seconds` since the first step began; loss and accuracy are means over the samples."""
+    """A point of the training: `seconds` since the first step began; loss and accuracy are means over the samples."""
 
     epoch: float
     step: int
@@ -168,7 +168,7 @@ class HistoryPoint:
 
 
 def history_point(*, val_metrics: Mapping[str, float] = MappingProxyType({}), **values: Any) -> HistoryPoint:
-    """A point of what was measured; what is not a finite number counts as not measured: JSON has no word for it."""
+    """Return a point of measured values; a number that is not finite counts as not measured, since JSON lacks it."""
     metrics = {name: value for name, value in val_metrics.items() if math.isfinite(value)}
     return HistoryPoint(**without_infinities(values), val_metrics=metrics)
 
@@ -177,13 +177,13 @@ def history_point(*, val_metrics: Mapping[str, float] = MappingProxyType({}), **
 class RankRecord:
     """One rank: `parts` are mean seconds per step after warm-up, by the names in PARTS.
 
-    `bytes_*` are of the exchange, as comm/observed counted them; None where nobody can (what MPI or TensorFlow move in
-    operations of their own). `rounds_per_step` are messages that followed one another, `round_bytes_per_step` their
-    bytes. `busy_seconds_per_step` is how long a server worked. `background` holds `in_gaps_s` and `outside_s`: the
-    processor time of work that had time, while the rank waited for others, and beside its steps. `clock_set_s` is how
-    far the system's clock was set ahead (back: negative) while the run went on, which moved none of these numbers.
-    `processors` are those on which its computing threads might run at its end, as a list of the kernel's: `0-3,8`.
-    `gpu_utilisation` is the share of the training, 0 to 1, in which its GPU computed, for whatever process.
+    `bytes_*` are of the exchange, as comm/observed counted them; None if they cannot be counted (transfers inside MPI
+    or TensorFlow). `rounds_per_step` counts messages that followed one another, `round_bytes_per_step` their bytes.
+    `busy_seconds_per_step` is the working time of a server. `background` holds `in_gaps_s` and `outside_s`: processor
+    time of background work while the rank waited for others, and outside its steps. `clock_set_s` is the time by which
+    the system clock was set ahead (back: negative) during the run, which changed none of these numbers.
+    `processors` are those on which its computing threads might run at its end, as a kernel list: `0-3,8`.
+    `gpu_utilisation` is the share of the training, 0 to 1, in which its GPU computed, for any process.
     """
 
     rank: int
@@ -205,12 +205,12 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceRecord:
-    """What `hpcdl infer` computed. Times in seconds, sizes in samples; None means not measured (yet).
+    """The results of `hpcdl infer`. Times in seconds, sizes in samples; None means not measured (yet).
 
-    `identity` says what the outputs are of: a resumed call must find the same. `num_computed` samples are this call's,
-    whose rate the record holds; `num_kept` were there before; of both, `num_not_finite` have NaN or infinity.
-    `batch_seconds_*` are of a batch on one rank, from inputs in memory to outputs in memory, over all ranks, without
-    the first. That one, with the compilation, is `first_batch_seconds`, of the slowest rank.
+    `identity` describes the source of the outputs: a resumed call must find the same. `num_computed` samples are of
+    this call, whose rate the record holds; `num_kept` existed before; of both, `num_not_finite` have NaN or infinity.
+    `batch_seconds_*` are times of a batch on one rank, from inputs in memory to outputs in memory, over all ranks,
+    without the first batch. That one, with the compilation, is `first_batch_seconds`, of the slowest rank.
     """
 
     identity: Mapping[str, str] = field(default_factory=dict)
@@ -229,15 +229,15 @@ class InferenceRecord:
 class RunRecord:
     """One run. Times in seconds, sizes in bytes; None means not measured (yet).
 
-    `failure` is the kind of error that ended it, where that has one (core/errors.py).
-    `gradient_elements` are of each trainable variable, in the order in which they were made. `evaluated_on` is the
-    split of which held-out loss and accuracy are, empty where there was none, as in records of earlier versions.
-    `fast_kernels` are the operations that another kernel than Keras's own computed (step/kernels).
-    `accelerators` are how many workers computed on a GPU, by its name; empty where all computed on CPUs.
-    `counted` says what `images_per_second` counts: IMAGES, as the field was named for, or SAMPLES (core/units.py).
-    `inference` is what `hpcdl infer` computed, None for every other run.
+    `failure` is the kind of error that ended it, if that has one (core/errors.py).
+    `gradient_elements` are those of each trainable variable, in the order of their creation. `evaluated_on` is the
+    split of the held-out loss and accuracy, empty if there was none, as in records of earlier versions.
+    `fast_kernels` are the operations that a kernel other than Keras's own computed (step/kernels).
+    `accelerators` counts the workers that computed on a GPU, by its name; empty if all computed on CPUs.
+    `counted` says what `images_per_second` counts: IMAGES, as in the field's name, or SAMPLES (core/units.py).
+    `inference` holds the results of `hpcdl infer`, None for every other run.
     `staleness_*` count updates of the center between a worker's read and its write. `study`, `mode` (`weak`, `strong`
-    or `scale-up`), `repeat` and `labels` (what reports call a setting, or a `key=value`) are set by the run's study.
+    or `scale-up`), `repeat` and `labels` (a setting's name in reports, or a `key=value`) are set by the run's study.
     """
 
     schema: str = SCHEMA
@@ -313,7 +313,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEvent:
-    """The fields of a journal's events that are read again, whatever their kind; others are for people."""
+    """The fields of a journal's events that hpcdl reads again, for every kind; other fields are for people."""
 
     kind: str = ""
     at: float | None = None
@@ -334,7 +334,7 @@ class JournalEvent:
 
 
 def event_of(line: bytes) -> dict[str, Any]:
-    """The event in a line of a journal; ValueError where it is none, or has text in place of a number."""
+    """Return the event in a line of a journal. Raises ValueError if it is none, or has text in place of a number."""
     event = parse_json(line)
     if not isinstance(event, dict):
         raise ValueError("it is not an object")
@@ -351,13 +351,13 @@ def write_record(run_dir: Path, record: RunRecord) -> None:
 
 
 def read_record(run_dir: Path) -> RunRecord:
-    """The record in `run_dir`; CorruptError where it is missing, no JSON, of another schema or of wrong types."""
+    """Return the record in `run_dir`. Raises CorruptError if it is missing, not JSON, or of another schema or types."""
     with _named(run_dir):
         return read_as(RunRecord, f"{run_dir}{os.sep}{FILE_NAME}", SCHEMA)
 
 
 def recorded_status(run_dir: Path) -> str:
-    """The status in the record in `run_dir`, whatever else is in it; CorruptError where it is none."""
+    """Return the status in the record in `run_dir`, whatever its other fields. Raises CorruptError if there is none."""
     with _named(run_dir):
         path = f"{run_dir}{os.sep}{FILE_NAME}"
         return read_with(lambda document: str(document.get("status", "running")), path, SCHEMA)
@@ -372,7 +372,7 @@ def _named(run_dir: Path) -> Iterator[None]:
 
 
 def record_schema() -> dict[str, Any]:
-    """The JSON Schema of record.json, made from the dataclass, so that the two cannot part. /1 only grows."""
+    """Return the JSON Schema of record.json, generated from the dataclass, so that the two agree. /1 only grows."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     schema = {"$schema": dialect, **schema_of(RunRecord), "title": f"A run of hpcdl ({SCHEMA})"}
     schema["properties"]["schema"] = {"const": SCHEMA}

@@ -1,1 +1,1 @@
-"""Files: made, replaced and removed in one place, locked, read, and kept in archives."""
+"""Files: created, replaced and removed in one place; locks, bounded reading, and archives."""

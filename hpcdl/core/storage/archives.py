@@ -1,6 +1,6 @@
-"""Files that unpack: how much they may, told by their directory before anything is read, and held against what comes.
+"""Compressed files: limits on their unpacked size, checked in the directory first and then during unpacking.
 
-A few MB can stand for GB: zeros pack 1,000 to 1 in a zip, and a header may tell less than is behind it.
+A few MB can expand to GB: zeros pack 1,000 to 1 in a zip, and a header may state less than the true size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 
 FLOOR_BYTES = 256 << 20
-"""What any file may unpack to."""
+"""Any file may unpack to this size."""
 MOST_RATIO = 100
-"""What a larger one may unpack to, by its own size: weights pack to a half, with zeros beside them to a tenth."""
+"""Limit for larger files, as a multiple of their size: weights pack to a half, with zeros beside them to a tenth."""
 _PIECE_BYTES = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
@@ -31,7 +31,7 @@ _METHODS = {zipfile.ZIP_STORED: "as it is", zipfile.ZIP_DEFLATED: "by deflate"}
 
 
 def check_unpacked(unpacked: int, packed: int) -> None:
-    """ValueError where `packed` bytes of a file stand for more than they may."""
+    """Raise ValueError if `packed` bytes of a file expand to more than is allowed."""
     most = max(FLOOR_BYTES, MOST_RATIO * packed)
     if unpacked > most:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_unpacked(unpacked: int, packed: int) -> None:
 
 
 def check_fits_memory(needed: int) -> None:
-    """ValueError where `needed` bytes are more than this node's memory has left."""
+    """Raise ValueError if this node has less than `needed` bytes of free memory."""
     left = memory_left()
     if left is not None and needed > left:
         raise ValueError(
@@ -50,7 +50,7 @@ def check_fits_memory(needed: int) -> None:
 
 
 def memory_left() -> int | None:
-    """Bytes that processes of this node can still get without swapping; None where the system does not tell."""
+    """Return the bytes that processes of this node can still get without swapping; None if the system does not tell."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -59,9 +59,9 @@ def memory_left() -> int | None:
 
 
 def checked_members(archive: zipfile.ZipFile, num_bytes: int) -> list[zipfile.ZipInfo]:
-    """The members of an archive of `num_bytes`, by its directory; ValueError where that cannot be true, or is too much.
+    """Return the members of an archive of `num_bytes`. Raises ValueError if its directory is false or exceeds limits.
 
-    Nothing is unpacked: `pieces` finds the members that hold more than the directory tells of.
+    Nothing is unpacked: `pieces` finds the members that hold more than the directory states.
     """
     members = archive.infolist()
     for member in members:
@@ -81,7 +81,7 @@ def checked_members(archive: zipfile.ZipFile, num_bytes: int) -> list[zipfile.Zi
 
 
 def check_stored(path: Path) -> None:
-    """ValueError where anything in a zip archive is packed, or said to be larger than the archive."""
+    """Raise ValueError if any member of a zip archive is compressed, or is listed as larger than the archive."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = checked_members(archive, os.fstat(file.fileno()).st_size)
     packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
@@ -90,7 +90,7 @@ def check_stored(path: Path) -> None:
 
 
 def place_of(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where the content of a member begins in its archive; ValueError where none begins."""
+    """Return the offset of a member's content in its archive. Raises ValueError if it has none there."""
     file.seek(max(0, member.header_offset))
     head = file.read(_LOCAL_HEADER.size)
     if len(head) < _LOCAL_HEADER.size or head[:4] != _LOCAL_MAGIC:
@@ -100,7 +100,7 @@ def place_of(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 
 
 def pieces(file: IO[bytes], member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """The content of a packed member, a MiB at a time; ValueError where it is not as long as the directory says."""
+    """Yield the content of a packed member in pieces of 1 MiB. Raises ValueError if the directory's length is wrong."""
     file.seek(place_of(file, member))
     left, count = member.compress_size, 0
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -121,14 +121,14 @@ def pieces(file: IO[bytes], member: zipfile.ZipInfo) -> Iterator[bytes]:
 
 
 def bounded(inflate: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
-    """What `packed` gives, a MiB at a time; ValueError where it is damaged."""
+    """Yield what `packed` expands to, in pieces of 1 MiB. Raises ValueError if it is damaged."""
     try:
         while True:
             piece = inflate.decompress(packed, _PIECE_BYTES)
             if piece:
                 yield piece
             packed = inflate.unconsumed_tail
-            # Zlib keeps what it has no room for: without input it can still give a full piece.
+            # Zlib buffers output that did not fit: without input it can still give a full piece.
             if not packed and len(piece) < _PIECE_BYTES:
                 return
     except zlib.error as error:

@@ -1,11 +1,10 @@
-"""The one module that makes, replaces, removes and cuts files; no other may (tests/core/test_disk_changes.py).
+"""The one module that creates, replaces, removes and cuts files; no other may (tests/core/test_disk_changes.py).
 
 Two rules hold for all of it:
-
 - Nothing is written through a link, or under a name that can be guessed, in a folder that others may write to. The
-  folder is opened once, and what lies in it is reached by that descriptor (openat, O_NOFOLLOW, O_EXCL).
+  folder is opened once, and files in it are reached by that descriptor (openat, O_NOFOLLOW, O_EXCL).
 - Only what hpcdl has made is removed, renamed or cut. The first sentence of each function says how it knows;
-  docs/security.md has them all.
+  docs/security.md lists them all.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ _MOST_LINKS = 40
 _SYSTEM_DEPTH = 3
 """Parts of a path such as /lustre/scratch."""
 _TOKEN = r"(?:[0-9a-f]{16}|\d+)"
-"""Ends a temporary name; earlier versions put the number of a process there."""
+"""The end of a temporary name; earlier versions used the number of a process."""
 _DIGEST = "user.hpcdl"
-"""Attribute of a file that hpcdl has written where the user said: BLAKE2b of its content then."""
+"""Attribute of a file that hpcdl wrote to a place chosen by the user: BLAKE2b of its content at that time."""
 OUTPUTS = ".hpcdl-outputs.json"
-"""The same by name, in the folder, where the file system has no attributes."""
+"""A file with the same digests by name, in the folder, if the file system has no attributes."""
 
 
 # Folders
 
 
 class PlaceError(UsageError, OSError):
-    """Somebody has put a link, or what is not a plain file, where hpcdl is to write."""
+    """A link, or something other than a plain file, is in the place where hpcdl must write."""
 
     def __init__(self, number: int, what: str, path: Path) -> None:
         OSError.__init__(self, number, what, str(path))
@@ -56,9 +55,9 @@ class PlaceError(UsageError, OSError):
 
 
 def open_folder(folder: Path) -> int:
-    """A descriptor of `folder` to reach files by; the caller closes it.
+    """Return a descriptor of `folder` for access to its files; the caller closes it.
 
-    Links on the way are followed where this user or root has made them; PlaceError for another user's.
+    Links on the way are followed if they belong to this user or root. Raises PlaceError for another user's.
     """
     descriptor, way, left, num_links = _root_of(folder), Path(folder.root), [*reversed(folder.parts)], 0
     try:
@@ -94,7 +93,7 @@ def _root_of(path: Path) -> int:
 
 
 def _target_of(link: int, path: Path, owner: int) -> Path:
-    """Where the open `link` leads; closes it."""
+    """Return the target of the open `link`, and close it."""
     try:
         if owner not in (os.geteuid(), 0) and not _is_the_systems(path, owner):
             what = f"it is a link that belongs to {user_name(owner)}; name the folder that it points to"
@@ -105,9 +104,10 @@ def _target_of(link: int, path: Path, owner: int) -> Path:
 
 
 def _is_the_systems(link: Path, owner: int) -> bool:
-    """Whether a link near the root may be root's although it does not look so.
+    """Return whether a link near the root may be root's although it shows another owner.
 
-    In a container without root (Apptainer) files of root's show the number of nobody, and /scratch is often a link.
+    In a container without root (Apptainer) root's files have the number of the user nobody, and /scratch is often a
+    link.
     """
     if len(link.parts) > _SYSTEM_DEPTH:
         return False
@@ -120,9 +120,9 @@ def _is_the_systems(link: Path, owner: int) -> bool:
 
 @contextlib.contextmanager
 def _folder_of(path: Path) -> Iterator[int]:
-    """A descriptor of the folder of `path`; an error for which nothing can be written there names `path`.
+    """Yield a descriptor of the folder of `path`; an error about unwritable places names `path`.
 
-    The kernel's own names none, or one that is good in that folder only.
+    The kernel's error names no path, or one that is valid in that folder only.
     """
     descriptor = open_folder(path.parent)
     try:
@@ -136,34 +136,34 @@ def _folder_of(path: Path) -> Iterator[int]:
 
 
 def user_name(number: int) -> str:
-    """The login name of a user's number."""
+    """Return the login name of a user's number."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     return f"user {number}"
 
 
 def is_own(path: Path) -> bool:
-    """Whether `path`, itself and not what a link points to, belongs to this user; False where it is not there."""
+    """Return whether `path`, not the target of a link, belongs to this user; False if it does not exist."""
     with contextlib.suppress(OSError):
         return path.lstat().st_uid == os.geteuid()
     return False
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether `path` is a plain file of this user's: what anybody else puts there asks for nothing."""
+    """Return whether `path` is a plain file of this user; requests of other users do not count."""
     return is_own(path) and stat.S_ISREG(path.lstat().st_mode)
 
 
 @dataclass(frozen=True)
 class Made:
-    """A folder that this process has made, told from any other by device and inode."""
+    """A folder that this process made, identified by device and inode."""
 
     path: Path
     device: int
     inode: int
 
     def remove(self, *, if_empty: bool = False) -> None:
-        """Remove it with all that is in it, or only `if_empty`; another folder that now has its name stays."""
+        """Remove it with all its content, or only `if_empty`; another folder that has its name stays."""
         with contextlib.suppress(OSError), _folder_of(self.path) as parent:
             found = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
             if (found.st_dev, found.st_ino) != (self.device, self.inode):
@@ -180,10 +180,10 @@ def _made(path: Path) -> Made:
 
 
 def make_folder(path: Path) -> list[Made]:
-    """Make `path` and the folders above it; those that were not there before, deepest first.
+    """Make `path` and the folders above it, and return the new ones, deepest first.
 
-    OSError where one cannot be made, FileExistsError where something else has the name, PlaceError where another user's
-    link leads there.
+    Raises OSError if one cannot be made, FileExistsError if something else has the name, PlaceError if another user's
+    link is on the way.
     """
     made: list[Made] = []
     for folder in (*reversed(path.parents), path):
@@ -202,13 +202,13 @@ def make_folder(path: Path) -> list[Made]:
 
 
 def make_private_folder(prefix: str, base: Path | None = None) -> Made:
-    """A new folder for this user alone in `base`, by default that of temporary files; nobody can guess its name."""
+    """Make a folder for this user alone in `base` (default: that of temporary files), with an unguessable name."""
     return _made(Path(tempfile.mkdtemp(prefix=prefix, dir=base)))
 
 
 @contextlib.contextmanager
 def private_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
-    """The same, for as long as what is inside takes."""
+    """Yield such a folder, and remove it at the end of the context."""
     made = make_private_folder(prefix, base)
     try:
         yield made.path
@@ -223,8 +223,8 @@ def private_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
 def creating(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file that becomes `path` when the body ends well; after an error nothing of it is left.
 
-    A file that hpcdl keeps under this name is replaced; a link there is replaced, not followed. `durable`: fsync it, so
-    that it is whole after a crash too. The mode is what the umask and a setgid folder imply.
+    A file that hpcdl keeps under this name is replaced; a link there is replaced, not followed. `durable`: fsync the
+    file, so that it is whole after a crash too. The mode is what the umask and a setgid folder imply.
     """
     with _folder_of(path) as folder:
         temporary = temporary_name(path.name)
@@ -246,10 +246,10 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """As `creating`, for a library that wants a name: yields one of the same ending, in a new private folder.
+    """As `creating`, for a library that needs a name: yield one with the same suffix, in a new private folder.
 
-    The name leads through a descriptor of that folder (/proc/self/fd), so nobody can put another in its place; it is
-    good in this process alone.
+    The name leads through a descriptor of that folder (/proc/self/fd), so that no other process can replace it; it is
+    valid in this process only.
     """
     with _folder_of(path) as folder:
         hidden = temporary_name(path.name)
@@ -266,18 +266,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def temporary_name(name: str) -> str:
-    """A hidden name that nobody can guess and `sweep` knows."""
+    """Return a hidden name that cannot be guessed and that `sweep` recognises."""
     return f".{name[:200]}.{secrets.token_hex(8)}.tmp"
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:
-    """A descriptor of a file that must not be there yet, for its caller to close; else FileExistsError."""
+    """Return a descriptor of a new file, which the caller closes. Raises FileExistsError if it exists."""
     with _folder_of(path) as folder:
         return os.open(path.name, os.O_RDWR | _NEW, mode, dir_fd=folder)
 
 
 def create(path: Path, content: bytes = b"", mode: int = 0o666) -> None:
-    """Write a file that must not be there yet; FileExistsError where anything has its name. It is whole or absent."""
+    """Write a new file, whole or not at all. Raises FileExistsError if its name is taken."""
     with _folder_of(path) as folder:
         descriptor = os.open(path.name, os.O_RDWR | _NEW, mode, dir_fd=folder)
         try:
@@ -289,19 +289,19 @@ def create(path: Path, content: bytes = b"", mode: int = 0o666) -> None:
 
 
 def make_link(path: Path, to: str) -> None:
-    """Make a link that must not be there yet; FileExistsError where anything has its name."""
+    """Make a new link. Raises FileExistsError if its name is taken."""
     with _folder_of(path) as folder:
         os.symlink(to, path.name, dir_fd=folder)
 
 
 def touch(path: Path, content: bytes = b"") -> None:
-    """Leave a small file that somebody else looks for; not durable: it is worth nothing after a crash."""
+    """Write a small file as a signal to another process; not durable, since it means nothing after a crash."""
     with creating(path, durable=False) as file:
         file.write(content)
 
 
 def publish(path: Path, content: bytes) -> bool:
-    """Leave a file that is whole for whoever sees it; False where somebody else was first."""
+    """Create a file that is complete once visible; return False if another process created it first."""
     with _folder_of(path) as folder:
         temporary = temporary_name(path.name)
         descriptor = os.open(temporary, os.O_WRONLY | _NEW, 0o666, dir_fd=folder)
@@ -320,10 +320,10 @@ def publish(path: Path, content: bytes) -> bool:
 
 
 def open_to_append(path: Path, mode: int = 0o666) -> int:
-    """A descriptor at the end of `path`, which is made where it is missing; the caller closes it.
+    """Return a descriptor at the end of `path`, which is created if missing; the caller closes it.
 
-    OSError where it is a link or no plain file. A file with a second name (`cp -al`) gets its own content first, so
-    that the copy stays as it is.
+    Raises OSError if it is a link or not a plain file. A file with a second hard link (`cp -al`) is copied first, so
+    that the other copy stays unchanged.
     """
     with _folder_of(path) as folder:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -350,12 +350,12 @@ def _opened(path: Path, flags: int, mode: int, folder: int) -> int:
 
 
 def cut(descriptor: int, num_bytes: int) -> None:
-    """Cut a file that this process has open for writing, and hpcdl keeps, behind its first `num_bytes`."""
+    """Cut a file that hpcdl keeps, and that this process has open for writing, to its first `num_bytes`."""
     os.ftruncate(descriptor, num_bytes)
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """Put `content` into a file that hpcdl keeps, without new room on the disk: for one that is full."""
+    """Overwrite a file that hpcdl keeps without new disk space, for a full disk."""
     with _folder_of(path) as folder:
         descriptor = _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, folder)
         try:
@@ -369,9 +369,9 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a plain file of this user's that hpcdl keeps under a name of its own, in a folder of its own.
+    """Remove a plain file that hpcdl keeps under a name of its own, and that this user or the folder's owner owns.
 
-    A link, a folder and another user's file stay. Whether it is gone now, or was before.
+    A link, a folder and any other user's file stay. Returns whether the file is gone, also if it did not exist.
     """
     try:
         with _folder_of(path) as folder:
@@ -385,10 +385,10 @@ def remove_file(path: Path) -> bool:
 
 
 def remove_folder(path: Path, holds: str) -> list[str]:
-    """Remove a folder that hpcdl has made, known by its name and by what is in it: all fits the pattern `holds`.
+    """Remove a folder that hpcdl made, known by its name and by its content, which all fits the pattern `holds`.
 
-    `holds` is matched whole against each path below the folder. Where anything else is there, a link included, or
-    another user's, all stays: those paths are returned. It goes in one step (renamed first).
+    `holds` must match each path below the folder completely. If there is anything else, including a link or another
+    user's file, all stays, and those paths are returned. The removal is one step (a rename first).
     """
     with contextlib.suppress(FileNotFoundError), _folder_of(path) as parent:
         if not stat.S_ISDIR(os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -403,7 +403,7 @@ def remove_folder(path: Path, holds: str) -> list[str]:
 
 
 def remove_content(path: Path, holds: str) -> list[str]:
-    """The same for what is in a folder, which stays itself: the user has made it."""
+    """Remove the content of a folder under the same rules; the folder itself, which the user made, stays."""
     foreign = others_in(path, holds)
     if not foreign:
         with contextlib.suppress(FileNotFoundError), _folder_of(path / "any") as folder:
@@ -416,7 +416,7 @@ def remove_content(path: Path, holds: str) -> list[str]:
 
 
 def others_in(path: Path, holds: str) -> list[str]:
-    """Paths in a folder that do not fit the pattern `holds`, or are links or another user's; sorted."""
+    """Return the paths in a folder that do not fit the pattern `holds`, or are links or other users'; sorted."""
     fits, user, found = re.compile(holds), path.lstat().st_uid, list[str]()
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
@@ -433,9 +433,9 @@ def others_in(path: Path, holds: str) -> list[str]:
 
 
 def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> bool:
-    """Remove a folder that only this user can enter and whose name begins with hpcdl's `prefix`, where `is_over`.
+    """Remove a folder that only this user can enter and whose name begins with hpcdl's `prefix`, if `is_over`.
 
-    `is_over` asks what the folder itself says about its process. Links, other users' folders and open ones stay.
+    `is_over` checks the folder's own note about its process. Links, other users' folders and accessible ones stay.
     """
     with contextlib.suppress(OSError), _folder_of(path) as parent:
         found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
@@ -447,7 +447,7 @@ def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> 
 
 
 def is_marked(path: Path, marks: Collection[str]) -> bool:
-    """Whether `path` is a folder, and no link to one, with a plain file under one of the names `marks`."""
+    """Return whether `path` is a folder, not a link to one, with a plain file under one of the names `marks`."""
     return _is_kind(path, stat.S_ISDIR) and any(_is_kind(path / name, stat.S_ISREG) for name in marks)
 
 
@@ -458,17 +458,17 @@ def _is_kind(path: Path, kind: Callable[[int], bool]) -> bool:
 
 
 def remove_marked(path: Path, marks: Collection[str]) -> Path | None:
-    """Remove a folder that hpcdl has made, known by a plain file in it under one of the names `marks`.
+    """Remove a folder that hpcdl made, known by a plain file in it under one of the names `marks`; return what is left.
 
-    For one that holds links, as a virtual environment does; none is followed. An empty one goes too: a kill leaves it.
-    It goes in one step (renamed first, its marks go last, `sweep_marked` finds what a kill leaves). What is left of it.
+    For a folder with links, such as a virtual environment; none is followed. An empty folder, which a kill leaves, is
+    removed too. It is renamed first and its marks go last, so that `sweep_marked` finds what a kill leaves.
     """
     with _folder_of(path) as parent:
         try:
             inside = os.open(path.name, os.O_RDONLY | _FOLDER, dir_fd=parent)
         except FileNotFoundError:
             return None
-        except OSError:  # a link, a file, or closed to this user
+        except OSError:  # a link, a file, or no access for this user
             return path
         try:
             if os.listdir(inside) and not is_marked(path, marks):  # noqa: PTH208  a descriptor
@@ -492,7 +492,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _clear(folder: int, names: Collection[str]) -> None:
-    """Remove what can be removed; where it cannot, or somebody else is doing it, the caller sees what is left."""
+    """Remove what can be removed; the caller sees what is left on failure or if another process removes it too."""
     for name in names:
         with contextlib.suppress(OSError):
             if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -502,23 +502,23 @@ def _clear(folder: int, names: Collection[str]) -> None:
 
 
 def sweep_marked(folder: Path, names: str, marks: Collection[str]) -> None:
-    """Remove marked folders under temporary names (16 random digits) of what fits the pattern `names`."""
+    """Remove marked folders under temporary names (16 random digits) made from names that fit the pattern `names`."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if re.fullmatch(rf"\.(?:{names})\.[0-9a-f]{{16}}\.tmp", path.name):
             remove_marked(path, marks)
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a folder only where it is empty: no file can go with it; a link stays."""
+    """Remove a folder only if it is empty, so that no file can be lost; a link stays."""
     with contextlib.suppress(OSError), _folder_of(path) as folder:
         os.rmdir(path.name, dir_fd=folder)
 
 
 def sweep(folder: Path, names: str) -> list[str]:
-    """Remove what killed writers have left in `folder` under temporary names of files that fit the pattern `names`.
+    """Remove what killed writers left in `folder` under temporary names of files that fit the pattern `names`.
 
-    The caller holds the folder's lock: nobody else writes there. Files and private folders of this user alone go; their
-    names are returned.
+    The caller holds the folder's lock, so that no other process writes there. Only files and folders of this user go;
+    their names are returned.
     """
     fits = re.compile(rf"\.(?:{names})\.{_TOKEN}\.tmp(?:\.\w+)?")
     swept = []
@@ -538,7 +538,7 @@ def sweep(folder: Path, names: str) -> list[str]:
 
 
 def move(path: Path, target: Path) -> None:
-    """Rename what hpcdl has made, in a folder that the caller holds, to a name that is free; else FileExistsError."""
+    """Rename what hpcdl made, in a folder that the caller holds, to a free name. Raises FileExistsError otherwise."""
     if target.is_symlink() or target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     with _folder_of(path) as source, _folder_of(target) as destination:
@@ -547,9 +547,9 @@ def move(path: Path, target: Path) -> None:
 
 
 def keep_others(folder: Path, kept: Path, is_known: Callable[[str], bool]) -> list[str]:
-    """Move, and never remove, what others have put into a folder of hpcdl's: to the same path below `kept`, new.
+    """Move, and never remove, what others put into a folder of hpcdl: to the same path below the new folder `kept`.
 
-    Links are moved as links. `is_known` tells what hpcdl put there. The paths that were moved.
+    Links are moved as links. `is_known` recognises hpcdl's own paths. Returns the moved paths.
     """
     others = [name for name in paths_in(folder) if not is_known(name)]
     for name in others:
@@ -559,7 +559,7 @@ def keep_others(folder: Path, kept: Path, is_known: Callable[[str], bool]) -> li
 
 
 def paths_in(folder: Path) -> list[str]:
-    """Paths of all below a folder but folders themselves; no link is followed. OSError where a folder is closed."""
+    """Return the paths below a folder except folders; no link is followed. Raises OSError if a folder is closed."""
 
     def closed(error: OSError) -> None:
         raise error
@@ -572,23 +572,23 @@ def paths_in(folder: Path) -> list[str]:
 
 
 def free_name(path: Path) -> Path:
-    """`path`.1, or the first number behind it that is free."""
+    """Return `path`.1, or the first free number after it."""
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.is_symlink() and not name.exists())
 
 
 def move_over(path: Path, target: Path) -> None:
-    """Rename a file that this process has made over one that hpcdl keeps under the name `target`."""
+    """Rename a file that this process made over one that hpcdl keeps under the name `target`."""
     with _folder_of(path) as source, _folder_of(target) as destination:
         os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=destination)
     sync_folder(target.parent)
 
 
-# What the user asked for, where the user said
+# Output that the user asked for, where the user said
 
 
 def make_output_folder(path: Path, flag: str = "--out ") -> list[Made]:
-    """`make_folder` for what the user has named with `flag`; UsageError where that cannot be."""
+    """Call `make_folder` for a folder that the user named with `flag`. Raises UsageError if it cannot be made."""
     try:
         return make_folder(path)
     except OSError as error:
@@ -596,7 +596,7 @@ def make_output_folder(path: Path, flag: str = "--out ") -> list[Made]:
 
 
 def check_output(path: Path) -> None:
-    """UsageError where `path` is there and is not what hpcdl has written: somebody's file, or one changed since."""
+    """Raise UsageError if `path` exists and hpcdl did not write it, or it was changed since."""
     try:
         with _folder_of(path) as folder:
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
@@ -612,20 +612,20 @@ def check_output(path: Path) -> None:
 
 
 def is_output(path: Path) -> bool:
-    """Whether `path` is a plain file as hpcdl has written it where the user said, and nobody has changed it."""
+    """Return whether `path` is a plain file that hpcdl wrote where the user said, unchanged since."""
     return not path.is_symlink() and path.is_file() and _digest(path) in _written_as(path)
 
 
 def remove_output(path: Path) -> bool:
-    """Remove a file where the user said, only as hpcdl wrote it there and nobody changed it (its digest is noted).
+    """Remove a file where the user said, only if hpcdl wrote it there and it is unchanged (its digest is noted).
 
-    Anything else stays. Whether it is gone now.
+    Anything else stays. Returns whether the file is gone.
     """
     return is_output(path) and remove_file(path)
 
 
 def check_outputs(paths: Iterable[Path]) -> None:
-    """The same for several, before any of them is written; folders that are not there yet will be made."""
+    """Check several outputs before any is written; folders that do not exist yet will be made."""
     for path in paths:
         if path.parent.is_symlink() or path.parent.exists():
             check_output(path)
@@ -633,7 +633,7 @@ def check_outputs(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def writing_output(path: Path) -> Iterator[Path]:
-    """As `replacing`, for a file where the user said: it replaces only what hpcdl wrote there and nobody changed."""
+    """As `replacing`, for a file where the user said: it replaces only what hpcdl wrote there, unchanged since."""
     check_output(path)
     try:
         with replacing(path) as temporary:
@@ -647,7 +647,7 @@ def writing_output(path: Path) -> Iterator[Path]:
 
 
 def _mark(path: Path, digest: str) -> bool:
-    """Note in a new file what hpcdl wrote into it; False where the file system keeps no attributes."""
+    """Note the digest of a new file in its attributes; return False if the file system has none."""
     try:
         os.setxattr(path, _DIGEST, digest.encode())
     except OSError:
@@ -656,7 +656,7 @@ def _mark(path: Path, digest: str) -> bool:
 
 
 def _written_as(path: Path) -> list[str]:
-    """What hpcdl noted when it wrote `path`; nothing for a file of somebody else's."""
+    """Return the digest that hpcdl noted when it wrote `path`; empty for other files."""
     with contextlib.suppress(OSError):
         return [os.getxattr(path, _DIGEST, follow_symlinks=False).decode("ascii", "replace")]
     return [noted] if (noted := _outputs(path.parent).get(path.name)) else []
@@ -695,6 +695,6 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename in `path` durable; file systems that cannot sync a folder are left alone."""
+    """Make a rename in `path` durable; file systems that cannot sync a folder are ignored."""
     with contextlib.suppress(OSError):
         sync_file(path)

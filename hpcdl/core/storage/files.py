@@ -1,6 +1,6 @@
-"""Documents in files: written whole or not at all (core/storage/disk.py), and read within bounds.
+"""Documents in files: written whole or not at all (core/storage/disk.py), and read within limits.
 
-What is read may be anybody's: pipes and devices are refused, and sizes and depths are limited, in this one place.
+A file to read may come from anyone: pipes and devices are refused, and sizes and depths limited, in this one place.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.storage.disk import creating, writing_output
 
 MOST_JSON_BYTES = 32 << 20
-"""`[],[],...` takes 24 times its size in memory."""
+"""Limit of a JSON file: `[],[],...` takes 24 times its size in memory."""
 MOST_TOML_BYTES = 4 << 20
 MOST_DEPTH = 64
 _DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){16}""")
-"""A key of more parts than anybody writes; tomllib's time grows with their cube."""
+"""A key with implausibly many parts; tomllib's time grows with the cube of their number."""
 _FINITE = frozenset((str, int, bool, type(None)))
-"""Types of most values in thousands of rows."""
+"""Types that cannot be infinite, of most values in thousands of rows."""
 _ESCAPED = re.compile(r"[\x7f-\x9f]")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, a file that hpcdl keeps there; atomically and durably."""
+    """Write `content` to `path`, a file that hpcdl keeps there, atomically and durably."""
     with creating(path) as file:
         file.write(content)
 
@@ -45,12 +45,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write `document` to `path` as indented JSON; NaN and infinity are refused, JSON has none."""
+    """Write `document` to `path` as indented JSON; NaN and infinity are refused, since JSON lacks them."""
     write_text(path, json_text(document))
 
 
 def json_text(document: Any) -> str:
-    """`document` as indented JSON; ValueError for NaN and infinity."""
+    """Return `document` as indented JSON. Raises ValueError for NaN and infinity."""
     import msgspec
 
     compact = json.dumps(document, allow_nan=False)
@@ -61,13 +61,13 @@ def json_text(document: Any) -> str:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write `content` where the user said; UsageError where that is a file that hpcdl has not written as it is now."""
+    """Write `content` where the user said. Raises UsageError if a file there is not an unchanged one of hpcdl's."""
     with writing_output(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def without_infinities(document: Any) -> Any:
-    """`document` with null where a number is too large for a float, or none: JSON has no other word for it."""
+    """Return `document` with null for each infinite number or NaN, which JSON cannot hold."""
     if isinstance(document, float):
         return document if math.isfinite(document) else None
     if document is None or isinstance(document, str | int):
@@ -81,12 +81,12 @@ def without_infinities(document: Any) -> Any:
 
 
 def open_regular(path: Path | str) -> BinaryIO:
-    """`path`, open for reading; OSError where it is not a plain file: a pipe would keep its reader waiting for ever."""
+    """Open `path` for reading. Raises OSError if it is not a plain file: a pipe would block its reader forever."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
 def open_descriptor(path: Path | str) -> int:
-    """As `open_regular`, for reading by place; the caller closes it."""
+    """As `open_regular`, but return a descriptor for reading at offsets; the caller closes it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -98,11 +98,11 @@ def open_descriptor(path: Path | str) -> int:
 
 
 def read_bytes(path: Path | str, most_bytes: int = MOST_JSON_BYTES) -> bytes:
-    """The content of a plain file of at most `most_bytes`; OSError for all else."""
-    descriptor = open_descriptor(path)  # a file object would take as long again, for each of thousands of records
+    """Return the content of a plain file of at most `most_bytes`. Raises OSError for anything else."""
+    descriptor = open_descriptor(path)  # a file object would double the time, for each of thousands of records
     try:
         size = os.fstat(descriptor).st_size
-        content = os.read(descriptor, min(size, most_bytes) + 1)  # what is asked for is what room is made for
+        content = os.read(descriptor, min(size, most_bytes) + 1)  # the size that is passed is allocated
         while len(content) != size and len(content) <= most_bytes:
             more = os.read(descriptor, most_bytes + 1 - len(content))  # it grows, or came in pieces
             if not more:
@@ -116,7 +116,7 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_JSON_BYTES) -> bytes:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The document in `content`; ValueError where it is no JSON, or deeper than anybody writes it."""
+    """Return the document in `content`. Raises ValueError if it is not JSON, or nested too deeply."""
     try:
         return shallow(json.loads(content))
     except RecursionError:
@@ -124,12 +124,12 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def read_json(path: Path | str) -> Any:
-    """The document in `path`; CorruptError where it is no JSON, FileNotFoundError where there is nothing."""
+    """Return the document in `path`. Raises CorruptError if it is not JSON, FileNotFoundError if there is no file."""
     return in_json(parse_json, read_content(path), path)
 
 
 def read_content(path: Path | str) -> bytes:
-    """The content of a plain file; CorruptError where it cannot be read, FileNotFoundError where there is nothing."""
+    """Return the content of a plain file. Raises CorruptError if it is unreadable, FileNotFoundError if absent."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def read_content(path: Path | str) -> bytes:
 
 
 def in_json(parse: Callable[[bytes], Any], content: bytes, path: Path | str) -> Any:
-    """The document that `parse` finds in the content of `path`; CorruptError where it is no JSON."""
+    """Return the document that `parse` finds in the content of `path`. Raises CorruptError if it is not JSON."""
     try:
         return parse(content)
     except (ValueError, RecursionError) as error:
@@ -147,7 +147,7 @@ def in_json(parse: Callable[[bytes], Any], content: bytes, path: Path | str) -> 
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables in `text`; ValueError, with line and column of a mistake, where it is no TOML."""
+    """Return the tables in `text`. Raises ValueError, with line and column, if it is not TOML."""
     if long := _DOTTED_KEY.search(text):
         raise ValueError(f"the key {long[0][:40]!r}... has too many parts")
     try:
@@ -158,7 +158,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any]:
-    """The tables of a TOML file; a `wrong` (CorruptError where hpcdl wrote it) names line and column of a mistake."""
+    """Return the tables of a TOML file. Raises `wrong` with line and column (CorruptError for files of hpcdl)."""
     try:
         return parse_toml(read_bytes(path, MOST_TOML_BYTES).decode())
     except FileNotFoundError:
@@ -170,11 +170,11 @@ def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any
 
 
 _CONTAINERS = frozenset((dict, list))
-"""What parsers of JSON and TOML nest."""
+"""The containers that parsers of JSON and TOML nest."""
 
 
 def shallow(document: Any) -> Any:
-    """`document`, which is nested less than MOST_DEPTH deep: what walks over it later may then recurse."""
+    """Return `document` after checking that it is at most MOST_DEPTH deep, so that later code may recurse into it."""
     level, depth = [document], 0
     while level:
         if depth > MOST_DEPTH:
@@ -182,22 +182,23 @@ def shallow(document: Any) -> Any:
         inner: list[Any] = []
         for outer in level:
             values = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
-            if not _CONTAINERS.isdisjoint(map(type, values)):  # most lists hold numbers alone
+            if not _CONTAINERS.isdisjoint(map(type, values)):  # most lists hold only numbers
                 inner += [item for item in values if type(item) in _CONTAINERS]
         level, depth = inner, depth + 1
     return document
 
 
 def write_toml(path: Path, document: Mapping[str, Any]) -> None:
-    """Write `document` to `path` as TOML, atomically; UsageError, and nothing written, where TOML cannot hold it."""
+    """Write `document` to `path` as TOML, atomically. Raises UsageError, writing nothing, if TOML cannot hold it."""
     write_text(path, toml_text(document))
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
-    """`document` as TOML that gives it again when read; values that are None are left out.
+    """Return `document` as TOML that reads back the same; values that are None are omitted.
 
-    The library lays the tables out; values are spelt here, because its own way loses backslashes and control codes.
-    UsageError names the key of a value that TOML cannot hold: text that is not UTF-8, a number of more than 64 bits.
+    The library lays out the tables. The values are formatted here, because the library loses backslashes and control
+    codes. Raises UsageError naming the key of a value that TOML cannot hold: text that is not UTF-8, a number of more
+    than 64 bits.
     """
     import toml
 
@@ -217,7 +218,7 @@ class _Spelt:
 
 
 def _spelt(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """`table` with its values spelt; what the library would not lay out as a table goes into one line."""
+    """Return `table` with formatted values; what the library would not lay out as a table goes into one line."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + key

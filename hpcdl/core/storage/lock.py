@@ -1,4 +1,4 @@
-"""One writer at a time: an advisory lock on the target that the writer's death releases."""
+"""One writer at a time: an advisory lock on the target, released by the death of the writer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpcdl.core.storage.files import parse_json
 FILE_NAME = ".hpcdl-lock"
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-"""What batch systems put a job's number in."""
+"""Variables in which batch systems store a job's number."""
 
 
 @contextmanager
 def writing(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold `folder` for writing; UsageError where another process does so for `patience_s`: its host, pid and job.
+    """Lock `folder` for writing. Raises UsageError if another process (host, pid, job) holds it for `patience_s`.
 
-    Where the file system has no flock, the record in the lock file stands in for it: it is taken over where its process
-    is known to be dead, that is on the same host.
+    If the file system has no flock, the record in the lock file replaces it. The lock is then taken over if its process
+    is known to be dead, which requires the same host.
     """
     path = folder / FILE_NAME
     descriptor = _locked(path, time.monotonic() + patience_s)
@@ -40,7 +40,7 @@ def writing(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def check_free(folder: Path) -> None:
-    """UsageError where another process holds `folder` for writing."""
+    """Raise UsageError if another process holds `folder` for writing."""
     with suppress(FileNotFoundError, PermissionError):
         path = folder / FILE_NAME
         descriptor = _opened(path, os.O_RDONLY)
@@ -57,7 +57,7 @@ def _opened(path: Path, flags: int) -> int:
         descriptor = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
     except (FileNotFoundError, PermissionError):
         raise
-    except OSError as error:  # a folder, a socket, a link: not what hpcdl left
+    except OSError as error:  # a folder, a socket or a link, which hpcdl did not leave
         what = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise UsageError(f"cannot open the lock {path} ({what}); remove it") from error
     finally:
@@ -66,9 +66,9 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _check_ours(descriptor: int, path: Path) -> None:
-    """UsageError unless the file is plain, has one name alone, and is empty or holds a record of hpcdl's."""
+    """Raise UsageError unless the file is plain, has one name only, and is empty or holds a record of hpcdl."""
     found = os.fstat(descriptor)
-    one = stat.S_ISREG(found.st_mode) and found.st_nlink < 2  # a second name is a file of somebody's, linked here
+    one = stat.S_ISREG(found.st_mode) and found.st_nlink < 2  # a second name means another file, linked here
     if not one or (found.st_size and not {"host", "pid"} <= _read(descriptor).keys()):
         raise UsageError(f"{path} is not a lock that hpcdl has written; move it away")
 
@@ -110,7 +110,7 @@ def _take(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def job_here() -> tuple[str, str]:
-    """The batch job that this process is of: the variable that says so, and its number; both empty outside any."""
+    """Return the variable that names the batch job of this process, and the job's number; both empty outside a job."""
     name = next((name for name in JOB_VARIABLES if name in os.environ), "")
     return name, os.environ.get(name, "")
 
@@ -129,7 +129,7 @@ def _read(descriptor: int) -> dict[str, object]:
 
 
 def _alive(record: dict[str, object]) -> bool:
-    """Whether the recorded process may still be there; one on another host always may."""
+    """Return whether the recorded process may still exist; on another host it always may."""
     if not record:
         return False
     pid = record.get("pid")

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer._completion_classes import completion_init
 from typer.completion import show_callback
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hpcdl import __version__
+from hpcdl.cli.groups import OwnCommand
 from hpcdl.cli.output import VERBOSE, command_in, put
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -132,4 +133,14 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
     named = None if {*words[:1]} & {"-h", "--help"} else command_in(words)
     for module in [own for own, names in COMMANDS.items() if named in names] or COMMANDS:
         importlib.import_module(f"hpcdl.cli.{module}").register(app)
+    _own_commands(app)
     return app
+
+
+def _own_commands(app: typer.Typer) -> None:
+    """Have each command that has no class of its own tell of an option with two values."""
+    for command in app.registered_commands:
+        command.cls = OwnCommand if command.cls is TyperCommand else command.cls
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _own_commands(group.typer_instance)

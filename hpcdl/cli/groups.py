@@ -8,6 +8,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from hpcdl.cli.output import say
+from hpcdl.cluster.environment import placement
 from hpcdl.config.forms import STEPS, TYPED, is_trace_spec
 from hpcdl.core.errors import UsageError
 
@@ -68,7 +70,49 @@ def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool]
     return found
 
 
-class GroupedCommand(TyperCommand):
+class OwnCommand(TyperCommand):
+    """A command that says which value counts of an option that is given twice: the last, as with other programs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, once what the last of two values overrides is told."""
+        options = [item for item in self.get_params(ctx) if hasattr(item, "is_flag")]
+        place = placement()
+        if place is None or place.rank == 0:
+            for unused, used in overridden(args, options, interspersed=ctx.allow_interspersed_args):
+                say(f"warning: {unused} does not count: {used} stands behind it")
+        return super().parse_args(ctx, args)
+
+
+def overridden(words: Sequence[str], options: Sequence[Any], *, interspersed: bool) -> list[tuple[str, str]]:
+    """What `words` give to one of `options` before another value of it, each with that other one.
+
+    Without `interspersed` what follows the first word that is not an option is somebody else's.
+    """
+    by_name = {name: item for item in options for name in (*item.opts, *item.secondary_opts)}
+    found: list[tuple[str, str]] = []
+    given: dict[tuple[str, ...], tuple[Any, str]] = {}
+    waiting = list(words)
+    while waiting and waiting[0] != "--" and (interspersed or waiting[0].startswith("-")):
+        name, equals, value = waiting.pop(0).partition("=")
+        item = by_name.get(name)
+        if item is None:
+            continue
+        values = [value] if equals else []
+        if not item.is_flag:
+            rest = item.nargs - len(values)
+            values, waiting = [*values, *waiting[:rest]], waiting[rest:]
+        if item.multiple and name != "--set":
+            continue
+        key = (item.name, values[0].partition("=")[0]) if item.multiple and values else (item.name,)
+        said, spelt = (name in item.secondary_opts, *values), shlex.join([name, *values])
+        before = given.get(key, (said, spelt))
+        if before[0] != said:
+            found.append((before[1], spelt))
+        given[key] = (said, spelt)
+    return found
+
+
+class GroupedCommand(OwnCommand):
     """A command whose help lists its flags under their headings (rich_help_panel).
 
     Its `--trace` may have no value.
@@ -106,7 +150,7 @@ class GroupedCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
-class WordsBehindDashes(TyperCommand):
+class WordsBehindDashes(OwnCommand):
     """A command that takes another command after `--`; without a `--` it refuses options after that command's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -45,12 +45,36 @@ def test_one_line_and_nothing_written(
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     data = [] if "--data" in arguments else ["--data", str(shards)]
-    finished = ask_hpcdl([*BASE, *data, *arguments], cwd=tmp_path)
+    pairs = zip(BASE[1::2], BASE[2::2], strict=True)
+    base = [word for flag, value in pairs if flag not in arguments for word in (flag, value)]
+    finished = ask_hpcdl([BASE[0], *base, *data, *arguments], cwd=tmp_path)
     assert finished.code == code, finished.err
     assert words in finished.err
     assert len(finished.err.strip().splitlines()) == 1
     assert "Traceback" not in finished.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("train --ranks 1 --data gone -n 2", ["--ranks 1 does not count: -n 2 stands behind it"]),
+        ("train --data gone --resume --no-resume", ["--resume does not count: --no-resume stands behind it"]),
+        ("train --data=gone --data gone --set seed=1 --set steps=2 --set seed=3",
+         ["--set seed=1 does not count: --set seed=3 stands behind it"]),
+        ("predict --import csv a --import csv 'b c'", ["--import csv a does not count: --import csv 'b c' stands"]),
+        ("node show --machine a --machine gone", ["--machine a does not count: --machine gone stands behind it"]),
+        ("sweep --model lenet --strategy ring --strategy gone --workers 1 --workers 2",
+         ["--workers 1 does not count: --workers 2 stands behind it"]),
+        ("run --ranks 1 gone.py --ranks 2 --ranks 3", []),
+        ("train --data gone --json --json --quiet -q", []),
+    ],
+)  # fmt: skip
+def test_what_a_later_word_overrides_is_told(ask_hpcdl: CommandLine, line: str, told: list[str]) -> None:
+    finished = ask_hpcdl(shlex.split(line))
+    assert finished.code == 2, finished.err
+    said = [words.removeprefix("warning: ") for words in finished.err.splitlines() if words.startswith("warning: ")]
+    assert len(said) == len(told) and all(map(str.startswith, said, told)), finished.err
 
 
 @pytest.mark.parametrize("command", ["report", "runs", "trace", "shard", "export --to keras"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_two_runs_side_by_side(ask_hpcdl: CommandLine) -> None:
     assert max(map(len, shown.splitlines()[2:])) <= 80 and f"x {measured[1] / measured[0]:.3f}" in shown
     same = ask_hpcdl(["diff", STUDY / RING, STUDY / RING])
     assert same.code == 0 and same.out.startswith("no difference")
+
+
+def test_long_values_that_differ_are_not_cut_to_the_same_words(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(STUDY / RING, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        record["config"]["profile"] = f"studies/of {name}/profiles/2-ranks-1-threads.toml"
+        (tmp_path / name / "record.json").write_text(json.dumps(record))
+    (line,) = [
+        line for line in ask_hpcdl(["diff", tmp_path / "one", tmp_path / "two"]).out.splitlines() if "profile" in line
+    ]
+    assert "of one/" in line and "of two/" in line
 
 
 def test_a_folder_of_several_runs_is_no_run(ask_hpcdl: CommandLine) -> None:

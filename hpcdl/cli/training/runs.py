@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
         put("no difference in settings, software or results")
         return
     rows: list[tuple[Any, ...]] = [
-        (item.kind, item.key, _short(as_text(item.first)), _short(as_text(item.second)),
+        (item.kind, item.key, *_short(as_text(item.first), as_text(item.second)),
          "" if item.ratio is None else f"x {item.ratio:.3g}")
         for item in found
     ]  # fmt: skip
@@ -148,9 +149,15 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
     say(f"next: {typed('report', first, second, '--out', 'report')}")
 
 
-def _short(text: str) -> str:
-    """Return a value for a table: the end of a long one, in which paths differ."""
-    return (text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}") or "-"
+def _short(first: str, second: str) -> tuple[str, str]:
+    """Two values for a table: of long ones the end, where paths differ, or the place at which they begin to differ."""
+    shown = [text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}" for text in (first, second)]
+    if shown[0] == shown[1] and first != second:
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+        start = max(0, len(list(alike)) - LONGEST_VALUE // 2)
+        cut = [f"{'...' * (start > 0)}{text[start:]}" for text in (first, second)]
+        shown = [text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..." for text in cut]
+    return shown[0] or "-", shown[1] or "-"
 
 
 def checkpoints(

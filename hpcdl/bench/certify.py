@@ -73,6 +73,16 @@ JSON_CARD, PAGE, TEXT = "card.json", "card.html", "card.md"
 """The files of a card."""
 
 
+def faults_in(text: str) -> list[str]:
+    """The faults that `text` names, with commas between them; some of their names hold a comma. UnknownNameError."""
+    if text in FAULTS:
+        return [text]
+    for name in sorted(FAULTS, key=len, reverse=True):
+        if text.startswith(f"{name},"):
+            return [name, *faults_in(text[len(name) + 1 :].strip())]
+    raise UnknownNameError("fault", text, FAULTS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One run under one fault; `recover_s` is the time from the fault to the next reported step.

@@ -145,6 +145,11 @@ def _as_one(item: Setting, value: Any) -> Any:
     return value
 
 
+def names_in(words: Sequence[str] | None) -> list[str]:
+    """The names that a repeated flag gives, each of its `words` one or several with commas between them."""
+    return [name.strip() for word in words or () for name in word.split(",") if name.strip()]
+
+
 def _parameter(item: Setting, title: str) -> inspect.Parameter:
     option_keywords: dict[str, Any] = {"help": _help(item), "show_default": False, "rich_help_panel": title}
     if item.kind == "bool":

@@ -171,7 +171,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-    return f"{hint} known: {', '.join(names)}" if names else "; none is known"
+    apart = map(repr, names) if any("," in item for item in names) else names
+    return f"{hint} known: {', '.join(apart)}" if names else "; none is known"
 
 
 def printable(text: str) -> str:

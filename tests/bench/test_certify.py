@@ -18,6 +18,7 @@ from hpcdl.bench.certify import (
     Trial,
     document_of,
     earlier_trials,
+    faults_in,
     read_card,
     rows_of,
     summary,
@@ -57,6 +58,11 @@ def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
     assert not plan(num_nodes=2, strategies=["ps"]).left_out(), "other nodes are there to be cut off"
     with pytest.raises(UnknownNameError, match="unknown fault 'flood'"):
         plan(faults=["flood"]).cases()
+    in_memory = "rank 0 killed, state in memory"
+    assert faults_in(in_memory) == [in_memory] and faults_in("slow link") == ["slow link"]
+    assert faults_in(f"rank 0 killed,{in_memory}, slow link") == ["rank 0 killed", in_memory, "slow link"]
+    with pytest.raises(UnknownNameError, match=r"unknown fault 'flod'; known: .*'rank 0 killed, state in memory', 'ra"):
+        faults_in("slow link,flod")
 
 
 @pytest.mark.parametrize("num_nodes", [1, 3])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.groups import completer
-from hpcdl.cli.options import JsonFlag, QuietFlag
+from hpcdl.cli.options import JsonFlag, QuietFlag, names_in
 from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.core.units import format_seconds
 
@@ -33,13 +33,14 @@ def certify(
         list[str] | None,
         typer.Option(
             "--strategy",
-            metavar="NAME",
-            help="A strategy; may be repeated. By default ring, ps and async-easgd.",
+            metavar="NAME,NAME",
+            help="Strategies. By default ring, ps and async-easgd.",
             autocompletion=completer("strategy"),
         ),
     ] = None,
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this one; repeatable.")
+        list[str] | None,
+        typer.Option("--fault", metavar="NAME", help="Only this one, such as 'slow link'; may be repeated."),
     ] = None,
     tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
@@ -51,12 +52,12 @@ def certify(
 
     Faults strike small trainings, one after another; a card tells which of them continued, and what it cost.
     """
-    from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, try_out, write_card
+    from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, faults_in, try_out, write_card
 
     commentary = Commentary(quiet=quiet)
     plan = Plan(
-        strategies=strategy or ["ring", "ps", "async-easgd"],
-        faults=fault or [*FAULTS],
+        strategies=names_in(strategy) or ["ring", "ps", "async-easgd"],
+        faults=[name for text in fault or () for name in faults_in(text)] or [*FAULTS],
         tries=tries,
         num_ranks=ranks or max(3, 2 * (nodes or 1)),
         out=out,

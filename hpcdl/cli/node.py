@@ -233,7 +233,7 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
             put(f"   local rank {rank}: {line}")
     for reason, count in run_plan.space.dropped.items():
         say(f"left out {count}: {reason}")
-    say("next: hpcdl tune-threads --model M --batch-size B --budget 10m")
+    say("next: hpcdl tune-threads --model lenet --batch-size 16 --budget 10m, or with the model that you train")
 
 
 def _note(state: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.groups import completer
-from hpcdl.cli.options import JsonFlag
+from hpcdl.cli.options import JsonFlag, names_in
 from hpcdl.cli.output import print_json, print_table, put, say
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def doctor(
             "--model", metavar="TEXT", help="Network whose profile is looked for.", autocompletion=completer("model")
         ),
     ] = "",
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="CHECK", help="This check; may be repeated.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK,CHECK", help="These checks.")] = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -56,7 +54,7 @@ def doctor(
     from hpcdl.doctor.nodes import survey
     from hpcdl.doctor.table import CHECKS, FAILURE, Subject, examine
 
-    names = only or list(CHECKS)
+    names = names_in(only) or list(CHECKS)
     for name in names:
         CHECKS.entry(name)
     subject, extra = Subject(data=data, model=model), {}
@@ -95,7 +93,8 @@ def _print_findings(findings: Sequence[Finding], failures: int) -> None:
         if finding.remedy:
             put(f"{'':26}-> {finding.remedy}")
     warnings = sum(finding.level == WARNING for finding in findings)
-    say(f"{failures} failure(s), {warnings} warning(s); next: " + ("see the remedies" if failures else "hpcdl train"))
+    next_step = "see the remedies" if failures else "hpcdl train --model lenet --data synthetic:mnist --steps 20"
+    say(f"{failures} failure(s), {warnings} warning(s); next: {next_step}")
 
 
 def _print_nodes(answers: Sequence[NodeAnswer]) -> None:

@@ -45,7 +45,10 @@ def models(json: JsonFlag = False) -> None:
             for info in MODELS.values()
         ],
     )
-    say("next: hpcdl train --model NAME --data DIR, or a function of your own: --model path/to/file.py:build")
+    say(
+        "next: hpcdl train --model lenet --data synthetic:mnist --steps 20, or a function of your own: "
+        "--model path/to/file.py:build"
+    )
 
 
 def strategies(json: JsonFlag = False) -> None:
@@ -60,7 +63,7 @@ def strategies(json: JsonFlag = False) -> None:
         print_json({"strategies": [info.as_json() for info in strategies]})
         return
     print_table(("strategy", "family", "what it does"), [(info.name, info.family, info.summary) for info in strategies])
-    say("next: hpcdl train --strategy NAME --model lenet --data DIR --ranks N")
+    say("next: hpcdl train --strategy ring --model lenet --data synthetic:mnist --steps 20 --ranks 2")
 
 
 def examples(
@@ -82,7 +85,7 @@ def examples(
             print_json({"examples": [{"name": item.name, "summary": item.summary} for item in found]})
             return
         print_table(["example", "what it is"], [[item.name, item.summary] for item in found])
-        say("next: hpcdl examples NAME copies it here")
+        say("next: `hpcdl examples digits my_model.py` copies these two here")
         return
     copied = copy_examples(names, to)
     if json:

@@ -90,7 +90,10 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     slowest = result.slowest_pair
     pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
     say(f"slowest pair: ranks {pair}, {format_seconds(slowest.seconds)} for 1 MiB, {slowest.ratio:.2f} x the median")
-    say(f"next: hpcdl train --model resnet50 --data DIR --strategy auto --ranks {result.ranks}")
+    say(
+        "next: hpcdl train --model resnet50 --data synthetic:imagenet --steps 20 --strategy auto "
+        f"--ranks {result.ranks}"
+    )
 
 
 def _print_allreduce(result: AllreduceResult, mark: str) -> None:

@@ -26,6 +26,7 @@ from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageErro
 from hpcdl.core.records.run_record import RunRecord, write_record
 from hpcdl.core.storage.files import read_toml, toml_text, write_json
 from hpcdl.core.units import listed
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
@@ -44,6 +45,7 @@ from hpcdl.study.runner import (
     wall_seconds,
     why_failed,
 )
+from hpcdl.study.state import check_same_data
 
 TRIALS, ASIDE = "trials", "aside"
 POLL_S = 0.2
@@ -106,6 +108,14 @@ def check_search(search: SearchStudy) -> None:
         raise ConfigError(dict.fromkeys(problems))
 
 
+def check_data(search: SearchStudy) -> None:
+    """UsageError or CorruptError where data of the trials cannot be opened: each would fail, one after the other."""
+    tried = [value for item in search.space if item.key == "data" for value in item.choices]
+    for data in tried or [search.train.get("data")]:
+        if data is not None:
+            open_dataset(str(data))
+
+
 def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRecord:
     """Return the initial state of the search; write nothing. Raises UsageError if `folder` holds anything else."""
     plan = search.plan
@@ -144,6 +154,7 @@ def _check_same_job(folder: Path, search: SearchStudy, before: SearchRecord) -> 
             f"{folder} holds trials of other settings ({listed(words)}); give them as they were, or choose another "
             "--out DIR"
         )
+    check_same_data(folder, [record for record in known if record.status == "finished"])
 
 
 def _as_written(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.from_json import read_as
-from hpcdl.core.records.run_record import read_record
+from hpcdl.core.records.run_record import RunRecord, read_record
 from hpcdl.core.storage.files import write_json
+from hpcdl.data.format.manifest import FILE_NAME as MANIFEST
+from hpcdl.data.format.manifest import read_manifest
 from hpcdl.study.choice import TRIES
 from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 
@@ -113,7 +115,24 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
     for run in plan.runs:
         if state.run(run.name).status == "finished" and not _is_kept(run_folder(folder, run)):
             state = state.changed(run.name, status="waiting", seconds=None, message=RECORD_LOST)
+    names = [run.name for run in plan.runs if state.run(run.name).status == "finished"]
+    if len(names) < len(plan.runs):
+        check_same_data(folder, [read_record(run_folder(folder, run)) for run in plan.runs if run.name in names])
     return state
+
+
+def check_same_data(folder: Path, finished: Iterable[RunRecord]) -> None:
+    """UsageError where a data folder holds other samples than when runs in `folder` trained on them: both would mix."""
+    trained: dict[str, set[str]] = {}
+    for record in finished:
+        trained.setdefault(str(record.config.get("data", "")), set()).add(record.data_checksum)
+    for data, checksums in trained.items():
+        place = Path(data).expanduser()
+        if data and (place / MANIFEST).is_file() and checksums - {"", read_manifest(place)[1]}:
+            raise UsageError(
+                f"{data} holds other data than when runs in {folder} trained on it; give the data as they were, or "
+                "choose another --out DIR"
+            )
 
 
 def run_folder(folder: Path, run: PlannedRun) -> Path:

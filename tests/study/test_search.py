@@ -22,13 +22,13 @@ from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose
-from hpcdl.report.document import Figure, Listing
+from hpcdl.report.document import Figure, Listing, Table
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.sections.search import winner_line
 from hpcdl.study.proposals import FINISHED, Proposals
-from tests.conftest import ROOT
+from tests.conftest import ROOT, CommandLine
 from tests.study.searches import SPACE, TRAIN, make_search, run
 
 NUM = 18
@@ -150,6 +150,11 @@ def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord])
     assert all("<svg" in svg(figure) for figure in figures.values())
     assert document.summary[0].startswith("Search: 4 trials by tpe: at best accuracy 0.950 with learning-rate 0.0500")
     assert document.data["search"][0]["front"] == (3,)
+    doubt = "mportances compare the best 1 of 4 trials with all: below 5 they may be chance"
+    (mattered,) = [item for item in section.items if isinstance(item, Table) and item.title == "What mattered"]
+    assert doubt in mattered.note and doubt in as_document(search)["warnings"][0]
+    many = [dataclasses.replace(trials[0], number=number) for number in range(41)]
+    assert not as_document(dataclasses.replace(search, trials=many, front=(3,)))["warnings"]
 
 
 def test_what_is_measured_on_the_samples_trained_on_is_called_so(tmp_path: Path) -> None:
@@ -263,3 +268,10 @@ def test_mistakes_are_told(text: str, space: str, words: str, tmp_path: Path) ->
 def test_too_many_side_by_side_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="lower it"):
         run(tmp_path, make_search(tmp_path, parallel=len(os.sched_getaffinity(0)) + 1, ranks=1))
+
+
+def test_data_that_are_not_there_are_told_before_any_trial(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    make_search(tmp_path)
+    finished = ask_hpcdl(["search", tmp_path / "search.toml", "--out", tmp_path / "out"], cwd=tmp_path)
+    assert finished.code == 2 and "no such data folder: digits" in finished.err, finished.err
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
-from hpcdl.core.records.run_record import read_record
+from hpcdl.core.records.run_record import read_record, write_record
 from hpcdl.study.state import open_study, read_state
 from hpcdl.study.sweep import raise_for
 from tests.conftest import ROOT, patience
@@ -265,3 +265,17 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no study"):
         sweep(tmp_path / "thesis", allocation, study, plan)
     assert len(told(tmp_path / "fake")) == 1
+
+
+def test_data_that_changed_under_one_name_is_not_mixed_with_what_was(tmp_path: Path, shards: Path) -> None:
+    study, plan = small_study(repeats=1, retries=0)
+    allocation = behave(tmp_path / "fake", run_002_ring_2w_8b_r1=["fail"])
+    folder = tmp_path / "study"
+    sweep(folder, allocation, study, plan)
+    done = folder / "runs" / "001-ring-1w-8b-r1"
+    record = read_record(done)
+    write_record(done, dataclasses.replace(record, config={**record.config, "data": str(shards)}, data_checksum="old"))
+    with pytest.raises(UsageError, match="holds other data than when runs in"):
+        sweep(folder, allocation, study, plan, resume=True)
+    write_record(done, dataclasses.replace(record, config={**record.config, "data": str(tmp_path)}))
+    assert sweep(folder, allocation, study, plan, resume=True).count("finished") == 2

@@ -44,10 +44,11 @@ def search(
     Each trial is a fresh `hpcdl train`; its settings are proposed from the results of the others.
     """
     from hpcdl.study.jobs import find_allocation, seconds_for_runs
-    from hpcdl.study.search import HyperparameterSearch, check_search, open_search
+    from hpcdl.study.search import HyperparameterSearch, check_data, check_search, open_search
 
     wanted = load_search(study, flags, set_, space)
     check_search(wanted)
+    check_data(wanted)
     folder = out or Path("searches") / wanted.name
     record = open_search(folder, wanted, resume=resume)
     allocation = find_allocation(os.environ)
@@ -99,6 +100,7 @@ def as_document(record: SearchRecord) -> dict[str, Any]:
         "trials": len(record.trials),
         "best": best,
         "importance": dict(record.importance),
+        "warnings": [record.importance_doubt] if record.importance_doubt else [],
         "front": front,
         "results": [vars(trial) for trial in record.trials],
         "seconds": record.seconds,

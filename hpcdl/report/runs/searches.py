@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from hpcdl.report.runs.sources import Walk
 
 SCHEMA = "hpcdl.search/1"
 FILE_NAME = "search.json"
+LEAST_BEST = 5
+"""Trials that the best tenth must have for importances to say much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,18 @@ class SearchRecord:
     commands: Sequence[str] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
     on_training: bool = False
+
+    @property
+    def importance_doubt(self) -> str:
+        """Why `importance` may be chance; empty where it is not to be doubted, or there is none.
+
+        PED-ANOVA compares the best tenth with all; Optuna's pages ask for five trials in it at least.
+        """
+        finished = sum(bool(trial.values) for trial in self.trials)
+        best = math.ceil(finished / 10)
+        if not self.importance or best >= LEAST_BEST:
+            return ""
+        return f"importances compare the best {best} of {finished} trials with all: below {LEAST_BEST} they may be chance"
 
     def trial(self, number: int) -> SearchTrial:
         """Return one trial by its number."""

@@ -100,6 +100,8 @@ def _importance(search: SearchRecord, which: str) -> Table:
     columns = (Column(name="setting"), Column(name="importance", kind="percent"))
     ordered = sorted(search.importance.items(), key=lambda item: -item[1])
     note = "The share of each setting in what the best trials have in common (PED-ANOVA: Watanabe et al., IJCAI 2023)."
+    if doubt := search.importance_doubt:
+        note += f" {doubt[0].upper()}{doubt[1:]}."
     return Table(title=f"{which}What mattered", columns=columns, rows=ordered, note=note)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hpcdl.config.forms import NONE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.units import IMAGES, common_unit
+from hpcdl.core.units import IMAGES, common_unit, counted
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.evidence import NO_RUN_DIRS, Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
@@ -358,6 +358,12 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
     for mark in dict.fromkeys(mark for item in predictions for mark in item.marks):
         count = sum(mark in item.marks for item in predictions)
         lines.append(f"{count} of {len(predictions)} predictions are marked: {mark}")
+    largest, asked = forecast.evidence.largest_nodes, max(item.job.nodes for item in predictions)
+    if forecast.evidence.monitors and asked > largest:
+        lines.append(
+            f"the intervals take it that nothing jumps beyond {counted(largest, 'node')}, such as a switch that is "
+            f"full: a run on {min(2 * largest, asked)} shows whether it does"
+        )
     if not forecast.held_out:
         lines.append("nothing could be held out: intervals are not tested against a measured size")
     elif forecast.widening >= _WORTH_TELLING:

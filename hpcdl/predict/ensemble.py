@@ -270,7 +270,7 @@ def weigh(
     if series is not None:
         foreseen |= {name: foresee(name, series, seen.job.workers, seen.job.batch) for name in MODELS}
     before = {name: share for name, share in prior_weights(seen.job).items() if name in foreseen}
-    noise = math.sqrt(run_noise**2 / len(seen.seconds) + LEAST_ERROR**2)
+    noise = math.sqrt(_noise_of(seen, run_noise) ** 2 / len(seen.seconds) + LEAST_ERROR**2)
     draws = numpy.concatenate(
         [foreseen[name].drawn(random, max(1, round(_DRAWS * share))) for name, share in before.items()]
     )
@@ -292,6 +292,18 @@ def weigh(
         spread=(high - low) / 3.29,
         covered=low <= seen.log_mean <= high,
     )
+
+
+_RESTLESS = 3.0
+"""Repeats that scatter by so many times the noise of the smaller sizes have one of their own."""
+
+
+def _noise_of(seen: MeasuredStep, run_noise: float) -> float:
+    """The noise between the repeats of what is held out: a mean of such is not known better than they let it."""
+    if len(seen.seconds) < 2:
+        return run_noise
+    own = statistics.stdev(map(math.log, seen.seconds))
+    return own if own > _RESTLESS * run_noise else run_noise
 
 
 def _log_odds(weights: Mapping[str, float]) -> float:

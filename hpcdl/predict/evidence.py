@@ -17,7 +17,7 @@ from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import is_measured
 from hpcdl.core.statistics import outliers
-from hpcdl.core.units import counted
+from hpcdl.core.units import counted, listed
 from hpcdl.models.load import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.table import EMULATED, FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
 from hpcdl.node.machines import read_machine
@@ -29,6 +29,7 @@ from hpcdl.predict.jobs import (
     has_period,
     has_servers,
     is_coded,
+    kind_of,
     layers_known,
     lengths_of,
     parts_of,
@@ -37,7 +38,7 @@ from hpcdl.predict.jobs import (
 from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.findings import TracedRun
-from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.run import Run, contradictions, positive
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 from hpcdl.supervision import runtime
@@ -210,6 +211,8 @@ def gather_evidence(
             f"none of {len(runs)} runs has a throughput ({counts}): train for at least 20 steps after the warm-up"
         )
     _check_machines(usable)
+    if wrong := contradictions(usable):
+        aside = (*aside, f"records that contradict themselves count all the same: {listed(wrong, 3)}")
     models = sorted({run.model for run in usable})
     stated = () if trained is None else _stated_lengths(usable, trained)
     found = [
@@ -442,11 +445,15 @@ def _is_shared(job: StepJob) -> bool:
 def _without_outliers(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     """Return the repeats of a job without outliers. With few repeats an outlier cannot be identified."""
     rates = [run.images_per_second or 0.0 for run in runs]
-    off = outliers(rates) if len(runs) >= _ENOUGH_TO_JUDGE else []
-    middle = f"{statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
-    remarks += [
-        f"{runs[place].name} is left out: its {rates[place]:,.4g} a second are far off the {middle}" for place in off
-    ]
+    off = outliers(rates)
+    middle = f"far off the {statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
+    if len(runs) < _ENOUGH_TO_JUDGE:
+        remarks += [
+            f"{runs[place].name} counts, though its {rates[place]:,.4g} a second are {middle}; make it again"
+            for place in off
+        ]
+        return list(runs)
+    remarks += [f"{runs[place].name} is left out: its {rates[place]:,.4g} a second are {middle}" for place in off]
     return [run for place, run in enumerate(runs) if place not in off]
 
 
@@ -454,10 +461,12 @@ def _observed(job: StepJob, runs: Sequence[Run]) -> MeasuredStep:
     seconds = tuple(job.workers * job.batch / (run.images_per_second or 1.0) for run in runs)
     waits = [run.parts["wait"] for run in runs if "wait" in run.parts and job.workers > 1]
     computes = [run.parts["compute"] for run in runs if positive(run.parts.get("compute")) and job.workers == 1]
+    # Workers that come to a center in turn wait for it: their timeline has no slowest one.
+    slowest = STRATEGIES[job.strategy].features.synchronous and kind_of(job.strategy) != "center"
     return MeasuredStep(
         job=job,
         seconds=seconds,
-        wait_s=statistics.fmean(waits) if waits and STRATEGIES[job.strategy].features.synchronous else None,
+        wait_s=statistics.fmean(waits) if waits and slowest else None,
         compute_s=statistics.geometric_mean(computes) if computes else None,
     )
 

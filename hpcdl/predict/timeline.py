@@ -343,7 +343,7 @@ class _Queue:
 
     def _cycles(self, between: Array, served: Array, noise: Array) -> Array:
         shape = (len(between), self._workers)
-        shares, deviations = _chances(shape)
+        shares, deviations = _chances(self._workers)
         arrived = between[:, None] * shares
         free: Array = numpy.zeros(len(between))
         computing = between[:, None] * _factors(noise, deviations)
@@ -368,10 +368,15 @@ class _Queue:
 
 
 @functools.lru_cache(maxsize=24)
-def _chances(shape: tuple[int, int]) -> tuple[Array, Array]:
-    """Return constant random numbers: when workers first request, (sets, workers), and deviations for each round."""
+def _chances(workers: int) -> tuple[Array, Array]:
+    """When workers first ask, (1, workers), and deviations for each round of them, (rounds, 1, workers).
+
+    The same for every set: differences between sets, by which unknowns are fitted, are theirs alone.
+    """
     random = numpy.random.default_rng(0)
-    return random.random(shape), numpy.stack([random.standard_normal(shape) for _ in range(QUEUE_ROUNDS)])
+    shares = random.random((1, workers))
+    deviations = random.standard_normal((QUEUE_ROUNDS, 1, workers))
+    return shares, deviations - deviations[QUEUE_ROUNDS // 2 :].mean()
 
 
 def _sync_easgd(job: StepJob, p: Parameters, network: Network, compute: Array) -> Losses:

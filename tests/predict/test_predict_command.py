@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from hpcdl.models.table import MODELS
+from hpcdl.predict.answer import Question, answer
 from hpcdl.predict.jobs import lengths_of
+from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.runs.sources import Gathered
 from tests.conftest import CommandLine
 from tests.predict.clusters import SEED, make_cluster, true_step, write_study
-from tests.report.synthetic import make_record, write_run
+from tests.report.synthetic import make_record, make_run, write_run
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,44 @@ def test_the_next_run_that_it_advises_is_accepted(
     finished = ask_hpcdl([words[0], "--dry-run", *words[1:]])
     assert finished.code == 0, finished.err
     assert "train --model" in finished.out and f"--strategy {strategy}" in finished.out
+
+
+@pytest.mark.parametrize("strategy", ["easgd", "async-easgd"])
+def test_runs_with_a_center_are_predicted_within_reason(strategy: str) -> None:
+    """`easgd`'s workers wait for their turn, which is no wait for the slowest; its queue was another in each set."""
+    parts = {"input": 0.0, "compute": 0.08, "wait": 0.01, "exposed_communication": 0.005, "update": 0.005, "other": 0.0}
+    runs = [
+        make_run(n, n * 320 * scatter, strategy=strategy, servers=1, nodes=1, ranks_per_node=n + 1, parts=parts)
+        for n in (1, 2)
+        for scatter in (0.99, 1.01)
+    ]
+    found = answer(Question(nodes=(1,), strategies=(strategy,)), runs)
+    assert all(abs(item.error) < 0.1 for held in found.held_out.values() for item in held)
+    assert all(0.05 < item.step_seconds.low < item.step_seconds.high < 0.2 for item in found.predictions)
+
+
+def test_repeats_that_scatter_are_no_miss_of_the_models() -> None:
+    rates = {1: (320, 322), 2: (300, 620)}
+    runs = [make_run(n, rate, nodes=1, ranks_per_node=n) for n, own in rates.items() for rate in own]
+    (held,) = answer(Question(nodes=(1,), strategies=("ring",)), runs).held_out["lenet"]
+    assert held.covered and abs(held.deviations) < 2
+
+
+def test_what_few_runs_cannot_tell_is_said() -> None:
+    """A step that may jump beyond the sizes measured, a repeat far off the others, a record that was edited."""
+    rates = {1: (320, 322, 100), 2: (600, 602, 604)}
+    runs = [
+        make_run(n, rate, name=f"run-{n}-{rate}", step_seconds=n * 32 / (3 * rate if rate == 602 else rate))
+        for n, own in rates.items()
+        for rate in own
+    ]
+    told = answer(Question(nodes=(2, 16), strategies=("ring",)), runs).warnings
+    assert any("nothing jumps beyond 2 nodes" in line and "a run on 4 shows" in line for line in told)
+    assert any(line.startswith("run-1-100 counts, though its 100 a second are far off the 320") for line in told)
+    (edited,) = [line for line in told if "contradict themselves" in line]
+    assert "run-2-602 (602 images/s, 1,806 by its steps of 64)" in edited and "run-2-600" not in edited
+    (caveat,) = [line for line in analyse(Gathered(runs=runs)).warnings if "contradict" in line]
+    assert caveat.startswith("1 record contradicts itself, kept in every mean") and "run-2-602" in caveat
 
 
 def test_the_run_that_is_missing_is_accepted(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord])
     assert all("<svg" in svg(figure) for figure in figures.values())
     assert document.summary[0].startswith("Search: 4 trials by tpe: at best accuracy 0.950 with learning-rate 0.0500")
     assert document.data["search"][0]["front"] == (3,)
-    doubt = "mportances compare the best 1 of 4 trials with all: below 5 they may be chance"
+    doubt = "the best 1 of 4 trials with all of them: with fewer than 5 of the best they may be chance"
     (mattered,) = [item for item in section.items if isinstance(item, Table) and item.title == "What mattered"]
     assert doubt in mattered.note and doubt in as_document(search)["warnings"][0]
     many = [dataclasses.replace(trials[0], number=number) for number in range(41)]

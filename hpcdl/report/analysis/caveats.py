@@ -12,7 +12,7 @@ from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
 from hpcdl.report.document import number
-from hpcdl.report.runs.run import EMULATED, Run
+from hpcdl.report.runs.run import EMULATED, Run, contradictions
 
 UNFINISHED = "did not finish"
 
@@ -23,6 +23,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _unreadable(unreadable),
         lambda: _not_finished(runs),
         lambda: _impossible(runs),
+        lambda: _contradicting(runs),
         lambda: _outliers(curves),
         lambda: _above_ideal(curves),
         lambda: _emulated(runs),
@@ -72,6 +73,12 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
     if parts:
         repeats = counted(len(parts), "run")
         yield f"negative part of a step in {repeats}, left out of the time breakdown: {listed(parts)}"
+
+
+def _contradicting(runs: Sequence[Run]) -> Iterable[str]:
+    if found := contradictions(runs):
+        records = "record contradicts itself" if len(found) == 1 else "records contradict themselves"
+        yield f"{len(found)} {records}, kept in every mean; find out who changed it: {listed(found, 3)}"
 
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord, is_measured
 from hpcdl.core.statistics import mean_of_known, quantiles
-from hpcdl.core.units import IMAGES
+from hpcdl.core.units import IMAGES, counted
 
 MODES = ("weak", "strong", "scale-up")
 
@@ -126,6 +126,25 @@ EMULATED = "emulated:"
 def positive(value: float | None) -> bool:
     """Return whether `value` is a finite number above zero."""
     return value is not None and math.isfinite(value) and value > 0
+
+
+_AGREE = 1.25
+"""Records of hpcdl agree within 1.02; a run that went on with fewer workers may be further off."""
+
+
+def contradictions(runs: Sequence[Run]) -> list[str]:
+    """What does not fit together in each measured run, in words: a record that was edited, or put together by hand."""
+    found = []
+    for run in runs:
+        batch, step, rate = run.global_batch, run.step_seconds, run.images_per_second
+        if run.workers + run.servers > run.ranks:
+            parts = f"{counted(run.workers, 'worker')} and {counted(run.servers, 'server')}"
+            found.append(f"{run.name} ({parts} among {counted(run.ranks, 'rank')})")
+        elif run.usable and batch and step and rate and not run.resumed_from_steps:
+            if not batch / _AGREE < rate * step < batch * _AGREE:
+                said = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
+                found.append(f"{run.name} ({said})")
+    return found
 
 
 def finite(value: float | None) -> float | None:

@@ -70,7 +70,10 @@ class SearchRecord:
         best = math.ceil(finished / 10)
         if not self.importance or best >= LEAST_BEST:
             return ""
-        return f"importances compare the best {best} of {finished} trials with all: below {LEAST_BEST} they may be chance"
+        return (
+            f"importances compare the best {best} of {finished} trials with all of them: with fewer than {LEAST_BEST} of "
+            "the best they may be chance"
+        )
 
     def trial(self, number: int) -> SearchTrial:
         """Return one trial by its number."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.report.analysis.laws import LAWS, crossing, fit_scaling
+from hpcdl.report.analysis.laws import LAWS, crossing, fit_curves, fit_scaling, misses
+from hpcdl.report.analysis.scaling import build_curves
+from tests.report.synthetic import make_run
 
 NODES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
 TRUTH = {"amdahl": (0.03,), "gustafson": (0.4,), "usl": (0.02, 0.0005)}
@@ -116,3 +119,22 @@ def test_as_many_parameters_as_sizes_is_said() -> None:
 def test_wild_runs_do_not_break_the_fit(values: list[float]) -> None:
     fit = fit_scaling(LAWS["usl"], [1, 2, 4, 8], values)
     assert fit is None or math.isfinite(fit.parameters["x1"].value)
+
+
+def test_a_law_that_does_not_describe_the_runs_is_told_of() -> None:
+    """A knee beyond four workers; the same noise around the law itself is none."""
+    random = numpy.random.default_rng(1)
+
+    def told(truth: Callable[[int], float], repeats: int = 3) -> list[str]:
+        runs = [
+            make_run(n, truth(n) * math.exp(0.01 * random.standard_normal()), mode="weak")
+            for n in (1, 2, 4, 8, 16)
+            for _ in range(repeats)
+        ]
+        return misses(fit_curves(build_curves(runs)))
+
+    (line,) = told(lambda n: 100 * n * (1 if n <= 4 else (4 / n) ** 0.7))
+    assert line.startswith("2 fitted laws miss their runs' means by more than repeats scatter")
+    assert "gustafson of weak ring lenet (2" in line and "usl of weak ring lenet (" in line
+    assert not told(lambda n: throughput("gustafson", (0.1,), n))
+    assert not told(lambda n: 100 * n * (1 if n <= 4 else (4 / n) ** 0.7), repeats=1), "nothing tells the noise"

@@ -18,7 +18,7 @@ from hpcdl.report.analysis.comparisons import (
     comparisons,
     corrected,
 )
-from hpcdl.report.analysis.laws import CommunicationFit, CurveFit, fit_communication, fit_curves
+from hpcdl.report.analysis.laws import CommunicationFit, CurveFit, fit_communication, fit_curves, misses
 from hpcdl.report.analysis.scaling import Breakdown, Curve, breakdowns, build_curves, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, told_apart, told_by_content, varying_keys
 from hpcdl.report.runs.elsewhere import Published
@@ -97,6 +97,7 @@ def analyse(
     if baseline is not None:
         against, notes = compare_with(runs, baseline.runs)
         found, remarks = found + against, remarks + notes
+    fits = fit_curves(curves)
     return Analysis(
         runs=runs,
         curves=curves,
@@ -105,10 +106,10 @@ def analyse(
         compared=compare,
         breakdowns=[breakdowns(curve) for curve in curves],
         unreadable=gathered.unreadable,
-        warnings=[*caveats(runs, gathered.unreadable, curves), *remarks],
+        warnings=[*caveats(runs, gathered.unreadable, curves), *misses(fits), *remarks],
         contests=contests,
         comparisons=corrected(found),
-        fits=fit_curves(curves),
+        fits=fits,
         communication=fit_communication(runs),
         references=references,
         tunings=tunings,

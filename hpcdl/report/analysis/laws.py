@@ -26,7 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.core.statistics import t_quantile
+from hpcdl.core.statistics import t_quantile, variance
+from hpcdl.core.units import listed
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.runs.run import Run, positive
 
@@ -453,6 +454,8 @@ _LAWS_OF_MODE: Mapping[str, tuple[str, ...]] = {
     "scale-up": ("amdahl", "usl"),
 }
 TARGET = 0.8
+_WORTH_TELLING = 0.05
+"""How far a law may lie off the points that it is fitted to before it is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,6 +471,25 @@ class CurveFit:
         """Nodes per worker if that is the same along the curve, else None."""
         shares = {point.first.nodes / point.n for point in self.curve.points}
         return shares.pop() if len(shares) == 1 and self.curve.axis == "workers" else None
+
+    @property
+    def missed(self) -> float | None:
+        """By how much the law misses the points' means, where that is no noise; None where it may describe them.
+
+        The F test of lack of fit against the scatter of repeats, at 1 %. No law is exact: small misses do not count.
+        """
+        logs = [[math.log(run.images_per_second or 1.0) for run in point.runs] for point in self.curve.points]
+        spare = self.fit.num_runs - len(self.fit.parameters)
+        free, repeats = len(logs) - len(self.fit.parameters), self.fit.num_runs - len(logs)
+        if self.fit.spread is None or free < 1 or repeats < 1:
+            return None
+        noise = sum(variance(own) * (len(own) - 1) for own in logs if len(own) > 1)
+        beyond = max(0.0, self.fit.spread**2 * spare - noise)
+        off = math.sqrt(beyond / self.fit.num_runs)
+        from scipy.special import fdtrc
+
+        chance = float(fdtrc(free, repeats, beyond / free / (noise / repeats))) if noise else 0.0
+        return off if off > _WORTH_TELLING and chance < 0.01 else None
 
     def as_json(self) -> dict[str, Any]:
         """Return one entry of `fits` in report.json."""
@@ -510,6 +532,21 @@ def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
             if fit is not None:
                 found.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.points[0].n), TARGET)))
     return found
+
+
+def misses(fits: Sequence[CurveFit]) -> list[str]:
+    """One line for all laws that do not describe the curves that they were fitted to."""
+    found = [
+        f"{item.fit.law.name} of {item.curve.mode} {item.curve.first.strategy} {item.curve.first.model} "
+        f"({100 * off:.0f} %)"
+        for item in fits
+        if (off := item.missed) is not None
+    ]
+    words = "fitted law misses its runs' means" if len(found) == 1 else "fitted laws miss their runs' means"
+    return [
+        f"{len(found)} {words} by more than repeats scatter, so parameters, intervals and the n below 80 % are not to "
+        f"be believed: {listed(found)}"
+    ] * bool(found)
 
 
 CANNOT_TELL = (

@@ -260,7 +260,8 @@ def _show_result(tuned: Tuned, json: bool, commentary: Commentary) -> None:
         say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
         return
     say(f"profile: {tuned.path}")
-    command = typed("train", "--model", tuned.profile.model, "--data", "DIR", "--strategy", "ring", "--ranks", "N")
+    ranks = tuned.profile.settings.ranks_per_node or 1
+    command = typed("train", "--model", tuned.profile.model, "--data", "DIR", "--strategy", "ring", "--ranks", ranks)
     commentary.say(f"next: {command}   (it uses the profile)")
 
 

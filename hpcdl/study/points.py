@@ -10,6 +10,7 @@ from hpcdl.config.load import Layer, load, standard_layers
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import OF_A_STUDY, Study
 from hpcdl.core.errors import ConfigError, CorruptError, UsageError
+from hpcdl.core.units import counted
 from hpcdl.node.engine import check_library
 from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import Profile, Settings, write_profile
@@ -74,7 +75,8 @@ def _with_equal_threads(plan: StudyRuns, topology: Topology) -> StudyRuns:
     cores, most = len(topology.usable_cores), max(shares)
     threads = max(cores // most, 1)
     remarks = [
-        f"weak scaling on a node: each rank has {threads} threads at every size, its share where {most} are on one"
+        f"weak scaling on a node: each rank has {counted(threads, 'thread')} at every size, its share where "
+        f"{most} are on one"
     ]
     if most > cores:
         remarks.append(

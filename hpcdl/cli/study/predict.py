@@ -220,7 +220,7 @@ def _crossings(found: Answer) -> list[str]:
     for row in found.crossings:
         if row["what"] == "best strategy":
             others = ", ".join(row["not_distinguishable"])
-            lines.append(f"best from {row['nodes']} nodes: {row['strategy']}")
+            lines.append(f"best from {counted(row['nodes'], 'node')}: {row['strategy']}")
             lines += [f"  not distinguishable from it: {others}"] if others else []
         elif row["nodes"] is not None:
             low, high = ("beyond" if row[key] is None else str(row[key]) for key in ("low", "high"))

@@ -15,7 +15,7 @@ import typer
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
 from hpcdl.core.paths import quoted, typed
-from hpcdl.core.units import common_unit, format_bytes, format_seconds
+from hpcdl.core.units import common_unit, counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.report.runs.listing import ListedRun
@@ -76,7 +76,7 @@ def runs(
         return
     settings = [key for key in varying_settings(shown) if key not in FOLLOW_FROM_FACTS]
     _print_runs(shown, settings)
-    say(f"{len(shown)} of {len(found)} runs" if len(shown) != len(found) else f"{len(found)} runs")
+    say(f"{len(shown)} of {len(found)} runs" if len(shown) != len(found) else counted(len(found), "run"))
     if len(shown) > 1:
         say(f"next: {typed('diff', shown[0].path, shown[-1].path)}, or {typed('report', folder)}")
 

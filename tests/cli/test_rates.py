@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_the_end_of_a_training_and_its_bar(
     assert bar.said == f"step 1  1,230 {counted}/s  loss 0.5000"
     train.print_summary(Path("run"), make_record(2, 1234.5, counted=counted))
     assert f"; 1,230 {counted}/s\n" in capsys.readouterr().out
+
+
+def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with train.Follower() as follower:
+        follower.show({"kind": "message", "text": "warning: no room"})
+    record = dataclasses.replace(make_record(2, 1.0), warnings=["no room", "few steps"])
+    train.print_summary(Path("run"), record, said=follower.said)
+    said = capsys.readouterr().err
+    assert said.count("warning: no room") == said.count("warning: few steps") == 1
 
 
 @pytest.mark.parametrize("counted", UNITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,9 +49,11 @@ def infer(
     settings = resolved(InferConfig, "infer", flags, config, set_)
     check_trusted(model, trust)
     place = begin(settings, quiet=quiet)
+    said: set[str] = set()
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):
+            said.add(event["text"])
             say(event["text"])
 
     out = settings.config.run.out
@@ -64,10 +67,10 @@ def infer(
     if json:
         print_json({"out": str(out), "record": dataclasses.asdict(record)})
     else:
-        _print_summary(out, record, advise=not quiet)
+        _print_summary(out, record, said, advise=not quiet)
 
 
-def _print_summary(out: Path, record: RunRecord, *, advise: bool) -> None:
+def _print_summary(out: Path, record: RunRecord, said: Container[str], *, advise: bool) -> None:
     found = record.inference
     if found is None:
         return
@@ -80,7 +83,8 @@ def _print_summary(out: Path, record: RunRecord, *, advise: bool) -> None:
     if found.first_batch_seconds is not None:
         facts.append(f"the first in {format_seconds(found.first_batch_seconds)}, with the compilation")
     put(f"{out}: {'; '.join(facts)}")
-    for warning in record.warnings:
-        say(f"warning: {warning}")
+    for text in (f"warning: {warning}" for warning in record.warnings):
+        if text not in said:
+            say(text)
     if advise:
         say(f"next: {typed('inspect', out, '--verify')}")

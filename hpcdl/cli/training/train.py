@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -90,7 +91,7 @@ def train(
     if json:
         print_json({"run_dir": str(run_dir), "record": dataclasses.asdict(record)})
     else:
-        print_summary(run_dir, record, advise=not quiet)
+        print_summary(run_dir, record, said=follower.said, advise=not quiet)
 
 
 def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Layer]:
@@ -118,8 +119,8 @@ def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
     return dataclasses.replace(layer, values={key: layer.values[key] for key in layer.values if key not in left_out})
 
 
-def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> None:
-    """Print the result in a few lines and, if `advise`, what to do next."""
+def print_summary(run_dir: Path, record: RunRecord, *, said: Container[str] = (), advise: bool = True) -> None:
+    """The result in a few lines, with warnings that have not been `said`; and, to `advise`, what to do next."""
     facts = []
     if record.images_per_second:
         facts.append(format_rate(record.images_per_second, record.counted))
@@ -128,8 +129,9 @@ def print_summary(run_dir: Path, record: RunRecord, *, advise: bool = True) -> N
     if record.loss is not None:
         facts.append(f"loss {record.loss:.4f}")
     put(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.workers, 'worker')}; {', '.join(facts)}")
-    for warning in record.warnings:
-        say(f"warning: {warning}")
+    for text in (f"warning: {warning}" for warning in record.warnings):
+        if text not in said:
+            say(text)
     say_affinity(record)
     if advise:
         say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
@@ -149,6 +151,8 @@ class Follower:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
+        self.said: set[str] = set()
+        """Messages that have been shown."""
         self._bar: Progress | None = None
         self._counted = ""
 
@@ -191,4 +195,5 @@ class Follower:
 
     def _message(self, event: dict[str, Any]) -> None:
         if not self._quiet or event["text"].startswith("warning"):
+            self.said.add(event["text"])
             say(event["text"])

@@ -615,9 +615,11 @@ class Median(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def measured(make: Callable[[], Any], name: str) -> Script:
+    """A metric, of samples held out that rank 0 alone has."""
+
     def script(side: Side) -> Sequence[Any]:
         compiled = {"metrics": [make()]}
-        x, y = side.part(numbers), side.part(binary)
+        x, y = (one[: None if RANK == 0 or not side.distributed else 0] for one in (numbers, binary))
         shown = ("loss", name, "val_loss", f"val_{name}")
         model = dense(last="sigmoid")
         return fitted(side, model, numbers, binary, compiled=compiled, shown=shown, validation_data=(x, y))

@@ -162,7 +162,7 @@ class MetricsOverRanks:
             self.in_evaluation = False
         elif self.in_epoch:
             self.in_epoch = False
-            self.own_samples = self._samples()
+            self.own_samples = self._samples() if logs else 0.0
             self._end_steps()
         else:
             return plain(self._model, logs)
@@ -173,6 +173,9 @@ class MetricsOverRanks:
             [{name: value.tolist() for name, value in own.items()}, [one.name for one in self._metrics_in(own)]]
         )
         by_rank = [row for row in by_rank if row[0]]  # a rank without a step has none
+        if by_rank and not own:
+            logs = by_rank[0][0]  # so that Keras, too, goes by the same names on all ranks
+            self._model.reset_metrics()  # a batch of a fixed size is counted before Keras finds that there is none
         self._sum_up()
         found = plain(self._model, logs)
         if found is not logs or not by_rank:

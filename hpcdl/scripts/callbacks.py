@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import history_point
+from hpcdl.core.units import listed
 from hpcdl.scripts.collectives.tensors import check_no_strategy
 from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
@@ -26,7 +27,7 @@ from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_f
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, say_what_is_own, shared_variables_of
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
-from hpcdl.supervision.control import check_same_weights
+from hpcdl.supervision.control import check_same_weights, digest_of
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
@@ -219,6 +220,18 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._state.epoch = epoch + 1 + (self._epochs_before if self._counts_on else 0)
             self._state.commit(stepped=False)
 
+    def _end_alike(self) -> None:
+        """Rank 0's weights count where a callback has put back others on some ranks (EarlyStopping's best)."""
+        shared = shared_variables_of(self.model)
+        rows = self._communicator.allgather_json([digest_of(one) for one in shared])
+        odd = [one for one, *digests in zip(shared, *rows, strict=True) if len(set(digests)) > 1]
+        broadcast_variables(self._communicator, odd)
+        if odd and self._communicator.rank == 0:
+            sys.stderr.write(
+                f"hpcdl: warning: at the end of fit a callback has changed {listed([one.path for one in odd], 1)} on "
+                "some ranks only; all have rank 0's values now: give that callback on every rank\n"
+            )
+
     def _note(self, epoch: int, logs: dict[str, Any]) -> None:
         """Add the epoch to the run's record."""
         assert self._run is not None and self._metrics is not None
@@ -228,7 +241,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Give the model its own metrics back, and send the best value of rank 0's checkpoints to all ranks."""
+        """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
+        self._end_alike()
         known = self._communicator.allgather_json(
             [None if one.best is None else float(one.best) for one in self.checkpoints]
         )

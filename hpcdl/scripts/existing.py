@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.units import listed
+from hpcdl.scripts.fit.adapted import tell_of_adapted
 from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
@@ -42,6 +43,8 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
     if group.size == 1 or group is not session().group:
         return
     with outside_graphs():
+        if trained is not None:
+            tell_of_adapted(_living(keras.layers.Layer)[0], group)
         found = _listed(group)
         rows = _forms(group, found)
         for wait_s in _SWEEPS_S:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import listed
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.collectives.arrays import gather_arrays
 from hpcdl.scripts.collectives.primitives import group_of
@@ -148,6 +151,33 @@ def check_adapted(model: Any, group: ScriptGroup) -> None:
                 f"layer {name} was adapted to other data on each rank; write hpcdl.adapt(layer, data) in the place of "
                 "layer.adapt(data), or adapt it to the same data on every rank"
             )
+
+
+def tell_of_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
+    """A warning, once, where layers of the same name have learned something else on each rank; collective.
+
+    `layers` are those of the whole script: what data goes through before it comes to a model belongs to none.
+    """
+    known = [(layer.name, digest) for layer in layers if (digest := _digest(layer))]
+    times = collections.Counter(name for name, _ in known)
+    rows = group.messages.allgather_json({name: digest for name, digest in known if times[name] == 1})
+    common = [name for name in rows[0] if all(name in row for row in rows)]
+    odd = sorted(name for name in common if len({row[name] for row in rows}) > 1)
+    if odd:
+        group.keep("said which layers were adapted apart", lambda: _say_adapted_apart(odd))
+
+
+def _say_adapted_apart(names: list[str]) -> bool:
+    here = session()
+    text = (
+        f"{listed(names)}: adapted to other data on each rank, so that one model gets numbers of different meaning; "
+        "write hpcdl.adapt(layer, data) in the place of layer.adapt(data)"
+    )
+    if here.communicator.rank == 0:
+        sys.stderr.write(f"hpcdl: warning: {text}\n")
+    if here.run is not None:
+        here.run.warnings.append(text)
+    return True
 
 
 def _digest(layer: Any) -> str:

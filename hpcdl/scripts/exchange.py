@@ -6,6 +6,7 @@ the step's gradients, None stays None, and weights are made equal before the fir
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sys
@@ -27,6 +28,7 @@ from hpcdl.core.units import parse_bytes
 from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
+from hpcdl.scripts.fit.model import rows_of_batch
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import note_strategy, session
 from hpcdl.scripts.process.undistributed import note_exchange
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
 
+_ROWS_LOOKED_AT = 64
+"""Of a batch, to see whether all ranks have the same one."""
 _TOGETHER = 1 << 62
 """Size in bytes of a bucket without a limit."""
 OWN_CHANGES = (
@@ -370,19 +374,20 @@ class GradientExchange:
     def _compare(self, first: Any) -> Any:
         variables = [] if self._compared is None else list(self._compared())
         names = [f"{index}: {name_of(variable)}" for index, variable in enumerate(variables)]
+        rows = rows_of_batch(_ROWS_LOOKED_AT)
 
-        def compare(gradient: Array, *values: Array) -> bool:
+        def compare(gradient: Array, *given: Array) -> bool:
             done = self._num_exchanges - 1
+            batch, values = given[: len(rows)], given[len(rows) :]
             if done == 1:
-                look_for_same_samples(self.group, gradient, moved=bool(gradient.any()))
+                look_for_same_samples(self.group, gradient, moved=bool(gradient.any()), batch=batch)
             check_same_weights(
                 dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
             )
             return True
 
-        return tf.ensure_shape(
-            call_python(compare, [first, *(held(one).read_value() for one in variables)], tf.bool), []
-        )
+        inputs = [first, *rows, *(held(one).read_value() for one in variables)]
+        return tf.ensure_shape(call_python(compare, inputs, tf.bool), [])
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:
         """Return the factors for gradients before and after the sum; None means 1."""
@@ -441,22 +446,27 @@ def _in_python(text: str) -> str:
     return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
 
 
-def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool) -> None:
-    """Warn once if all ranks have computed the same `values`: then each takes the steps that one rank alone would take.
+def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, batch: Sequence[Array] = ()) -> None:
+    """One warning where all ranks have computed the same `values`: each takes the steps that one alone would.
 
-    Collective. The `values` of a rank that has not `moved` (zero gradients, initial weights) prove nothing.
+    Collective. `values` of a rank that has not `moved` (a gradient of zeros, weights as they began) tell nothing. Where
+    ranks draw random numbers of their own (dropout), these differ, and the rows of the step's `batch` are the same;
+    rows that all are one number stand for no samples.
     """
-    digests = group.messages.allgather_json(digest_of(values) if moved else None)
-    if len(set(digests)) == 1 and digests[0] is not None:
-        group.keep("said that ranks have the same samples", _note_same_samples)
+    varied = any((one != one.reshape(-1)[:1]).any() for one in batch)
+    mine = [digest_of(values) if moved else "", " ".join(map(digest_of, batch)) if varied else ""]
+    gradients, batches = (set(column) for column in zip(*group.messages.allgather_json(mine), strict=True))
+    for found, what in ((gradients, "computed the same gradient"), (batches, "were given the same batch")):
+        if len(found) == 1 and found != {""}:
+            group.keep("said that ranks have the same samples", functools.partial(_note_same_samples, what))
 
 
-def _note_same_samples() -> bool:
-    """Print the warning and add it to the run's record."""
+def _note_same_samples(what: str) -> bool:
+    """The warning, in words and in the run's record."""
     here = session()
     text = (
-        "all ranks computed the same gradient, as if each had the same samples: give them different ones, with "
-        "hpcdl.dataset or x[hpcdl.rank() :: hpcdl.size()]"
+        f"all ranks {what}, as if each had the same samples: give them different ones, with hpcdl.dataset or "
+        "x[hpcdl.rank() :: hpcdl.size()]"
     )
     if here.communicator.rank == 0:
         sys.stderr.write(f"hpcdl: warning: {text}\n")

@@ -218,14 +218,14 @@ def prepare_model(model: Any) -> None:
     if counters and not getattr(model.train_step, "counts_samples", False):
         set_own(model, "train_step", _counting(model.train_step, counters))
         model.train_function = None
-    own_step = type(model).train_step is not keras.Model.train_step
-    if group.size > 1 and not own_step and not getattr(model.train_step, "shares_loss", False):
-        set_own(model, "train_step", _sharing(model, model.train_step, group))
+    if group.size > 1 and not getattr(model.train_step, "known_to_ranks", False):
+        own_step = type(model).train_step is not keras.Model.train_step
+        known = _of_batch(model.train_step) if own_step else _sharing(model, model.train_step, group)
+        set_own(model, "train_step", known)
         model.train_function = None
 
 
 def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:
-    @functools.wraps(train_step)
     def sharing(data: Any) -> Any:
         averages = getattr(model.optimizer, "averages_ranks", False)
         with (
@@ -234,8 +234,40 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
         ):
             return train_step(data)
 
-    vars(sharing)["shares_loss"] = True
-    return sharing
+    return _of_batch(functools.wraps(train_step)(sharing))
+
+
+def _of_batch(train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`train_step`, whose batch the exchanges inside it may look at."""
+
+    @functools.wraps(train_step)
+    def stepping(data: Any) -> Any:
+        with _batch_under_way(data):
+            return train_step(data)
+
+    vars(stepping)["known_to_ranks"] = True
+    return stepping
+
+
+_batches: list[Any] = []
+"""What the train_step that is being traced was given; a step within a step has its own."""
+
+
+@contextlib.contextmanager
+def _batch_under_way(data: Any) -> Iterator[None]:
+    _batches.append(data)
+    try:
+        yield
+    finally:
+        _batches.pop()
+
+
+def rows_of_batch(most: int) -> list[Any]:
+    """The first rows, `most` of them, of every tensor of a fit's batch in this step; nothing in a loop of one's own."""
+    given = tf.nest.flatten(_batches[-1:], expand_composites=True)
+    rows = [one[:most] for one in given if tf.is_tensor(one) and one.shape.rank]
+    texts = [tf.strings.to_hash_bucket_fast(one, 1 << 62) for one in rows if one.dtype == tf.string]
+    return texts + [one for one in rows if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
 
 
 def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:

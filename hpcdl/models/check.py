@@ -25,7 +25,10 @@ _NUM_PROBES = 4
 _LEAST_SCALE = 1 / 16
 """First layers with a smaller scale are meant for bytes: 1/255, 1/127.5."""
 _PROBABILITY_TOLERANCE = 1e-2
-"""Half precision sums a thousand probabilities to one within this tolerance."""
+"""Half precision sums a thousand probabilities to one within this."""
+_HALF = "mixed_float16"
+_IGNORED = ("train_step", "compute_loss")
+"""Methods that Keras's fit would call."""
 
 
 Shape = tuple[int, ...]
@@ -41,11 +44,13 @@ def check_model(
     input_shape: Sequence[int] | Shapes | None,
     output_shapes: Shapes | None = None,
     scaled: bool = False,
+    policy: str = "float32",
 ) -> None:
     """Raise UsageError for all problems of `model`; classes and shape are those of the data, None if unknown.
 
-    With `output_shapes` the data has named targets of these shapes, and `loss` holds one loss for each,
-    comma-separated. `scaled`: inputs are from 0 to 1.
+    With `output_shapes` the data has named targets of these shapes, and `loss` holds one for each, with commas.
+    `scaled`: inputs come from 0 to 1. `policy`: Keras's before the model was made; with mixed_float16 goes a
+    loss scale.
     """
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     losses = loss.split(",") if output_shapes else [loss]
@@ -55,6 +60,11 @@ def check_model(
             check_scaling(model, spec)
     with refusals.gathered():
         _check_own_compile(model, spec)
+    with refusals.gathered():
+        _check_own_step(model, spec)
+    if policy != _HALF:
+        with refusals.gathered():
+            _check_not_half(model, spec)
     with refusals.gathered():
         _check_trainable(model, spec)
     with refusals.gathered():
@@ -147,6 +157,24 @@ def _check_own_compile(model: keras.Model, spec: str) -> None:
         f"model {spec!r} was compiled in its function ({optimizer}), which training here would ignore; leave out "
         "compile() and give --optimizer, --learning-rate and --loss, or run your own script with hpcdl run"
     )
+
+
+def _check_own_step(model: keras.Model, spec: str) -> None:
+    own = [name for name in _IGNORED if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        raise UsageError(
+            f"model {spec!r} has a {own[0]} of its own in its class {type(model).__name__}, which training here would "
+            "ignore; leave it out, or run your own script with hpcdl run"
+        )
+
+
+def _check_not_half(model: keras.Model, spec: str) -> None:
+    half = next((layer for layer in _flat(model) if getattr(layer, "compute_dtype", "") == "float16"), None)
+    if half is not None:
+        raise UsageError(
+            f"model {spec!r}: layer {half.name!r} computes in float16 and nothing scales the loss, so that small "
+            f"gradients would be zero; leave its policy out of the function and give --precision {_HALF}"
+        )
 
 
 def _check_can_be_written(model: keras.Model, spec: str) -> None:

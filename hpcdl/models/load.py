@@ -287,11 +287,19 @@ def load_model(
         if loss != CROSS_ENTROPY:
             _check(model, spec, loss, num_classes, shape, output_shapes)
         return model
+    policy = _policy()
     given = {"num_classes": classes, "input_shape": shape}
     made = call(builder, user_function(builder), {name: value for name, value in given.items() if value is not None})
     model = _built(builder, made, shape)
-    _check(model, str(builder), loss, classes, shape, output_shapes, scaled=scaled)
+    _check(model, str(builder), loss, classes, shape, output_shapes, scaled=scaled, policy=policy)
     return model
+
+
+def _policy() -> str:
+    """What Keras's layers compute in, as --precision has set it."""
+    import keras
+
+    return str(keras.config.dtype_policy().name)
 
 
 def _check(
@@ -303,11 +311,19 @@ def _check(
     output_shapes: Shapes | None,
     *,
     scaled: bool = False,
+    policy: str = "float32",
 ) -> None:
     from hpcdl.models.check import check_model
 
     check_model(
-        model, spec=spec, loss=loss, classes=classes, input_shape=shape, output_shapes=output_shapes, scaled=scaled
+        model,
+        spec=spec,
+        loss=loss,
+        classes=classes,
+        input_shape=shape,
+        output_shapes=output_shapes,
+        scaled=scaled,
+        policy=policy,
     )
 
 

@@ -38,6 +38,11 @@ class Own(keras.Model):
         return {"digits": outputs} if self.by_name else outputs
 
 
+class Stepping(Own):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
 class Unwritten(Own):
     def __init__(self, function):
         super().__init__()
@@ -68,6 +73,8 @@ def heads(*units):
 CROSS, SPARSE = "cross-entropy", "sparse_categorical_crossentropy"
 REFUSED = {
     "compiled": ("compiled(classifier())", CROSS, "was compiled in its function (Adam)"),
+    "own step": ("Stepping()", CROSS, "has a train_step of its own in its class Stepping"),
+    "half": ("keras.Sequential([classifier(), layers.Dense(4, dtype='mixed_float16')])", CROSS, "in float16"),
     "two inputs": ("two_inputs()", CROSS, "has 2 inputs"),
     "whole numbers": ("classifier(inputs=keras.Input((6, 5, 1), dtype='int32'))", CROSS, "leave out the dtype"),
     "another size": ("classifier(inputs=keras.Input((8, 8, 3)))", CROSS, "takes samples of (8, 8, 3)"),

@@ -105,7 +105,7 @@ class Answer:
             "backtest": [
                 {"strategy": item.strategy, "workers": item.workers, "measured": item.measured,
                  "predicted": item.predicted, "error": item.error, "covered": item.covered, "model": model}
-                for model, found in self.held_out.items() for item in found
+                for model, rows in self.held_out.items() for item in rows
             ],
             "crossings": list(self.crossings),
             "best_servers": [dataclasses.asdict(item) for item in self.best_servers],
@@ -129,12 +129,12 @@ def answer(
     network = None if question.network is None else read_network(question.network)
     for name in question.strategies:
         kind_of(name)
-    found = (
+    evidence = (
         gather_evidence(runs, network, question.target, traced, question.model, run_dirs)
         if runs
         else [_unmeasured(question, network)]
     )
-    answers = [_of_network(question, item, network) for item in found]
+    answers = [_of_network(question, item, network) for item in evidence]
     largest = max((item.next_run for item in answers if item.next_run), key=lambda run: run.width, default=None)
     return Answer(
         predictions=[row for item in answers for row in item.predictions],
@@ -150,12 +150,12 @@ def answer(
 
 def _unmeasured(question: Question, network: Network | None) -> Evidence:
     missing = [
-        words
-        for words, given in (
+        text
+        for text, value in (
             ("the model (--model NAME, FILE.keras or FILE.py:FUNCTION)", question.model),
             ("the network (--network NAME or latency,bandwidth)", network),
         )
-        if given is None
+        if value is None
     ]
     if missing:
         raise UsageError(
@@ -227,7 +227,7 @@ def _no_room(question: Question, refused: Sequence[tuple[str, int]]) -> str:
 
 def _below(question: Question, forecast: Forecast, strategies: Sequence[str]) -> list[dict[str, Any]]:
     """Return where each strategy's efficiency falls below 80 %: by doubling, then interpolation in log nodes."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for strategy in strategies:
         curve: list[tuple[int, Range]] = []
         nodes = 1
@@ -241,18 +241,18 @@ def _below(question: Question, forecast: Forecast, strategies: Sequence[str]) ->
         if not curve:
             continue
         ends = {key: _crossing(curve, key) for key in ("mean", "low", "high")}
-        found.append({
+        rows.append({
             "what": "efficiency below 80 %", "model": forecast.evidence.model, "strategy": strategy,
             "nodes": ends["mean"], "low": ends["low"], "high": ends["high"],
         })  # fmt: skip
-    return found
+    return rows
 
 
 def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
     """Return the first number of nodes at which this end of the range is below; None if it stays above."""
     before: tuple[int, float] | None = None
-    for nodes, found in curve:
-        value = float(getattr(found, key))
+    for nodes, efficiency in curve:
+        value = float(getattr(efficiency, key))
         if value < FALLS_BELOW:
             if before is None:
                 return nodes
@@ -264,7 +264,7 @@ def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
 
 def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes."""
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     before = ""
     for nodes in sorted({item.job.nodes for item in predictions}):
         rows = [item for item in predictions if item.job.nodes == nodes]
@@ -272,19 +272,19 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
         close = [item.job.label for item in rows
                  if item is not best and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
         if best.job.label != before:
-            found.append({
+            changes.append({
                 "what": "best strategy", "model": best.job.model, "nodes": nodes, "strategy": best.job.label,
                 "before": before or None, "not_distinguishable": close,
             })  # fmt: skip
             before = best.job.label
-    return found
+    return changes
 
 
 def _servers(
     question: Question, forecast: Forecast, strategies: Sequence[str], nodes: Sequence[int]
 ) -> list[ServerChoice]:
     """Return for each strategy with servers and each size their best number and placement, by samples per second."""
-    found = []
+    best = []
     for strategy in (label for label in strategies if has_servers(parts_of(label)[0])):
         for count in nodes:
             choices = []
@@ -297,9 +297,9 @@ def _servers(
                         choices.append((job.workers * job.batch / seconds, servers, placement))
             if choices:
                 rate, servers, placement = max(choices, key=lambda choice: (round(choice[0], 6), -choice[1]))
-                found.append(ServerChoice(strategy=strategy, model=forecast.evidence.model, nodes=count,
+                best.append(ServerChoice(strategy=strategy, model=forecast.evidence.model, nodes=count,
                                           servers=servers, placement=placement, images_per_second=rate))  # fmt: skip
-    return found
+    return best
 
 
 _PLACEMENTS = {"ps": ("split", "greedy", "round-robin"), "grpc-ps": ("greedy", "round-robin")}
@@ -311,52 +311,52 @@ def _powers(most: int) -> list[int]:
 
 def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
     """Return the cheapest run that halves the interval of `target`, else the one that narrows it most, or None."""
-    now = forecast.deviation(target)
+    deviation = forecast.deviation(target)
     choices = [(job, forecast.deviation_after(target, job)) for job in _candidates(forecast, target)]
     if not choices:
         return None
-    halving = [item for item in choices if item[1] <= 0.5 * now]
+    halving = [item for item in choices if item[1] <= 0.5 * deviation]
     job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
     command = command_of(dataclasses.replace(job, model=forecast.evidence.spec), forecast.evidence.data)
-    if after > _WORTH_RUNNING * now:
+    if after > _WORTH_RUNNING * deviation:
         return None
     reach = 1.645
     return NextRun(
         model=job.model, strategy=job.label, nodes=job.nodes, workers=job.workers, servers=job.servers,
-        width=math.expm1(reach * now), width_after=math.expm1(reach * after), command=command,
+        width=math.expm1(reach * deviation), width_after=math.expm1(reach * after), command=command,
     )  # fmt: skip
 
 
 def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
     """Return runs of the same strategy on up to half of the requested nodes."""
     evidence = forecast.evidence
-    found = []
+    candidates = []
     nodes = 1
     while nodes <= max(1, target.nodes // 2):
         job = evidence.job(target.label, nodes, target.servers or 1)
         if job is not None:
-            found.append(job)
+            candidates.append(job)
         nodes *= 2
-    return found
+    return candidates
 
 
 def command_of(job: StepJob, data: str) -> str:
     """Return the command for this run on the data of the runs."""
-    words = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
+    arguments = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
     servers = ["--servers", job.servers] if job.servers else []
     compress = ["--compress", job.compress] if job.compress != NONE else []
-    words += [*servers, *compress, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
+    arguments += [*servers, *compress, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
     if job.nodes == 1:
-        return typed(*words)
+        return typed(*arguments)
     per_node = -(-(job.workers + job.servers) // job.nodes)
     where = ["--nodes", job.nodes, "--ranks-per-node", per_node, "--time", "20m"]
-    return typed("submit", *where, "--", *words)
+    return typed("submit", *where, "--", *arguments)
 
 
 def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str]:
     lines = []
-    for mark in dict.fromkeys(mark for item in predictions for mark in item.marks):
-        count = sum(mark in item.marks for item in predictions)
+    for mark in dict.fromkeys(mark for prediction in predictions for mark in prediction.marks):
+        count = sum(mark in prediction.marks for prediction in predictions)
         lines.append(f"{count} of {len(predictions)} predictions are marked: {mark}")
     largest, asked = forecast.evidence.largest_nodes, max(item.job.nodes for item in predictions)
     if forecast.evidence.monitors and asked > largest:

@@ -96,29 +96,29 @@ def priors(
     `strategies` are labels (jobs.py). `stated` holds values with the spreads of their logarithms. If layers are
     unknown, buckets and the busiest server's share are guesses, and every strategy's own speed has a wide prior.
     """
-    known: dict[str, tuple[float, float]] = {}
+    values_by_name: dict[str, tuple[float, float]] = {}
     for prefix, latency, bandwidth in (
         ("", network.latency_s, network.bytes_per_second),
         ("memory_", network.memory_latency_s, network.memory_bytes_per_second),
     ):
         if latency is not None:
             # A program waits longer for a message than the wire takes.
-            known[f"{prefix}latency_s"] = (latency + _SOFTWARE_S, max(network.spread, 0.5))
+            values_by_name[f"{prefix}latency_s"] = (latency + _SOFTWARE_S, max(network.spread, 0.5))
         if bandwidth is not None:
-            known[f"{prefix}byte_s"] = (1 / bandwidth, network.spread)
-    known |= stated
-    found = [
-        dataclasses.replace(item, center=math.log(known[item.name][0]), spread=known[item.name][1])
-        if item.name in known
-        else item
-        for item in USUAL
+            values_by_name[f"{prefix}byte_s"] = (1 / bandwidth, network.spread)
+    values_by_name |= stated
+    usual = [
+        dataclasses.replace(prior, center=math.log(values_by_name[prior.name][0]), spread=values_by_name[prior.name][1])
+        if prior.name in values_by_name
+        else prior
+        for prior in USUAL
     ]
     spread = EFFICACY_SPREAD if layers_known else UNKNOWN_LAYERS_SPREAD
-    own = (
+    own_speeds = (
         Prior(name=EFFICACY + name, center=0.0, spread=spread, natural=_same, words=f"{name}'s own speed")
         for name in sorted(set(strategies))
     )
-    return [*found, *own, *_coding(strategies)]
+    return [*usual, *own_speeds, *_coding(strategies)]
 
 
 def _coding(labels: Iterable[str]) -> list[Prior]:
@@ -132,7 +132,7 @@ _SOFTWARE_S = 5e-6
 
 def natural_values(items: Sequence[Prior], points: Array) -> dict[str, Array]:
     """Return points (sets, unknowns) as values by name, with shape (sets,) each."""
-    return {item.name: item.natural(points[:, place]) for place, item in enumerate(items)}
+    return {prior.name: prior.natural(points[:, index]) for index, prior in enumerate(items)}
 
 
 USUAL_NOISE = 0.012
@@ -203,8 +203,8 @@ def calibrate(
 
     Without `draws` its only point is the most probable one.
     """
-    center = numpy.array([item.center for item in items])
-    spread = numpy.array([item.spread for item in items])
+    center = numpy.array([prior.center for prior in items])
+    spread = numpy.array([prior.spread for prior in items])
     noise, freedom = USUAL_NOISE, USUAL_FREEDOM
     point, covariance = center.copy(), numpy.diag(spread**2)
     for _ in range(_ROUNDS):
@@ -251,15 +251,15 @@ def _residuals(
     """Return the residuals to minimize: (sets, observations and priors), each in its own standard deviations."""
     values = natural_values(items, points)
     columns = []
-    for seen in monitors:
-        found = simulate(seen.job, values, network)
-        error = math.sqrt(noise**2 / len(seen.seconds) + LEAST_ERROR**2)
-        columns.append((numpy.log(found.seconds) - seen.log_mean) / error)
-        if seen.wait_s is not None:
-            scale = _WAIT_ERROR * seen.wait_s + 0.01 * math.exp(seen.log_mean)
-            columns.append((found.losses["compute noise"] - seen.wait_s) / scale)
-        if seen.compute_s is not None:
-            columns.append((numpy.log(found.compute) - math.log(seen.compute_s)) / max(error, 0.02))
+    for measurement in monitors:
+        step = simulate(measurement.job, values, network)
+        error = math.sqrt(noise**2 / len(measurement.seconds) + LEAST_ERROR**2)
+        columns.append((numpy.log(step.seconds) - measurement.log_mean) / error)
+        if measurement.wait_s is not None:
+            scale = _WAIT_ERROR * measurement.wait_s + 0.01 * math.exp(measurement.log_mean)
+            columns.append((step.losses["compute noise"] - measurement.wait_s) / scale)
+        if measurement.compute_s is not None:
+            columns.append((numpy.log(step.compute) - math.log(measurement.compute_s)) / max(error, 0.02))
     for row in network.measured:
         job = StepJob(
             strategy=row.strategy, model="", nodes=row.nodes, workers=row.ranks, batch=1,
@@ -276,11 +276,11 @@ def _noise(
     values = natural_values(items, point[None, :])
     squares, freedom = USUAL_FREEDOM * USUAL_NOISE**2, USUAL_FREEDOM
     missed = 0.0
-    for seen in monitors:
-        squares += sum((math.log(seconds) - seen.log_mean) ** 2 for seconds in seen.seconds)
-        freedom += len(seen.seconds) - 1
-        off = math.log(float(simulate(seen.job, values, network).seconds[0])) - seen.log_mean
-        missed += len(seen.seconds) * max(0.0, off**2 - LEAST_ERROR**2)
+    for measurement in monitors:
+        squares += sum((math.log(seconds) - measurement.log_mean) ** 2 for seconds in measurement.seconds)
+        freedom += len(measurement.seconds) - 1
+        off = math.log(float(simulate(measurement.job, values, network).seconds[0])) - measurement.log_mean
+        missed += len(measurement.seconds) * max(0.0, off**2 - LEAST_ERROR**2)
     left = max(0.0, len(monitors) - used)
     return math.sqrt((squares + missed) / (freedom + left)), freedom + left
 
@@ -288,22 +288,22 @@ def _noise(
 def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
     """Minimize by Levenberg and Marquardt."""
     point, damping = start.copy(), 1e-3
-    here = residuals(point[None, :])[0]
+    residual = residuals(point[None, :])[0]
     for _ in range(_ITERATIONS):
         jacobian = _slopes(residuals, point)
-        normal, gradient = jacobian.T @ jacobian, jacobian.T @ here
+        normal, gradient = jacobian.T @ jacobian, jacobian.T @ residual
         for _ in range(8):
             move = numpy.linalg.solve(normal + damping * numpy.diag(numpy.diag(normal)), -gradient)
             move = numpy.clip(move, -2.0, 2.0)
-            there = residuals((point + move)[None, :])[0]
-            if there @ there <= here @ here:
+            new_residual = residuals((point + move)[None, :])[0]
+            if new_residual @ new_residual <= residual @ residual:
                 break
             damping *= 5
         else:
             return point
-        gain = here @ here - there @ there
-        point, here, damping = point + move, there, damping / 5
-        if gain < 1e-4 * (1 + here @ here):
+        gain = residual @ residual - new_residual @ new_residual
+        point, residual, damping = point + move, new_residual, damping / 5
+        if gain < 1e-4 * (1 + residual @ residual):
             break
     return point
 
@@ -311,7 +311,7 @@ def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
 def _slopes(function: Callable[[Array], Array], point: Array) -> Array:
     """Return the Jacobian by central differences: (results, unknowns)."""
     moves = numpy.eye(len(point)) * _STEP
-    found = function(numpy.concatenate([point + moves, point - moves]))
-    ahead, behind = found[: len(point)], found[len(point) :]
+    values = function(numpy.concatenate([point + moves, point - moves]))
+    ahead, behind = values[: len(point)], values[len(point) :]
     result: Array = ((ahead - behind) / (2 * _STEP)).T
     return result

@@ -71,8 +71,8 @@ class Foreseen:
 
 def foresee(name: str, series: MeasuredSizes, workers: int, batch: float) -> Foreseen:
     """Return what model `name` predicts for a step of `workers` workers with `batch` samples each, from `series`."""
-    found = _wandering(series, workers) if name == NONE else _weighed(name, series, workers)
-    return dataclasses.replace(found, centers=found.centers + math.log(batch))
+    foreseen = _wandering(series, workers) if name == NONE else _weighed(name, series, workers)
+    return dataclasses.replace(foreseen, centers=foreseen.centers + math.log(batch))
 
 
 def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
@@ -90,9 +90,9 @@ def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
     errors = numpy.array(series.errors)
     while True:
         precision = errors**-2
-        rest = numpy.array(series.logs) - curves
-        level = rest @ precision / precision.sum()
-        cost = (rest - level[:, None]) ** 2 @ precision
+        offsets = numpy.array(series.logs) - curves
+        level = offsets @ precision / precision.sum()
+        cost = (offsets - level[:, None]) ** 2 @ precision
         weights = numpy.exp(-(cost - cost.min()) / 2)
         weights /= weights.sum()
         if 1 / float(weights @ weights) >= _LEAST_CURVES:
@@ -141,8 +141,8 @@ MODELS: Sequence[str] = (*LAWS, NONE)
 def _curves(name: str, workers: tuple[int, ...]) -> Array:
     """Return logs of a step on these workers relative to an arbitrary one: (curves, sizes), the same in every call."""
     random = numpy.random.default_rng(sum(map(ord, name)))
-    found: Array = numpy.log(LAWS[name](numpy.array([workers], dtype=float), random))
-    return found
+    logs: Array = numpy.log(LAWS[name](numpy.array([workers], dtype=float), random))
+    return logs
 
 
 def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
@@ -151,8 +151,8 @@ def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
     short, long = numpy.minimum(x[:, None], x), numpy.maximum(x[:, None], x)
     covariance = 4.0 + SLOPE_SPREAD**2 * x[:, None] * x + WANDERING**2 * short**2 * (3 * long - short) / 6
     mean = series.logs[0] + SLOPE * x
-    known = covariance[:-1, :-1] + numpy.diag(numpy.array(series.errors) ** 2)
-    gain = numpy.linalg.solve(known, covariance[:-1, -1])
+    measured_covariance = covariance[:-1, :-1] + numpy.diag(numpy.array(series.errors) ** 2)
+    gain = numpy.linalg.solve(measured_covariance, covariance[:-1, -1])
     center = mean[-1] + gain @ (numpy.array(series.logs) - mean[:-1])
     variance = covariance[-1, -1] - gain @ covariance[:-1, -1]
     return Foreseen(
@@ -187,20 +187,24 @@ which every strategy does (decision 0187)."""
 
 def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSizes | None:
     """Return what was measured of `job` on other numbers of workers; None if fewer than two, or none between nodes."""
-    like = [seen for seen in evidence.monitors if _alike(seen.job, job, evidence.mode)]
-    if job.nodes > 1 and not any(seen.job.nodes > 1 for seen in like):
+    like = [measurement for measurement in evidence.monitors if _alike(measurement.job, job, evidence.mode)]
+    if job.nodes > 1 and not any(measurement.job.nodes > 1 for measurement in like):
         return None  # growth inside a node says nothing about other nodes
     sizes: dict[int, list[MeasuredStep]] = defaultdict(list)
-    for seen in like:
-        sizes[seen.job.workers].append(seen)
+    for measurement in like:
+        sizes[measurement.job.workers].append(measurement)
     if len(sizes) < 2:
         return None
     workers = tuple(sorted(sizes))
     return MeasuredSizes(
         workers=workers,
-        logs=tuple(statistics.fmean([seen.log_mean - math.log(seen.job.batch) for seen in sizes[n]]) for n in workers),
+        logs=tuple(
+            statistics.fmean([measurement.log_mean - math.log(measurement.job.batch) for measurement in sizes[n]])
+            for n in workers
+        ),
         errors=tuple(
-            math.sqrt(run_noise**2 / sum(len(seen.seconds) for seen in sizes[n]) + LEAST_ERROR**2) for n in workers
+            math.sqrt(run_noise**2 / sum(len(measurement.seconds) for measurement in sizes[n]) + LEAST_ERROR**2)
+            for n in workers
         ),
     )
 
@@ -233,10 +237,10 @@ class Weighing:
 
 def prior_weights(job: StepJob) -> dict[str, float]:
     """Return the probabilities before anything is held out. Servers make saturation more probable."""
-    known = {TIMELINE: TIMELINE_PRIOR, **dict.fromkeys(MODELS, 1.0)}
+    weights = {TIMELINE: TIMELINE_PRIOR, **dict.fromkeys(MODELS, 1.0)}
     if job.servers:
-        known["saturation"] = SERVERS_PRIOR
-    return {name: value / sum(known.values()) for name, value in known.items()}
+        weights["saturation"] = SERVERS_PRIOR
+    return {name: value / sum(weights.values()) for name, value in weights.items()}
 
 
 def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, float]]:
@@ -245,16 +249,19 @@ def pooled(weighings: Mapping[str, Sequence[Weighing]]) -> dict[str, dict[str, f
     The timeline describes the cluster, with all strategies on it: success for one strategy supports it for the others.
     The laws describe one strategy each, and share the remaining probability by its own held-out sizes.
     """
-    clipped = {name: min(max(own[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS) for name, own in weighings.items()}
+    clipped = {
+        name: min(max(strategy_weighings[-1].evidence, -MOST_FROM_OTHERS), MOST_FROM_OTHERS)
+        for name, strategy_weighings in weighings.items()
+    }
     result = {}
-    for strategy, own in weighings.items():
-        last = own[-1]
+    for strategy, strategy_weighings in weighings.items():
+        last = strategy_weighings[-1]
         odds = last.prior + last.evidence + sum(value for name, value in clipped.items() if name != strategy)
         share = 1 / (1 + math.exp(-min(max(odds, -50.0), 50.0)))
         laws = {name: value for name, value in last.weights.items() if name != TIMELINE}
-        rest = sum(laws.values())
-        if rest:  # with two sizes, the smaller one alone cannot weight the laws: they keep their probabilities
-            result[strategy] = {TIMELINE: share, **{name: (1 - share) * value / rest for name, value in laws.items()}}
+        total = sum(laws.values())
+        if total:  # with two sizes, the smaller one alone cannot weight the laws: they keep their probabilities
+            result[strategy] = {TIMELINE: share, **{name: (1 - share) * value / total for name, value in laws.items()}}
     return result
 
 
@@ -308,8 +315,8 @@ def _noise_of(seen: MeasuredStep, run_noise: float) -> float:
 
 def _log_odds(weights: Mapping[str, float]) -> float:
     """Return the log odds of the timeline against all others; 0 without others."""
-    others = sum(value for name, value in weights.items() if name != TIMELINE)
-    return math.log(max(weights[TIMELINE], 1e-12) / max(others, 1e-12)) if len(weights) > 1 else 0.0
+    of_laws = sum(value for name, value in weights.items() if name != TIMELINE)
+    return math.log(max(weights[TIMELINE], 1e-12) / max(of_laws, 1e-12)) if len(weights) > 1 else 0.0
 
 
 def error_of(job: StepJob, logs: Array, computing: Array, largest: float, own_error: float = 0.0) -> Array:

@@ -106,7 +106,7 @@ class Evidence:
     @property
     def largest_nodes(self) -> int:
         """The most nodes that were measured; 1 without measurements."""
-        return max((seen.job.nodes for seen in self.monitors), default=1)
+        return max((measurement.job.nodes for measurement in self.monitors), default=1)
 
     @property
     def largest_workers(self) -> int:
@@ -116,17 +116,17 @@ class Evidence:
     @property
     def sizes(self) -> list[int]:
         """The measured numbers of workers."""
-        return sorted({seen.job.workers for seen in self.monitors})
+        return sorted({measurement.job.workers for measurement in self.monitors})
 
     @property
     def strategies(self) -> list[str]:
         """The measured strategies, by label."""
-        return sorted({seen.job.label for seen in self.monitors})
+        return sorted({measurement.job.label for measurement in self.monitors})
 
     def layout(self, label: str) -> RankLayout:
         """Return the layout of the strategy's own runs, else that of others."""
-        others = max(self.layouts.values(), key=lambda item: item.workers_per_node, default=RankLayout())
-        return self.layouts.get(label, RankLayout(workers_per_node=others.workers_per_node))
+        fallback = max(self.layouts.values(), key=lambda item: item.workers_per_node, default=RankLayout())
+        return self.layouts.get(label, RankLayout(workers_per_node=fallback.workers_per_node))
 
     def job(self, label: str, nodes: int, servers: int, batch: int | None = None) -> StepJob | None:
         """Return the job on `nodes` nodes; None without room for workers, or if `single` had more than one worker."""
@@ -172,16 +172,21 @@ def _modelled(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     def is_known(run: Run) -> bool:
         return not is_coded(_form(run)) or _form(run) in shown[run.model]
 
-    kept, odd = [run for run in runs if is_known(run)], sorted({_form(run) for run in runs if not is_known(run)})
-    if not odd:
+    kept, unknown_forms = (
+        [run for run in runs if is_known(run)],
+        sorted({_form(run) for run in runs if not is_known(run)}),
+    )
+    if not unknown_forms:
         return kept, ()
     if not kept:
         raise UsageError(
-            f"all runs have --compress {', '.join(odd)}, of which no forecast is made: none of several workers has "
-            "counted what it sends; give such runs too, or runs with none, fp16 or bf16"
+            f"all runs have --compress {', '.join(unknown_forms)}, of which no forecast is made: none of several "
+            "workers has counted what it sends; give such runs too, or runs with none, fp16 or bf16"
         )
     left_out = counted(len(runs) - len(kept), "run")
-    return kept, (f"{left_out} with --compress {', '.join(odd)} left out: no run of several workers shows its cost",)
+    return kept, (
+        f"{left_out} with --compress {', '.join(unknown_forms)} left out: no run of several workers shows its cost",
+    )
 
 
 def _form(run: Run) -> str:
@@ -215,19 +220,19 @@ def gather_evidence(
         aside = (*aside, f"records that contradict themselves count all the same: {listed(wrong, 3)}")
     models = sorted({run.model for run in usable})
     stated = () if trained is None else _stated_lengths(usable, trained)
-    found = [
+    gathered = [
         _of_model([run for run in usable if run.model == model], accuracy, traced, stated, run_dirs) for model in models
     ]
-    found = [dataclasses.replace(item, remarks=(*aside, *item.remarks)) for item in found]
+    gathered = [dataclasses.replace(evidence, remarks=(*aside, *evidence.remarks)) for evidence in gathered]
     if trained is not None:
-        found = [dataclasses.replace(item, trained=trained) for item in found]
-    for item in found:
-        _check_enough(item, network)
+        gathered = [dataclasses.replace(evidence, trained=trained) for evidence in gathered]
+    for evidence in gathered:
+        _check_enough(evidence, network)
     left_out = len(runs) - len(usable)
     if left_out:
         remark = f"{left_out} of {len(runs)} runs did not finish or have no throughput, and are left out"
-        found = [dataclasses.replace(item, remarks=(*item.remarks, remark)) for item in found]
-    return found
+        gathered = [dataclasses.replace(evidence, remarks=(*evidence.remarks, remark)) for evidence in gathered]
+    return gathered
 
 
 def _check_machines(runs: Sequence[Run]) -> None:
@@ -245,12 +250,12 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
         return
     size = item.sizes[0]
     strategy = item.monitors[0].job.strategy
-    other = 2 * size if size == 1 else 1
-    words = ["train", "--model", item.spec, "--strategy", "ring" if strategy == "single" else strategy]
-    words += ["--ranks", str(other + (1 if has_servers(strategy) else 0)), "--data", item.data or "DIR"]
+    other_size = 2 * size if size == 1 else 1
+    arguments = ["train", "--model", item.spec, "--strategy", "ring" if strategy == "single" else strategy]
+    arguments += ["--ranks", str(other_size + (1 if has_servers(strategy) else 0)), "--data", item.data or "DIR"]
     raise UsageError(
         f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
-        f" costs: run {typed(*words)} too, or name the network with --network"
+        f" costs: run {typed(*arguments)} too, or name the network with --network"
     )
 
 
@@ -335,7 +340,9 @@ def _saved_lengths(runs: Sequence[Run], run_dirs: Mapping[str, Path], remarks: l
     named = [
         (run_dirs[run.name] / MODEL_FILE, Path(run.config.get("model", ""))) for run in runs if run.name in run_dirs
     ]
-    path = next((one for pair in named for one in pair if one.suffix in SAVED and one.is_file()), None)
+    path = next(
+        (candidate for pair in named for candidate in pair if candidate.suffix in SAVED and candidate.is_file()), None
+    )
     if path is None:
         return ()
     try:
@@ -360,10 +367,10 @@ def _ready(
 ) -> tuple[tuple[float, float], ...]:  # fmt: skip
     """Return the readiness from the trace with most buckets, then most steps: each bucket adds a moment."""
     names = {run.name for run in runs}
-    known = [item for item in traced if item.name in names and item.ready]
-    if not known:
+    with_readiness = [item for item in traced if item.name in names and item.ready]
+    if not with_readiness:
         return ()
-    best = max(known, key=lambda item: (len(item.ready), item.steps))
+    best = max(with_readiness, key=lambda item: (len(item.ready), item.steps))
     count = len(best.ready)
     remarks.append(
         f"when gradients are ready is as the trace of {best.name} has it ({count} bucket{'s' if count > 1 else ''})"
@@ -449,12 +456,12 @@ def _without_outliers(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     middle = f"far off the {statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
     if len(runs) < _ENOUGH_TO_JUDGE:
         remarks += [
-            f"{runs[place].name} counts, though its {rates[place]:,.4g} a second are {middle}; make it again"
-            for place in off
+            f"{runs[index].name} counts, though its {rates[index]:,.4g} a second are {middle}; make it again"
+            for index in off
         ]
         return list(runs)
-    remarks += [f"{runs[place].name} is left out: its {rates[place]:,.4g} a second are {middle}" for place in off]
-    return [run for place, run in enumerate(runs) if place not in off]
+    remarks += [f"{runs[index].name} is left out: its {rates[index]:,.4g} a second are {middle}" for index in off]
+    return [run for index, run in enumerate(runs) if index not in off]
 
 
 def _observed(job: StepJob, runs: Sequence[Run]) -> MeasuredStep:
@@ -485,35 +492,35 @@ def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, 
     first = min(monitors, key=lambda seen: seen.job.workers)
     step = statistics.geometric_mean(first.seconds)
     threads = max(1, first.job.threads)
-    found = {"image_s": (step / (first.job.batch + 1) * threads**0.9, 3.0)}
-    found["update_s"] = (0.03 * step, 1.0)
-    found["input_s"] = (0.003 * step, 1.0)
+    stated = {"image_s": (step / (first.job.batch + 1) * threads**0.9, 3.0)}
+    stated["update_s"] = (0.03 * step, 1.0)
+    stated["input_s"] = (0.003 * step, 1.0)
     with_parts = [run.parts for run in runs if run.parts]
     if with_parts:
-        rest = [max(parts.get("update", 0.0) + parts.get("other", 0.0), 1e-6) for parts in with_parts]
-        found["update_s"] = (statistics.geometric_mean(rest), 0.25)
+        updates = [max(parts.get("update", 0.0) + parts.get("other", 0.0), 1e-6) for parts in with_parts]
+        stated["update_s"] = (statistics.geometric_mean(updates), 0.25)
         waits = [max(parts.get("input", 0.0), 1e-6) for parts in with_parts]
-        found["input_s"] = (statistics.geometric_mean(waits), 0.4)
+        stated["input_s"] = (statistics.geometric_mean(waits), 0.4)
     starved = [
         run.images_per_second for run in runs
         if run.nodes > 1 and run.parts and run.images_per_second
         and run.parts.get("input", 0.0) > _STARVED * sum(run.parts.values())
     ]  # fmt: skip
     if starved:
-        found["file_system_images_s"] = (max(starved), 0.2)
-        found["input_s"] = (1e-6, 0.4)
+        stated["file_system_images_s"] = (max(starved), 0.2)
+        stated["input_s"] = (1e-6, 0.4)
     lonely = [math.log(run.step_seconds_p95 / run.step_seconds) / 1.645 for run in runs
               if run.workers == 1 and run.step_seconds and run.step_seconds_p95
               and run.step_seconds_p95 > run.step_seconds]  # fmt: skip
     if lonely:
         # Part of the variation on one worker may hit all at once; only the rest makes others wait.
-        found["noise"] = (min(0.5, max(0.005, 0.7 * statistics.median(lonely))), 0.6)
-    return found
+        stated["noise"] = (min(0.5, max(0.005, 0.7 * statistics.median(lonely))), 0.6)
+    return stated
 
 
 def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
     """Return epochs to the accuracy, interpolated between evaluations. Raises UsageError if no run reaches it."""
-    found, best = [], 0.0
+    learned, best = [], 0.0
     for run in runs:
         before = (0.0, 0.0)
         for point in run.history:
@@ -524,26 +531,28 @@ def _learning(runs: Sequence[Run], accuracy: float) -> tuple[Learning, ...]:
             if reached >= accuracy:
                 share = (accuracy - before[1]) / max(reached - before[1], 1e-12)
                 epochs = before[0] + share * (point.epoch - before[0])
-                found.append(Learning(global_batch=run.global_batch, epochs=epochs))
+                learned.append(Learning(global_batch=run.global_batch, epochs=epochs))
                 break
             before = (point.epoch, reached)
-    if not found:
+    if not learned:
         raise UsageError(
             f"--target {100 * accuracy:g}%: no run of {runs[0].model} reaches it, the best has {100 * best:.1f} %;"
             " give runs that were trained and evaluated further, or another target"
         )
-    return tuple(found)
+    return tuple(learned)
 
 
 def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
     """Return evidence without measurements: computing from MACs and cores, a guess within a factor of two."""
     macs, lengths = _operations_of(model)
-    found = read_machine(machine or "generic")
-    cores = len(found.topology.cores)
-    per_node = (found.settings.ranks_per_node if found.settings else None) or 1
-    rate = found.flop_per_second or cores * FLOP_PER_CORE_AND_SECOND
-    spread = found.flop_spread if found.flop_per_second else _GUESS_SPREAD
-    source = f"what was published for {found.name}" if found.flop_per_second else f"{cores} cores of {found.name}"
+    hardware = read_machine(machine or "generic")
+    cores = len(hardware.topology.cores)
+    per_node = (hardware.settings.ranks_per_node if hardware.settings else None) or 1
+    rate = hardware.flop_per_second or cores * FLOP_PER_CORE_AND_SECOND
+    spread = hardware.flop_spread if hardware.flop_per_second else _GUESS_SPREAD
+    source = (
+        f"what was published for {hardware.name}" if hardware.flop_per_second else f"{cores} cores of {hardware.name}"
+    )
     seconds = FLOP_PER_MAC * macs * per_node / rate
     return Evidence(
         model=model,
@@ -570,14 +579,14 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
             f"--model {model}: its operations are not known; give FILE.keras, FILE.py:FUNCTION, or one of"
             f" {', '.join(MODELS)}"
         )
-    own = _facts_of(model)
-    if not own.macs:  # 0: it has only operations that are not counted
+    facts = _facts_of(model)
+    if not facts.macs:  # 0: it has only operations that are not counted
         run = typed("train", "--model", _FUNCTION if model.endswith(SAVED) else model, "--ranks", 1)
         raise UsageError(
             f"--model {model}: its graph does not tell its operations (a loop, an input of open shape, or none that are"
             f" products), so one node has to be measured: {run} --data DIR, and name that run"
         )
-    return own.macs, own.lengths
+    return facts.macs, facts.lengths
 
 
 def _facts_of(spec: str) -> OwnModel:

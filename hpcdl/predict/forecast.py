@@ -146,7 +146,7 @@ class Forecast:
         self._run_noise = self.posterior.run_noise * student
         self._unexplained = random.standard_normal(NUM_DRAWS)
         self._of_batch = random.standard_normal(NUM_DRAWS)
-        batches = {round(seen.job.batch, 6) for seen in evidence.monitors}
+        batches = {round(measurement.job.batch, 6) for measurement in evidence.monitors}
         self._only_batch = batches.pop() if len(batches) == 1 else None
         self._steps: dict[StepJob, StepTime] = {}
         self._logs: dict[StepJob, Array] = {}
@@ -167,43 +167,47 @@ class Forecast:
     def _hold_out(self) -> tuple[HeldOut, ...]:
         """Predict the largest size of every strategy that has smaller ones, without any of these sizes."""
         largest: dict[str, int] = {}
-        for seen in self.evidence.monitors:
-            sizes = {other.job.workers for other in self.evidence.monitors if other.job.label == seen.job.label}
-            if len(sizes) > 1 or (min(self.evidence.sizes) < seen.job.workers):
-                largest[seen.job.label] = max(sizes)
-        held = [seen for seen in self.evidence.monitors if largest.get(seen.job.label) == seen.job.workers]
-        kept = tuple(seen for seen in self.evidence.monitors if seen not in held)
+        for measurement in self.evidence.monitors:
+            sizes = {other.job.workers for other in self.evidence.monitors if other.job.label == measurement.job.label}
+            if len(sizes) > 1 or (min(self.evidence.sizes) < measurement.job.workers):
+                largest[measurement.job.label] = max(sizes)
+        held = [
+            measurement
+            for measurement in self.evidence.monitors
+            if largest.get(measurement.job.label) == measurement.job.workers
+        ]
+        kept = tuple(measurement for measurement in self.evidence.monitors if measurement not in held)
         if not held or not kept:
             return ()
         smaller = dataclasses.replace(self.evidence, monitors=kept)
         posterior = self._calibrate(smaller, draws=False)
-        found, weighings = [], dict[str, list[Weighing]]()
-        for seen in held:
-            slopes = posterior.slopes(seen.job)
-            step = posterior.step(seen.job)
+        held_out, weighings = [], dict[str, list[Weighing]]()
+        for measurement in held:
+            slopes = posterior.slopes(measurement.job)
+            step = posterior.step(measurement.job)
             predicted, computing = math.log(float(step.seconds[0])), math.log(float(step.compute[0]))
             spread = math.sqrt(max(float(slopes @ posterior.covariance @ slopes), 0.0))
             timeline = Foreseen(weights=numpy.ones(1), centers=numpy.array([predicted]), spreads=numpy.array([spread]))
-            series = series_of(seen.job, smaller, posterior.run_noise)
-            weighing = weigh(seen, timeline, computing, series, posterior.run_noise)
-            weighings.setdefault(seen.job.label, []).append(weighing)
-            found.append(
-                HeldOut(strategy=seen.job.label, workers=seen.job.workers, measured=math.exp(seen.log_mean),
-                        predicted=math.exp(weighing.center), covered=weighing.covered,
-                        deviations=(weighing.center - seen.log_mean) / weighing.spread)
+            series = series_of(measurement.job, smaller, posterior.run_noise)
+            weighing = weigh(measurement, timeline, computing, series, posterior.run_noise)
+            weighings.setdefault(measurement.job.label, []).append(weighing)
+            held_out.append(
+                HeldOut(strategy=measurement.job.label, workers=measurement.job.workers,
+                        measured=math.exp(measurement.log_mean), predicted=math.exp(weighing.center),
+                        covered=weighing.covered, deviations=(weighing.center - measurement.log_mean) / weighing.spread)
             )  # fmt: skip
         self.weights.update(pooled(weighings))
-        return tuple(found)
+        return tuple(held_out)
 
     def _change_machine(self, cores: int) -> None:
         """Scale computing with the number of cores. This is a guess, because other nodes have other cores."""
-        place = [item.name for item in self.posterior.items].index("image_s")
+        index = [prior.name for prior in self.posterior.items].index("image_s")
         point, covariance = self.posterior.point.copy(), self.posterior.covariance.copy()
         gain = math.log(cores / (self.evidence.cores_per_node or cores))
-        point[place] -= gain
-        covariance[place, place] += _MACHINE_SPREAD**2
+        point[index] -= gain
+        covariance[index, index] += _MACHINE_SPREAD**2
         points = self.posterior.points.copy()
-        points[:, place] += _MACHINE_SPREAD * numpy.random.default_rng(13).standard_normal(len(points)) - gain
+        points[:, index] += _MACHINE_SPREAD * numpy.random.default_rng(13).standard_normal(len(points)) - gain
         self.posterior = dataclasses.replace(self.posterior, point=point, covariance=covariance, points=points)
 
     def base(self, job: StepJob) -> StepJob:
@@ -211,12 +215,12 @@ class Forecast:
         workers of the strategy, if possible with as many servers; one worker without measurements. The same batch.
         """
         workers, nodes, servers, label = 1, 1, 0, job.label
-        known = [item.job for item in self.evidence.monitors]
-        own = [item for item in known if item.label == job.label]
-        like = [item for item in own if item.servers == job.servers]
-        seen = [item for item in known if item.alone] or like or own or known
-        if seen:
-            first = min(seen, key=lambda item: (item.workers, item.nodes))
+        jobs = [item.job for item in self.evidence.monitors]
+        same_strategy = [item for item in jobs if item.label == job.label]
+        like = [item for item in same_strategy if item.servers == job.servers]
+        bases = [item for item in jobs if item.alone] or like or same_strategy or jobs
+        if bases:
+            first = min(bases, key=lambda item: (item.workers, item.nodes))
             workers, nodes, servers, label = first.workers, first.nodes, first.servers, first.label
         batch = job.batch if self.evidence.mode == "weak" else job.batch * job.workers / workers
         return dataclasses.replace(self.evidence.at(label, nodes, workers, servers), batch=batch, threads=job.threads)
@@ -284,9 +288,9 @@ class Forecast:
 
     def _batch_error(self, job: StepJob) -> Array:
         """Return the error of a batch size that no run had, as a logarithm of a step, by its computing alone."""
-        found = self._step(job)
+        step = self._step(job)
         doublings = abs(math.log2(job.batch / self._only_batch)) if self._only_batch else 0.0
-        result: Array = BATCH_ERROR * doublings * self._of_batch * numpy.minimum(1.0, found.compute / found.seconds)
+        result: Array = BATCH_ERROR * doublings * self._of_batch * numpy.minimum(1.0, step.compute / step.seconds)
         return result
 
     def _missed_elsewhere(self, nodes: int, workers: int) -> Array:
@@ -295,8 +299,8 @@ class Forecast:
         A strategy that was never run has no other model, and the timeline may miss the same there.
         """
         if (nodes, workers) not in self._missed:
-            found = [self._beside_timeline(job) for job in self._measured_at(nodes, workers)]
-            far = max(found, key=lambda off: float(numpy.abs(off).mean()), default=numpy.zeros(len(self._points)))
+            misses = [self._beside_timeline(job) for job in self._measured_at(nodes, workers)]
+            far = max(misses, key=lambda off: float(numpy.abs(off).mean()), default=numpy.zeros(len(self._points)))
             self._missed[nodes, workers] = far
         return self._missed[nodes, workers]
 
@@ -365,8 +369,8 @@ class Forecast:
 
     def deviation(self, job: StepJob) -> float:
         """Return the standard deviation of the log of the step, for one more run of `job`."""
-        found = range_of(self._log_steps(job))
-        return (found.high - found.low) / _INTERVAL_DEVIATIONS
+        interval = range_of(self._log_steps(job))
+        return (interval.high - interval.low) / _INTERVAL_DEVIATIONS
 
     def deviation_after(self, job: StepJob, run: StepJob) -> float:
         """Return what `deviation` would be after measuring `run`.
@@ -374,14 +378,14 @@ class Forecast:
         The timeline's part follows from its linearization; other models and the model error scale with distance.
         """
         slopes = self.posterior.slopes(job)
-        now, then = (
+        deviation_now, deviation_then = (
             self.widening * math.sqrt(max(float(slopes @ covariance @ slopes), 0.0) + self.posterior.run_noise**2)
             for covariance in (self.posterior.covariance, self.after(run))
         )
-        rest = math.sqrt(max(0.0, self.deviation(job) ** 2 - now**2))
+        unexplained = math.sqrt(max(0.0, self.deviation(job) ** 2 - deviation_now**2))
         largest = max(1, self.evidence.largest_workers if self.evidence.monitors else 1)
         far, near = (math.log2(max(1.0, job.workers / n)) for n in (largest, max(largest, run.workers)))
-        return math.hypot(min(now, then), rest * near / far if far else rest)
+        return math.hypot(min(deviation_now, deviation_then), unexplained * near / far if far else unexplained)
 
     def after(self, job: StepJob) -> Array:
         """Return the covariance after a run of `job`."""
@@ -411,12 +415,12 @@ def epochs_at(learning: Sequence[Learning], global_batch: float) -> tuple[float,
     They grow with a power of the batch, fitted to at least two batch sizes, and never fall. Beyond the largest tried
     batch another half power is considered possible.
     """
-    x = numpy.log([item.global_batch for item in learning])
-    y = numpy.log([max(item.epochs, 1e-3) for item in learning])
+    x = numpy.log([point.global_batch for point in learning])
+    y = numpy.log([max(point.epochs, 1e-3) for point in learning])
     power = 0.0
     if len(set(x.tolist())) > 1:
         power = min(1.0, max(0.0, float(numpy.polyfit(x, y, 1)[0])))
-    rest = y - power * x
-    scatter = float(rest.std(ddof=1)) if len(rest) > 1 else 0.15
+    intercepts = y - power * x
+    scatter = float(intercepts.std(ddof=1)) if len(intercepts) > 1 else 0.15
     beyond = max(0.0, math.log(global_batch) - float(x.max()))
-    return math.exp(float(rest.mean()) + power * math.log(global_batch)), math.hypot(scatter, 0.25 * beyond)
+    return math.exp(float(intercepts.mean()) + power * math.log(global_batch)), math.hypot(scatter, 0.25 * beyond)

@@ -74,12 +74,12 @@ def coded_bytes_of(runs: Sequence[Run]) -> dict[str, float]:
         if not is_coded(form or "none") or run.workers < 2 or not run.usable:
             continue
         counted[form] += _counted(run, form)
-    found: dict[str, float] = {}
+    bytes_by_form: dict[str, float] = {}
     for form, values in counted.items():
         size = statistics.median(values) if values else _own_size(form, _num_values(runs))
         if size is not None:
-            found[form] = size
-    return found
+            bytes_by_form[form] = size
+    return bytes_by_form
 
 
 def _counted(run: Run, form: str) -> list[float]:
@@ -106,8 +106,8 @@ def _kind(form: str) -> str:
 def _num_values(runs: Sequence[Run]) -> int:
     """Return the number of values of all gradients; 0 if unknown."""
     recorded = (sum(run.gradient_elements) or (run.gradient_bytes or 0) // ITEM_BYTES for run in runs)
-    known = next(filter(None, recorded), 0)
-    return known or (sum(lengths_of(runs[0].model, None)) if layers_known(runs[0].model) else 0)
+    num_recorded = next(filter(None, recorded), 0)
+    return num_recorded or (sum(lengths_of(runs[0].model, None)) if layers_known(runs[0].model) else 0)
 
 
 def _own_size(form: str, num_values: int) -> float | None:
@@ -147,10 +147,10 @@ class BucketLoad:
 def cost_of(name: str, num_ranks: int, num_bytes: int, num_nodes: int = 1) -> Cost:
     """Return the cost that the all-reduce itself states."""
     module = importlib.import_module(COLLECTIVES.entry(name).target.partition(":")[0])
-    whole = max(ITEM_BYTES, num_bytes // ITEM_BYTES * ITEM_BYTES)
+    whole_bytes = max(ITEM_BYTES, num_bytes // ITEM_BYTES * ITEM_BYTES)
     extra = {"num_nodes": num_nodes} if name == "hierarchical" else {}
-    found: Cost = module.cost(num_ranks, whole, **extra)
-    return found
+    cost: Cost = module.cost(num_ranks, whole_bytes, **extra)
+    return cost
 
 
 def allreduce_messages(strategy: str, job: StepJob, num_bytes: int, network: Network) -> Messages:
@@ -247,8 +247,8 @@ def server_loads(job: StepJob) -> tuple[BucketLoad, ...]:
     placement = job.placement or DEFAULT_PLACEMENTS.get(job.strategy, "split")
     # TensorFlow sends every variable separately, as it comes: one bucket, limited by its busiest server.
     bucket_bytes = job.bucket_bytes if job.strategy == "ps" else ITEM_BYTES * sum(job.lengths) + 1
-    found = []
+    loads = []
     for bucket in plan(job.lengths, job.servers, placement, bucket_bytes):
         parts = [ITEM_BYTES * (stop - start) / job.shrunk for start, stop in itertools.pairwise(bucket.bounds)]
-        found.append(BucketLoad(busiest=max(parts), all_servers=sum(parts)))
-    return tuple(found)
+        loads.append(BucketLoad(busiest=max(parts), all_servers=sum(parts)))
+    return tuple(loads)

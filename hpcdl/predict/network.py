@@ -145,7 +145,7 @@ def _from_bench(path: Path) -> Network:
         ) from None
     if not per_byte > 0 or ranks < 2 or any(not 0 < row.seconds < math.inf for row in measured):
         raise UsageError(f"--network {path}: its link's time does not grow with size; measure larger --sizes")
-    known: dict[str, Any] = {"latency_s": max(latency, 1e-8), "bytes_per_second": 1 / per_byte}
+    values: dict[str, Any] = {"latency_s": max(latency, 1e-8), "bytes_per_second": 1 / per_byte}
     if nodes == 1:  # it measures memory, and nothing between nodes
-        known = {f"memory_{key}": value for key, value in known.items()}
-    return Network(name=path.name, spread=0.3, measured=measured, **known)
+        values = {f"memory_{key}": value for key, value in values.items()}
+    return Network(name=path.name, spread=0.3, measured=measured, **values)

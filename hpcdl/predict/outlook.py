@@ -61,10 +61,10 @@ def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outl
     kinds = sorted(groups.values(), key=len, reverse=True)
     names = _subjects([members[0] for members in kinds])
     reason = f"a report predicts {MOST_SUBJECTS} kinds of runs, those with most runs; hpcdl predict RUN... takes others"
-    rest = [Outlook(subject=name, left_out=reason) for name in names[MOST_SUBJECTS:]]
+    not_predicted = [Outlook(subject=name, left_out=reason) for name in names[MOST_SUBJECTS:]]
 
     asked = list(zip(names, kinds, strict=True))[:MOST_SUBJECTS]
-    return [*(_outlook(name, members, traced) for name, members in asked), *rest]
+    return [*(_outlook(name, members, traced) for name, members in asked), *not_predicted]
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
@@ -76,11 +76,11 @@ def _subjects(firsts: Sequence[Run]) -> list[str]:
     """Return a name for each kind: its network, and what else differs."""
     kinds = [_kind(run) for run in firsts]
     values = list(zip(*((str(item) for item in kind[:4]) for kind in kinds), strict=True))
-    places = [0, *(place for place in range(1, 4) if len(set(values[place])) > 1)] if kinds else []
+    places = [0, *(index for index in range(1, 4) if len(set(values[index])) > 1)] if kinds else []
     names = []
     for kind in kinds:
         settings = [f"{key} {value}" for key, value in kind[4:]]
-        names.append(", ".join([*(str(kind[place]) for place in places if kind[place]), *settings]))
+        names.append(", ".join([*(str(kind[index]) for index in places if kind[index]), *settings]))
     return names
 
 
@@ -89,12 +89,12 @@ def _outlook(subject: str, runs: Sequence[Run], traced: Sequence[TracedRun]) -> 
     largest = max(run.nodes for run in taken)
     nodes = tuple(largest << power for power in range(1, DEFAULT_REACH.bit_length()))
     try:
-        found = answer(Question(nodes=nodes), taken, traced)
+        answered = answer(Question(nodes=nodes), taken, traced)
     except UsageError as error:
         return Outlook(subject=subject, left_out=str(error))
     counting = common_unit(run.counted for run in taken)
     return Outlook(
-        subject=subject, document=found.as_json(), measured=_measured(taken), counted=counting, left_out=remark
+        subject=subject, document=answered.as_json(), measured=_measured(taken), counted=counting, left_out=remark
     )
 
 
@@ -111,22 +111,22 @@ def _taken(runs: Sequence[Run]) -> tuple[list[Run], str]:
     aside.append(f"the {len(strategies)} strategies and {MOST_SIZES} sizes of each that tell most")
     kept: list[Run] = []
     for strategy in strategies:
-        own = [run for run in taken if run.strategy == strategy]
-        sizes = sorted({(run.nodes, run.workers) for run in own})
+        strategy_runs = [run for run in taken if run.strategy == strategy]
+        sizes = sorted({(run.nodes, run.workers) for run in strategy_runs})
         sizes_kept = {*sizes[:1], *sizes[1 - MOST_SIZES :]}
-        kept += [run for run in own if (run.nodes, run.workers) in sizes_kept]
+        kept += [run for run in strategy_runs if (run.nodes, run.workers) in sizes_kept]
     share = f"from {len(kept):,} of {len(runs):,} runs ({', '.join(aside)})"
     return kept, f"{share}; hpcdl predict RUN... takes all of them"
 
 
 def _setting(run: Run) -> tuple[Hashable, ...]:
-    known = (item for item in run.settings.items() if item[0] in _TIMELINE_KNOWS)
-    return (run.strategy, run.nodes, run.workers, run.servers, run.global_batch, run.threads, *known)
+    timeline_settings = (item for item in run.settings.items() if item[0] in _TIMELINE_KNOWS)
+    return (run.strategy, run.nodes, run.workers, run.servers, run.global_batch, run.threads, *timeline_settings)
 
 
 def _most_common(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[Run]:
-    found = Counter(map(key, runs)).most_common(1)[0][0]
-    return [run for run in runs if key(run) == found]
+    commonest = Counter(map(key, runs)).most_common(1)[0][0]
+    return [run for run in runs if key(run) == commonest]
 
 
 def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
@@ -137,9 +137,9 @@ def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
     return [
         MeasuredRate(
             strategy=strategy, nodes=nodes, workers=workers, batch_per_rank=batch / workers,
-            images_per_second=sum(found) / len(found),
+            images_per_second=sum(values) / len(values),
         )
-        for (strategy, nodes, workers, batch), found in sorted(rates.items())
+        for (strategy, nodes, workers, batch), values in sorted(rates.items())
     ]  # fmt: skip
 
 

@@ -165,10 +165,10 @@ def _bucket_messages(job: StepJob, network: Network) -> Array:
     """Return rounds and bytes between nodes, rounds and bytes in memory, and summed bytes per bucket: (buckets, 5)."""
     sizes = buckets_of(job)
     if job.coded:
-        found = [coded_messages(job, size / sum(sizes), network) for size in sizes]
+        messages = [coded_messages(job, size / sum(sizes), network) for size in sizes]
     else:
-        found = [allreduce_messages(job.strategy, job, size, network) for size in sizes]
-    return numpy.array([_amounts(item) for item in found])
+        messages = [allreduce_messages(job.strategy, job, size, network) for size in sizes]
+    return numpy.array([_amounts(message) for message in messages])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -208,9 +208,9 @@ def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Arra
     if job.ready:
         share, ready = zip((0.0, 1 - BACKWARD_SHARE), *job.ready, strict=True)
         done = numpy.cumsum(sizes) / sum(sizes)
-        return [numpy.full((len(p["early"]), 1), found) for found in numpy.interp(done, share, ready)]
+        return [numpy.full((len(p["early"]), 1), ready_share) for ready_share in numpy.interp(done, share, ready)]
     left = [1 - (number + 1) / len(sizes) for number in range(len(sizes))]
-    return [1 - BACKWARD_SHARE * p["early"][:, None] * rest for rest in left]
+    return [1 - BACKWARD_SHARE * p["early"][:, None] * left_share for left_share in left]
 
 
 def _contention(job: StepJob, p: Parameters) -> Array:
@@ -335,10 +335,10 @@ class _Queue:
         load = self._workers * served / (between + served)
         size = min(len(load), max(4, QUEUE_EVENTS // self._workers))
         chosen = numpy.argsort(load)[numpy.linspace(0, len(load) - 1, size).round().astype(int)]
-        found = self._cycles(between[chosen], served[chosen], noise[chosen])
+        cycles = self._cycles(between[chosen], served[chosen], noise[chosen])
         ideal = between + served if not self._overlapped else numpy.maximum(between, served)
         bound = numpy.maximum(ideal, self._workers * served)[chosen]
-        result: Array = numpy.interp(load, load[chosen], numpy.maximum(1.0, found / bound))
+        result: Array = numpy.interp(load, load[chosen], numpy.maximum(1.0, cycles / bound))
         return result
 
     def _cycles(self, between: Array, served: Array, noise: Array) -> Array:
@@ -398,8 +398,8 @@ def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> 
     factors = slowest_of(job.workers, p["noise"] / numpy.sqrt(alone))
     slowest = _mean(compute[:, None] * factors)
     whole = _by_cause(_unit_seconds(job, p) * _fragment_messages(job, network))
-    one = _sum(whole.values())
-    exposed = one - numpy.minimum(p["overlap"] * one, job.overlap * slowest)
+    exchange_s = _sum(whole.values())
+    exposed = exchange_s - numpy.minimum(p["overlap"] * exchange_s, job.overlap * slowest)
     losses = {"compute noise": slowest - compute, **_shares(exposed * job.fragments / job.period, whole)}
     if not job.period_within:
         return losses

@@ -32,11 +32,11 @@ class Interval:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Interval | None:
         """Return mean and half width of the known, finite, non-negative values; None without any."""
-        known = [value for value in values if value is not None and math.isfinite(value) and value >= 0]
-        if not known:
+        usable = [value for value in values if value is not None and math.isfinite(value) and value >= 0]
+        if not usable:
             return None
-        found = estimate(known)
-        return cls(value=found.mean, half=found.ci95, n=found.n, seen=(min(known), max(known)))
+        estimated = estimate(usable)
+        return cls(value=estimated.mean, half=estimated.ci95, n=estimated.n, seen=(min(usable), max(usable)))
 
     @classmethod
     def of_ratio(cls, pairs: Iterable[tuple[float, float] | None]) -> Interval | None:
@@ -44,14 +44,14 @@ class Interval:
 
         It is the ratio of the means themselves, unlike the mean of the pairs' ratios.
         """
-        known = [pair for pair in pairs if pair is not None]
-        total = sum(whole for _, whole in known)
+        known_pairs = [pair for pair in pairs if pair is not None]
+        total = sum(whole for _, whole in known_pairs)
         if total <= 0:
             return None
-        ratio = sum(part for part, _ in known) / total
-        found = estimate([(part - ratio * whole) * len(known) / total for part, whole in known])
-        ratios = [part / whole for part, whole in known if whole > 0]
-        return cls(value=ratio, half=found.ci95, n=found.n, seen=(min(ratios), max(ratios)))
+        ratio = sum(part for part, _ in known_pairs) / total
+        estimated = estimate([(part - ratio * whole) * len(known_pairs) / total for part, whole in known_pairs])
+        ratios = [part / whole for part, whole in known_pairs if whole > 0]
+        return cls(value=ratio, half=estimated.ci95, n=estimated.n, seen=(min(ratios), max(ratios)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,15 +171,15 @@ class Document:
 
     def tables(self) -> dict[str, Table]:
         """Return every table by a file name: that of its section, and its title in lower case with dashes."""
-        found: dict[str, Table] = {}
+        tables: dict[str, Table] = {}
         for section in self.sections:
             for item in section.items:
                 if isinstance(item, Table):
-                    words = re.findall(r"[a-z0-9]+", item.title.lower())
-                    name = "-".join([section.name, *words])[:80].rstrip("-")
-                    again = sum(own == name or own.startswith(f"{name}--") for own in found)
-                    found[f"{name}--{again + 1}" if again else name] = item
-        return found
+                    title_words = re.findall(r"[a-z0-9]+", item.title.lower())
+                    name = "-".join([section.name, *title_words])[:80].rstrip("-")
+                    again = sum(taken == name or taken.startswith(f"{name}--") for taken in tables)
+                    tables[f"{name}--{again + 1}" if again else name] = item
+        return tables
 
 
 MISSING = "–"
@@ -189,14 +189,14 @@ plain = printable
 
 def shortened(labels: Sequence[str], most: int) -> list[str]:
     """Return labels of at most about `most` characters that still differ, such as `1: async-easgd, batch…`."""
-    whole = [plain(label) for label in labels]
-    if max(map(len, whole), default=0) <= most:
-        return whole
-    cut = [label if len(label) <= most else label[: most - 1] + "…" for label in whole]
-    if len(set(cut)) == len(set(whole)):
+    plain_labels = [plain(label) for label in labels]
+    if max(map(len, plain_labels), default=0) <= most:
+        return plain_labels
+    cut = [label if len(label) <= most else label[: most - 1] + "…" for label in plain_labels]
+    if len(set(cut)) == len(set(plain_labels)):
         return cut
-    order = {label: place for place, label in enumerate(dict.fromkeys(whole), start=1)}
-    return [f"{order[label]}: {short}" for label, short in zip(whole, cut, strict=True)]
+    order = {label: position for position, label in enumerate(dict.fromkeys(plain_labels), start=1)}
+    return [f"{order[label]}: {short}" for label, short in zip(plain_labels, cut, strict=True)]
 
 
 def number(value: float) -> str:

@@ -52,8 +52,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
     def __init__(self, here: Session, group: ScriptGroup, state: State | None = None) -> None:
         super().__init__()
-        own = group is not here.group  # a process set's group, whose messages must not mix with those of its exchange
-        self._communicator = group.keep("callbacks", group.messages.duplicate) if own else here.communicator
+        separate = group is not here.group  # a process set's: its messages must not mix with those of its exchange
+        self._communicator = group.keep("callbacks", group.messages.duplicate) if separate else here.communicator
         self.group, self._run, self._seen = group, here.run, here.communicator.monitor
         self._state = state
         self._metrics: MetricsOverRanks | None = None
@@ -101,8 +101,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._epochs_before = self._state.epoch
         self._counts_on = None
         self._seen.script_steps.counted = True
-        for one in self._centers():
-            one.to_center()
+        for center in self._centers():
+            center.to_center()
         self._start_alike()
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
@@ -111,7 +111,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def _is_distributed(self) -> bool:
         """Return whether its own optimizer, or one that a model with its own train_step holds, is distributed."""
         own_step = type(self.model).train_step is not keras.Model.train_step
-        return own_step or any(hasattr(one, "exchanges") for one in optimizers_of(self.model))
+        return own_step or any(hasattr(optimizer, "exchanges") for optimizer in optimizers_of(self.model))
 
     def _centers(self) -> list[Any]:
         return [center for center in map(center_of, optimizers_of(self.model)) if center is not None]
@@ -119,8 +119,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def _start_alike(self) -> None:
         """Set shared variables to rank 0's at each fit, but a rank's own variables only once, when they begin."""
         begun = self.group.keep("own variables that have begun", set[str])
-        new = [one for one in fixed_and_own(self.model) if key_of(one) not in begun]
-        existing_alike(self.group, {key_of(one) for one in self.model.weights})
+        new = [variable for variable in fixed_and_own(self.model) if key_of(variable) not in begun]
+        existing_alike(self.group, {key_of(variable) for variable in self.model.weights})
         broadcast_variables(self._communicator, [*shared_variables_of(self.model), *new])
         self._combined = CombinedVariables(self.model, self._communicator)
         self._combined.begin()
@@ -134,18 +134,18 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._mark_s = time.monotonic()
         if self._metrics is not None:
             self._metrics.in_epoch = True
-        for one in self._centers():
-            one.say_period((self.params or {}).get("steps"))
-            one.begin_epoch(self._communicator)
+        for center in self._centers():
+            center.say_period((self.params or {}).get("steps"))
+            center.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the step. Save and leave if that is requested."""
-        taken, self._steps = batch + 1 - self._steps, batch + 1
+        num_steps, self._steps = batch + 1 - self._steps, batch + 1
         now_s = time.monotonic()
         self._seen.doing(f"epoch {self._epoch + 1}", self._steps)
-        self._seen.script_steps.over(max(taken, 1))
+        self._seen.script_steps.over(max(num_steps, 1))
         if self._run is not None:
-            self._run.meter.add(now_s - self._mark_s, max(taken, 1))
+            self._run.meter.add(now_s - self._mark_s, max(num_steps, 1))
         self._mark_s = now_s
         if self._state is not None:
             self._state.commit()
@@ -160,8 +160,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         differ = len({steps for steps, _ in by_rank}) > 1
         stops = any(stop for _, stop in by_rank)
         over = stops or self._epoch + 1 == (self.params or {}).get("epochs")
-        for one in self._centers():
-            one.end_steps(last, unequal=self.group.unequal or differ, over=over)
+        for center in self._centers():
+            center.end_steps(last, unequal=self.group.unequal or differ, over=over)
         if self.group.unequal or differ:  # Keras rounds the number of steps up to a multiple of steps_per_execution
             self.group.agree("the weights of the rank with the most steps")
             broadcast_variables(self._communicator, shared_variables_of(self.model), last)
@@ -179,7 +179,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Evaluate alike: average the moving statistics of batch normalization over the ranks."""
         self.group.agree("the start of an evaluation")
-        self._shown = [one for one in self._centers() if one.to_center()]
+        self._shown = [center for center in self._centers() if center.to_center()]
         self._combine()
         if self._metrics is None:
             self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
@@ -196,8 +196,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Outside a fit, give each rank its own weights and the model its own metrics back."""
-        for one in self._shown:
-            one.to_own()
+        for center in self._shown:
+            center.to_own()
         if self._alone and self._metrics is not None:
             self._metrics.uninstall()
             self._metrics, self._alone = None, False
@@ -206,11 +206,11 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Average moving statistics and compare all variables. If one rank stops, all stop."""
         self.group.agree("the end of an epoch")
         self._combine()
-        own = self._combined.differing_own() if self._combined else []
-        if own and self.group.rank == 0:
-            self.group.keep("said what is a rank's own", lambda: say_what_is_own(own))
+        own_paths = self._combined.differing_own() if self._combined else []
+        if own_paths and self.group.rank == 0:
+            self.group.keep("said what is a rank's own", lambda: say_what_is_own(own_paths))
         shared = shared_variables_of(self.model)
-        named = {f"{index}: {getattr(one, 'path', '')}": one for index, one in enumerate(shared)}
+        named = {f"{index}: {getattr(variable, 'path', '')}": variable for index, variable in enumerate(shared)}
         check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)
         if any(self._communicator.allgather_json(bool(self.model.stop_training))):
             self.model.stop_training = True
@@ -236,17 +236,17 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Add the epoch to the run's record."""
         assert self._run is not None and self._metrics is not None
         self._run.meter.count(self._metrics.own_samples, self._steps)
-        known: dict[str, Any] = {field: float(logs[name]) for name, field in _OF_RECORD.items() if name in logs}
+        results: dict[str, Any] = {field: float(logs[name]) for name, field in _OF_RECORD.items() if name in logs}
         seconds, step = time.monotonic() - self._began_s, self._run.meter.num_steps
-        self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **known))
+        self._run.history.append(history_point(epoch=epoch + 1, step=step, seconds=seconds, **results))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
         self._end_alike()
-        known = self._communicator.allgather_json(
+        bests_by_rank = self._communicator.allgather_json(
             [None if one.best is None else float(one.best) for one in self.checkpoints]
         )
-        for one, best in zip(self.checkpoints, known[0], strict=False):  # other ranks may have no checkpoints
+        for one, best in zip(self.checkpoints, bests_by_rank[0], strict=False):  # other ranks may have no checkpoints
             one.best = best
         self._seen.doing("running the script")
         self._seen.script_steps.counted = False
@@ -306,10 +306,10 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
         group = group_of_fit(self)
-        given = bound.arguments.get("callbacks")
+        user_callbacks = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
             check_no_strategy(self.distribute_strategy)
-            bound.arguments["callbacks"] = _with_own(given, self, group, bound.arguments.get("x"))
+            bound.arguments["callbacks"] = _with_own(user_callbacks, self, group, bound.arguments.get("x"))
         with apart_from_fit(self):
             return plain(*bound.args, **bound.kwargs)
 
@@ -322,8 +322,8 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):  # the validation of a fit
+        user_callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        if isinstance(user_callbacks, keras.callbacks.CallbackList):  # the validation of a fit
             return plain(self, *args, **kwargs)
         with apart_from_fit(self):
             return plain(self, *args, **kwargs)
@@ -335,28 +335,33 @@ def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any) -> Any:
     """Return the callbacks of a fit to `data`, a list or a user's CallbackList, with hpcdl's callback added."""
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
-    there = [one for one in listed if isinstance(one, AgreeOverRanks)]
-    if any(one.waits_to_restore for one in there):
+    agreeing = [callback for callback in listed if isinstance(callback, AgreeOverRanks)]
+    if any(callback.waits_to_restore for callback in agreeing):
         build_for(model, data)
-    if there:
+    if agreeing:
         return given
-    own = AgreeOverRanks(session(), group)
+    added = AgreeOverRanks(session(), group)
     if not by_hand:
-        return [*listed, own]
-    own.set_params(given.params)
-    given.callbacks.append(own)
+        return [*listed, added]
+    added.set_params(given.params)
+    given.callbacks.append(added)
     given.set_model(model)  # this also arranges the callbacks
     return given
 
 
 def _arranged(given: Sequence[Any]) -> list[Any]:
     """Return the callbacks with hpcdl's last. Without it (a fit of one rank alone, for example) nothing changes."""
-    own = [one for one in given if isinstance(one, AgreeOverRanks)]
-    if not own:
+    agreeing = [callback for callback in given if isinstance(callback, AgreeOverRanks)]
+    if not agreeing:
         return list(given)
-    others = [one for one in given if not isinstance(one, AgreeOverRanks)]
-    plain = [one.callback if isinstance(one, Kept) else one for one in others]  # a list may be arranged more than once
-    own[0].checkpoints = [one for one in plain if isinstance(one, keras.callbacks.ModelCheckpoint)]
-    others = others if own[0].group.size == 1 else written_on_rank_0(others, own[0].group)
+    other_callbacks = [callback for callback in given if not isinstance(callback, AgreeOverRanks)]
+    # A list may be arranged more than once.
+    unwrapped = [callback.callback if isinstance(callback, Kept) else callback for callback in other_callbacks]
+    agreeing[0].checkpoints = [
+        callback for callback in unwrapped if isinstance(callback, keras.callbacks.ModelCheckpoint)
+    ]
+    other_callbacks = (
+        other_callbacks if agreeing[0].group.size == 1 else written_on_rank_0(other_callbacks, agreeing[0].group)
+    )
     run = session().run
-    return [*with_deferred(others, None if run is None else run.work), *own[:1]]
+    return [*with_deferred(other_callbacks, None if run is None else run.work), *agreeing[:1]]

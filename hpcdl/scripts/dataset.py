@@ -35,22 +35,22 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
     _check_alike(whole, here.group)
     whole = _shuffled_alike(whole, here.group)
     number = int(whole.cardinality())
-    own = whole.shard(size, rank)
+    part = whole.shard(size, rank)
     if number == tf.data.INFINITE_CARDINALITY or number == tf.data.UNKNOWN_CARDINALITY:
         if steps is None:
             raise UsageError("hpcdl.dataset cannot tell how many elements there are; give steps= per rank and epoch")
     else:
         each = number // size
-        own = own.take(each)
+        part = part.take(each)
         most = each // batch_size if batch_size else each
         if not most:
             raise UsageError(f"{number} elements on {size} ranks leave none for a batch of each; use fewer ranks")
         steps = min(steps or most, most)
     if batch_size:
-        own = own.batch(batch_size, drop_remainder=True)
+        part = part.batch(batch_size, drop_remainder=True)
     # If the number is unknown, a rank with fewer elements starts again, so that all ranks take the same number.
-    own = own.take(steps) if number >= 0 else own.repeat().take(steps)
-    return own.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
+    part = part.take(steps) if number >= 0 else part.repeat().take(steps)
+    return part.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
 
 
 def _check_alike(whole: Any, group: ScriptGroup) -> None:
@@ -58,7 +58,7 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
     if group.size == 1 or not tf.executing_eagerly():
         return
     group.agree("hpcdl.dataset")
-    by_rank = group.messages.allgather_json([_looks_of(one) for one in _arrays_in(whole)])
+    by_rank = group.messages.allgather_json([_looks_of(array) for array in _arrays_in(whole)])
     if any(len(row) != len(by_rank[0]) for row in by_rank):
         return  # each rank made its data in a different way, so a comparison says nothing
     for rank, row in enumerate(by_rank[1:], 1):
@@ -72,10 +72,10 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
 
 def _arrays_in(whole: Any) -> list[Any]:
     """Return the source arrays of a data set, including its file names."""
-    found = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
+    arrays = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
     for one in whole._inputs():
-        found += _arrays_in(one)
-    return found
+        arrays += _arrays_in(one)
+    return arrays
 
 
 def _looks_of(array: Any) -> list[Any]:
@@ -87,7 +87,7 @@ def _looks_of(array: Any) -> list[Any]:
     if array.dtype == tf.string:
         texts = rows.reshape(-1).tolist()
         folder = len(os.path.commonprefix(texts))  # noqa: RUF071  a node names its own storage
-        return [*form, hashlib.blake2b(b"\0".join(one[folder:] for one in texts)).hexdigest()]
+        return [*form, hashlib.blake2b(b"\0".join(text[folder:] for text in texts)).hexdigest()]
     return [*form, [float(row.real.astype(numpy.float64).mean()) for row in rows] if rows.size else []]
 
 
@@ -125,7 +125,7 @@ def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
 
 def _shuffles_in(whole: Any) -> list[Any]:
     """Return all shuffles in a data set's pipeline, the last one first."""
-    found = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
-    for one in whole._inputs():
-        found += _shuffles_in(one)
-    return found
+    shuffles = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
+    for source in whole._inputs():
+        shuffles += _shuffles_in(source)
+    return shuffles

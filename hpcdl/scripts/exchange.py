@@ -210,21 +210,22 @@ class ScriptWorker(AllReduceWorker):
     def gather(self, slices: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Return all ranks' rows of sparse gradients, in rank order, as sparse gradients."""
         if self._group.size == 1:
-            values = self.sum_up([one.values for one in slices], names)
+            values = self.sum_up([sparse.values for sparse in slices], names)
             return [
-                tf.IndexedSlices(mine, one.indices, one.dense_shape) for mine, one in zip(values, slices, strict=True)
+                tf.IndexedSlices(own_rows, sparse.indices, sparse.dense_shape)
+                for own_rows, sparse in zip(values, slices, strict=True)
             ]
-        flat = [part for one in slices for part in (one.values, one.indices)]
+        flat = [part for sparse in slices for part in (sparse.values, sparse.indices)]
         types = [*(part.dtype for part in flat), tf.bool]
         *gathered, suspicious = call_python(self._group.summing(self._gather, empty=True), flat, types)
         values = gathered[::2]
         if self.checks_finite:
             values = behind([self._guard.verdict(suspicious, flat[::2], names)], values)
-        for mine, all_ in zip(flat[::2], values, strict=True):
-            all_.set_shape([None, *mine.shape[1:]])
+        for own_rows, all_ in zip(flat[::2], values, strict=True):
+            all_.set_shape([None, *own_rows.shape[1:]])
         return [
-            tf.IndexedSlices(all_, tf.ensure_shape(rows, [None]), one.dense_shape)
-            for all_, rows, one in zip(values, gathered[1::2], slices, strict=True)
+            tf.IndexedSlices(all_, tf.ensure_shape(rows, [None]), sparse.dense_shape)
+            for all_, rows, sparse in zip(values, gathered[1::2], slices, strict=True)
         ]
 
     def _gather(self, *arrays: Array) -> list[Any]:
@@ -312,30 +313,42 @@ class GradientExchange:
         check_traceable()
         note_exchange(variables)
         names = [name_of(variable) for variable in variables]
-        given = [tf.convert_to_tensor(one) if self._is_dense(one) else one for one in gradients]
-        given = [with_shape_of(variable, one) for variable, one in zip(variables, given, strict=True)]
-        details = [_form_of(one, variable) for one, variable in zip(given, variables, strict=True)]
+        converted = [tf.convert_to_tensor(gradient) if self._is_dense(gradient) else gradient for gradient in gradients]
+        converted = [with_shape_of(variable, gradient) for variable, gradient in zip(variables, converted, strict=True)]
+        details = [_form_of(gradient, variable) for gradient, variable in zip(converted, variables, strict=True)]
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
         # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
-        first = next((getattr(one, "values", one) for one in reversed(given) if one is not None), weight)
+        first = next(
+            (getattr(gradient, "values", gradient) for gradient in reversed(converted) if gradient is not None), weight
+        )
         alone = self.group.size == 1  # no other rank that could use another order
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
             total, begun = self._begin(details, names, weight, first)
         before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
-            dense = {index: one for index, one in enumerate(given) if isinstance(one, tf.Tensor)}
-            dense = self._sum_up({index: scaled_by(before, one) for index, one in dense.items()}, names, variables)
+            dense = {index: gradient for index, gradient in enumerate(converted) if isinstance(gradient, tf.Tensor)}
+            dense = self._sum_up(
+                {index: scaled_by(before, gradient) for index, gradient in dense.items()}, names, variables
+            )
         with tf.control_dependencies([begun, *dense.values()]):
-            sparse = {index: one for index, one in enumerate(given) if isinstance(one, tf.IndexedSlices)}
-            sparse = self._gather({index: scaled_by(before, one) for index, one in sparse.items()}, names)
-        found: Mapping[int, Any] = dense | sparse
-        done = [getattr(one, "values", one) for one in found.values()]
+            sparse = {
+                index: gradient for index, gradient in enumerate(converted) if isinstance(gradient, tf.IndexedSlices)
+            }
+            sparse = self._gather({index: scaled_by(before, gradient) for index, gradient in sparse.items()}, names)
+        combined_by_index: Mapping[int, Any] = dense | sparse
+        exchanged = [getattr(gradient, "values", gradient) for gradient in combined_by_index.values()]
         if not alone:
-            turn_ends([begun, *done])
-        by_name = {names[index]: getattr(one, "values", one) for index, one in enumerate(given) if one is not None}
-        layers_of(recorder_of(self.group.messages), [*by_name]).gradients_recorded([*by_name.values()], [begun, *done])
-        combined = [found.get(index) for index in range(len(given))]
-        return [_as_dtype(scaled_by(after, one), like) for one, like in zip(combined, given, strict=True)]
+            turn_ends([begun, *exchanged])
+        by_name = {
+            names[index]: getattr(gradient, "values", gradient)
+            for index, gradient in enumerate(converted)
+            if gradient is not None
+        }
+        layers_of(recorder_of(self.group.messages), [*by_name]).gradients_recorded(
+            [*by_name.values()], [begun, *exchanged]
+        )
+        combined = [combined_by_index.get(index) for index in range(len(converted))]
+        return [_as_dtype(scaled_by(after, gradient), like) for gradient, like in zip(combined, converted, strict=True)]
 
     def _is_dense(self, gradient: Any) -> bool:
         return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
@@ -377,12 +390,12 @@ class GradientExchange:
         rows = rows_of_batch(_ROWS_LOOKED_AT)
 
         def compare(gradient: Array, *given: Array) -> bool:
-            done = self._num_exchanges - 1
+            num_done = self._num_exchanges - 1
             batch, values = given[: len(rows)], given[len(rows) :]
-            if done == 1:
+            if num_done == 1:
                 look_for_same_samples(self.group, gradient, moved=bool(gradient.any()), batch=batch)
             check_same_weights(
-                dict(zip(names, values, strict=True)), self.group.messages, after_updates(done), OWN_CHANGES
+                dict(zip(names, values, strict=True)), self.group.messages, after_updates(num_done), OWN_CHANGES
             )
             return True
 
@@ -400,20 +413,23 @@ class GradientExchange:
 
     def _sum_up(self, dense: Mapping[int, Any], names: Sequence[str], variables: Sequence[Any]) -> dict[int, Any]:
         """Return the sums over the ranks, with one message per group of gradients."""
-        wide = {index: tf.cast(one, tf.float32) if one.dtype.size < 4 else one for index, one in dense.items()}
+        wide = {
+            index: tf.cast(gradient, tf.float32) if gradient.dtype.size < 4 else gradient
+            for index, gradient in dense.items()
+        }
         summed: dict[int, Any] = {}
         for indices, bucket_bytes in self._groups(wide, variables):
             with tf.control_dependencies(list(summed.values())):
-                mine = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
+                to_sum = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
                 if self._keeps_rest:
                     self._worker.numbers = [self._number(variables[index]) for index in indices]
-                sums = self._worker.sum_up(mine, [names[index] for index in indices], bucket_bytes)
+                sums = self._worker.sum_up(to_sum, [names[index] for index in indices], bucket_bytes)
             summed |= dict(zip(indices, sums, strict=True))
         return summed
 
     def _number(self, variable: Any) -> int:
         """Return a variable's index among those of the optimizer, the same in every step and after every restart."""
-        places = {key_of(one): place for place, one in enumerate(self._compared() if self._compared else ())}
+        places = {key_of(compared): index for index, compared in enumerate(self._compared() if self._compared else ())}
         return places[key_of(variable)]
 
     def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
@@ -424,11 +440,11 @@ class GradientExchange:
         if groups is None:
             return [(list(dense), None)]
         if isinstance(groups, int):
-            num_bytes = sum(one.dtype.size * (one.shape.num_elements() or 1) for one in dense.values())
+            num_bytes = sum(gradient.dtype.size * (gradient.shape.num_elements() or 1) for gradient in dense.values())
             return [(list(dense), -(-num_bytes // groups))]
-        place = {key_of(variable): number for number, group in enumerate(groups) for variable in group}
+        group_numbers = {key_of(variable): number for number, group in enumerate(groups) for variable in group}
         alone = itertools.count(len(groups))
-        numbers = {index: place.get(key_of(variables[index]), next(alone)) for index in dense}
+        numbers = {index: group_numbers.get(key_of(variables[index]), next(alone)) for index in dense}
         return [
             ([index for index in dense if numbers[index] == number], _TOGETHER)
             for number in dict.fromkeys(numbers.values())
@@ -482,13 +498,13 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
     """
     if group.size == 1:
         return
-    found = {key_of(variable): variable for variable in variables}
+    by_key = {key_of(variable): variable for variable in variables}
     too_late = tf.executing_eagerly()  # the gradient has been computed; while a graph is traced, it has not
     with outside_graphs():
-        new = {key: one for key, one in found.items() if key not in group.started and _has_value(one)}
+        new = {key: weight for key, weight in by_key.items() if key not in group.started and _has_value(weight)}
         if new:
-            forms = [f"{one.dtype} {tuple(one.shape)}" for one in new.values()]
-            names = [name_of(one) for one in new.values()]
+            forms = [f"{weight.dtype} {tuple(weight.shape)}" for weight in new.values()]
+            names = [name_of(weight) for weight in new.values()]
             group.agree("a start with rank 0's weights", forms, names=names)
             if too_late:
                 _tell_of_own_weights(group, names, list(new.values()))
@@ -499,13 +515,13 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
 
 def _tell_of_own_weights(group: ScriptGroup, names: Sequence[str], variables: Sequence[Any]) -> None:
     """Warn if the first forward pass has used each rank's own weights: its gradient belongs to no single model."""
-    rows = group.messages.allgather_json([digest_of(one) for one in variables])
-    odd = [name for name, *digests in zip(names, *rows, strict=True) if len(set(digests)) > 1]
-    if odd and group.rank == 0:
-        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+    rows = group.messages.allgather_json([digest_of(variable) for variable in variables])
+    differing = [name for name, *digests in zip(names, *rows, strict=True) if len(set(digests)) > 1]
+    if differing and group.rank == 0:
+        and_more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         sys.stderr.write(
-            f"hpcdl: warning: the first forward pass used each rank's own {odd[0]}{more}, and its gradient is not "
-            "one of any model; call hpcdl.broadcast_variables(model.variables) before the loop\n"
+            f"hpcdl: warning: the first forward pass used each rank's own {differing[0]}{and_more}, and its gradient "
+            "is not one of any model; call hpcdl.broadcast_variables(model.variables) before the loop\n"
         )
 
 
@@ -519,9 +535,9 @@ def name_in(group: ScriptGroup) -> str:
 
 def note_updates(number: int, name: str) -> None:
     """Record that this rank has done `number` updates of the optimizer or tape `name`, for status and messages."""
-    seen = session().communicator.monitor
-    seen.num_updates = max(seen.num_updates, number)
-    seen.script_steps.exchange(name)
+    monitor = session().communicator.monitor
+    monitor.num_updates = max(monitor.num_updates, number)
+    monitor.script_steps.exchange(name)
 
 
 def compares_after(done: int, group: ScriptGroup) -> bool:

@@ -45,47 +45,47 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
     with outside_graphs():
         if trained is not None:
             tell_of_adapted(_living(keras.layers.Layer)[0], group)
-        found = _listed(group)
-        rows = _forms(group, found)
+        weights = _listed(group)
+        rows = _forms(group, weights)
         for wait_s in _SWEEPS_S:
             if all(row == rows[0] for row in rows):
                 break
             # One rank may hold garbage that another has collected. TensorFlow's threads release it only after a moment.
             time.sleep(wait_s)
-            found.clear()  # else the list would keep the garbage alive, and it would be listed again
+            weights.clear()  # else the list would keep the garbage alive, and it would be listed again
             gc.collect()
-            found = _listed(group)
-            rows = _forms(group, found)
+            weights = _listed(group)
+            rows = _forms(group, weights)
         if any(row != rows[0] for row in rows):
             group.keep("said that weights differ in number", lambda: _say_different(group))
             return
-        digests = group.messages.allgather_json([digest_of(one) for one in found])
-        values = dict(zip(map(unique, found), zip(*digests, strict=True), strict=True))
-        odd = [one for one in found if len(set(values[unique(one)])) > 1]
-        if not odd:
+        digests = group.messages.allgather_json([digest_of(weight) for weight in weights])
+        values = dict(zip(map(unique, weights), zip(*digests, strict=True), strict=True))
+        differing = [weight for weight in weights if len(set(values[unique(weight)])) > 1]
+        if not differing:
             return
         if trained is None:
-            broadcast_variables(group.messages, odd)
+            broadcast_variables(group.messages, differing)
             return
         held = _held_by_models() | set(trained)
         copied = {values[name] for name in held & set(values)}  # a running mean of weights begins as a copy of them
-        mine = [unique(one) not in held and values[unique(one)] not in copied for one in odd]
-        stays = group.messages.allgather_json(mine)[0]
-        own = [one for one, stay in zip(odd, stays, strict=True) if stay]
-        common = [one for one, stay in zip(odd, stays, strict=True) if not stay]
-        unexpected = [one for one in common if unique(one) not in trained]
+        stays_here = [unique(weight) not in held and values[unique(weight)] not in copied for weight in differing]
+        stays = group.messages.allgather_json(stays_here)[0]
+        staying = [weight for weight, stay in zip(differing, stays, strict=True) if stay]
+        common = [weight for weight, stay in zip(differing, stays, strict=True) if not stay]
+        unexpected = [weight for weight in common if unique(weight) not in trained]
         if group.rank == 0 and unexpected:
             _say_different_values(unexpected, too_late=too_late)
-        if group.rank == 0 and own:
-            group.keep("said which variables no model holds", lambda: _say_what_stays(own))
+        if group.rank == 0 and staying:
+            group.keep("said which variables no model holds", lambda: _say_what_stays(staying))
         broadcast_variables(group.messages, common)
 
 
 def _held_by_models() -> set[str]:
     """Return the keys of all variables that Keras layers or tf.Modules hold."""
     of_keras, modules = _living(keras.Variable, tf.Module)
-    variables = [one for module in modules for one in module.variables]
-    return {unique(one) for one in [*(one.value for one in of_keras), *variables]}
+    variables = [variable for module in modules for variable in module.variables]
+    return {unique(variable) for variable in [*(variable.value for variable in of_keras), *variables]}
 
 
 def unique(variable: Any) -> str:
@@ -96,20 +96,22 @@ def unique(variable: Any) -> str:
 def _listed(group: ScriptGroup) -> list[Any]:
     """Return the weights that have not been made equal yet, in the order of their creation."""
     optimizers, of_keras, variables = _living(keras.optimizers.Optimizer, keras.Variable, tf.Variable)
-    kept = {unique(one.value) for optimizer in optimizers for one in _trained_alone(optimizer)}
-    chosen = {unique(one.value) for one in of_keras if chosen_for(one) is not None}
-    found = {unique(one): one for one in variables if _is_weight(one) and chosen_for(one) is None}
-    others = kept | chosen | group.started
-    names = [name for name in found if name not in others]
-    return [found[name] for name in sorted(names, key=_number)]
+    trained_alone = {unique(variable.value) for optimizer in optimizers for variable in _trained_alone(optimizer)}
+    chosen = {unique(variable.value) for variable in of_keras if chosen_for(variable) is not None}
+    weights = {
+        unique(variable): variable for variable in variables if _is_weight(variable) and chosen_for(variable) is None
+    }
+    excluded = trained_alone | chosen | group.started
+    names = [name for name in weights if name not in excluded]
+    return [weights[name] for name in sorted(names, key=_number)]
 
 
 def _living(*classes: type) -> list[list[Any]]:
     """Return all objects of each class. Checking the types first is faster than an isinstance per object."""
     objects = gc.get_objects()
     types = {type(one) for one in objects}
-    wanted = [{kind for kind in types if issubclass(kind, one)} for one in classes]
-    return [[one for one in objects if type(one) in kinds] for kinds in wanted]
+    wanted_types = [{kind for kind in types if issubclass(kind, one)} for one in classes]
+    return [[one for one in objects if type(one) in kinds] for kinds in wanted_types]
 
 
 def _trained_alone(optimizer: Any) -> Iterator[Any]:
@@ -131,7 +133,7 @@ def _number(name: str) -> int:
 
 def _forms(group: ScriptGroup, found: list[Any]) -> list[Any]:
     group.agree("the weights that exist")
-    rows: list[Any] = group.messages.allgather_json([f"{one.dtype.name} {tuple(one.shape)}" for one in found])
+    rows: list[Any] = group.messages.allgather_json([f"{weight.dtype.name} {tuple(weight.shape)}" for weight in found])
     return rows
 
 
@@ -153,7 +155,7 @@ def _say_what_stays(own: list[Any]) -> bool:
 
 
 def _named(variables: list[Any]) -> str:
-    return listed([one.name.removesuffix(":0") for one in variables], 1)
+    return listed([variable.name.removesuffix(":0") for variable in variables], 1)
 
 
 def _say_different_values(odd: list[Any], *, too_late: bool) -> None:

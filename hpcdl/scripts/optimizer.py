@@ -176,8 +176,8 @@ def shared_variables(optimizer: Any) -> list[Any]:
 
     Gradients accumulated before their exchange differ between ranks, and are not included.
     """
-    own = {id(one) for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)}
-    return [*trained_by(optimizer), *(one for one in optimizer.variables if id(one) not in own)]
+    own_ids = {id(variable) for leaf in leaves_of(optimizer) for variable in accumulators_of(leaf)}
+    return [*trained_by(optimizer), *(variable for variable in optimizer.variables if id(variable) not in own_ids)]
 
 
 def _optimizer_of(given: Any) -> Any:
@@ -259,7 +259,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
 
     def clip_gradients(grads: Any) -> Any:
         remaining = iter(grads)  # Keras has removed the gradients that were None
-        gradients = [next(remaining) if there else None for there in step["there"]]
+        gradients = [next(remaining) if present else None for present in step["there"]]
         shared = getattr(optimizer, "shares_loss", bool)()
         combined = exchange.combine(gradients, step["variables"], step["num_samples"], shared=shared)
         step["num_samples"] = None
@@ -376,21 +376,21 @@ class DistributedGradientTape:
     def gradient(self, target: Any, sources: Any, *args: Any, num_samples: Any = None, **kwargs: Any) -> Any:
         """Return the combined gradients, structured as `sources`. `num_samples` is for `average_over="samples"`."""
         flat = tf.nest.flatten(sources)
-        own = self._tape.gradient(target, flat, *args, **kwargs)
+        gradients = self._tape.gradient(target, flat, *args, **kwargs)
         variables = [source for source in flat if hasattr(source, "assign")]
         exchange = self._exchange(variables)
         make_alike(self._group, variables)
-        combined = exchange.combine(own, flat, num_samples)
+        combined = exchange.combine(gradients, flat, num_samples)
         return tf.nest.pack_sequence_as(sources, combined) if tf.nest.is_nested(sources) else combined[0]
 
     def _exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """Return the exchange that all tapes with these variables share, step after step."""
         group, settings = self._group, self._settings
         keys = tuple(key_of(variable) for variable in variables)
-        held = [weakref.ref(variable) for variable in variables]
+        weak_refs = [weakref.ref(variable) for variable in variables]
 
         def compared() -> list[Any]:
-            return [variable for variable in (reference() for reference in held) if variable is not None]
+            return [variable for variable in (reference() for reference in weak_refs) if variable is not None]
 
         with tf.init_scope():
             return group.keep((repr(settings), keys), lambda: GradientExchange(group, settings, compared))

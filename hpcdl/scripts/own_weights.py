@@ -87,8 +87,8 @@ class OwnWeights(ABC):
     def to_own(self) -> None:
         """Put this rank's weights back into the variables."""
         if self._own is not None:
-            own, self._own = self._own, None
-            self._assign(own)
+            weights, self._own = self._own, None
+            self._assign(weights)
 
     def begin_epoch(self, communicator: Communicator) -> None:
         """Continue with each rank's weights. If a rank has changed the variables, rank 0's count. Collective."""
@@ -112,11 +112,11 @@ class OwnWeights(ABC):
 
     def _check_types(self, variables: Sequence[Any]) -> None:
         """Raise UsageError for a type that flat float32 buffers do not hold."""
-        odd = sorted({one.dtype.name for one in variables} - {"float32"})
-        if odd:
+        other_types = sorted({variable.dtype.name for variable in variables} - {"float32"})
+        if other_types:
             raise UsageError(
-                f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(odd)} ones; "
-                "use strategy='ring'"
+                f"strategy={self._info.name!r} keeps its weights in float32, the model has {', '.join(other_types)} "
+                "ones; use strategy='ring'"
             )
 
     def _look(self, own: Array) -> None:
@@ -131,12 +131,12 @@ class OwnWeights(ABC):
 
     @property
     def _names(self) -> list[str]:
-        return [name_of(one) for one in self._variables]
+        return [name_of(variable) for variable in self._variables]
 
     @property
     def _forms(self) -> list[str]:
         """What must agree on all ranks. The names beside it are an empty one and `_names`."""
-        return [self._name, *(str(tuple(one.shape)) for one in self._variables)]
+        return [self._name, *(str(tuple(variable.shape)) for variable in self._variables)]
 
     def _after(self) -> str:
         return after_updates(self._num_updates)
@@ -147,10 +147,10 @@ class OwnWeights(ABC):
 
     @property
     def _lengths(self) -> list[int]:
-        return [int(numpy.prod(one.shape)) for one in self._variables]
+        return [int(numpy.prod(variable.shape)) for variable in self._variables]
 
     def _flat(self) -> Array:
-        return numpy.concatenate([numpy.asarray(one.numpy()).reshape(-1) for one in self._variables])
+        return numpy.concatenate([numpy.asarray(variable.numpy()).reshape(-1) for variable in self._variables])
 
     def _parts(self, flat: Array) -> list[Array]:
         return list(numpy.split(flat, numpy.cumsum(self._lengths)[:-1]))
@@ -194,19 +194,21 @@ class CenterExchange(OwnWeights):
     def update(self, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
         """Apply equations (1) and (2) to all variables, traced into the graph. A missing gradient counts as zeros."""
         check_traceable()
-        known = {
-            key_of(one): with_shape_of(one, tf.convert_to_tensor(gradient))
-            for one, gradient in zip(variables, gradients, strict=True)
+        by_key = {
+            key_of(variable): with_shape_of(variable, tf.convert_to_tensor(gradient))
+            for variable, gradient in zip(variables, gradients, strict=True)
         }
-        moved = [held(one) for one in trained_by(self._optimizer)]
+        moved = [held(variable) for variable in trained_by(self._optimizer)]
         self._check_types(moved)
         # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
-        first = next(reversed(known.values()))
-        mine = [known.get(key_of(one), tf.zeros(one.shape, one.dtype)) for one in moved]
+        first = next(reversed(by_key.values()))
+        own_gradients = [by_key.get(key_of(variable), tf.zeros(variable.shape, variable.dtype)) for variable in moved]
         with tf.control_dependencies([*turn_begins(), first]):
-            begun = call_python(self._begin, [one_buffer([one.read_value() for one in moved])], tf.bool)
+            begun = call_python(self._begin, [one_buffer([variable.read_value() for variable in moved])], tf.bool)
         with tf.control_dependencies([begun]):
-            weights = call_python(self._move, [one_buffer(mine), tf.cast(learning_rate, tf.float64)], tf.float32)
+            weights = call_python(
+                self._move, [one_buffer(own_gradients), tf.cast(learning_rate, tf.float64)], tf.float32
+            )
         assign_pieces(moved, weights)
         turn_ends([weights])
 
@@ -238,9 +240,9 @@ class CenterExchange(OwnWeights):
         except NotFiniteError as error:
             parts = self._parts(gradient)
             bad = [name for name, part in zip(self._names, parts, strict=True) if not all_finite(part)]
-            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            and_more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise NotFiniteError(
-                f"the gradient of {bad[0]}{more} is not finite on rank {self.group.rank}, {self._after()}"
+                f"the gradient of {bad[0]}{and_more} is not finite on rank {self.group.rank}, {self._after()}"
             ) from error
         self._num_updates += 1
         note_updates(self._num_updates, self._name)
@@ -263,8 +265,8 @@ class CenterExchange(OwnWeights):
         """Return what a checkpoint keeps of this rank beside the center."""
         if not self._began:
             return {}
-        own = self._flat() if self._own is None else self._own
-        return {"weights": own.copy(), "updates": numpy.array(self._num_updates)}
+        weights = self._flat() if self._own is None else self._own
+        return {"weights": weights.copy(), "updates": numpy.array(self._num_updates)}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore what `state` returned. The variables hold the center before, and this rank's weights after."""
@@ -290,7 +292,7 @@ def _check(info: StrategyInfo, elastic: ElasticConfig, optimizer: Any, num_ranks
         "use_ema": optimizer.use_ema,
         "loss_scale_factor": optimizer.loss_scale_factor,
     }
-    names = [name for name, given in refused.items() if given]
+    names = [name for name, value in refused.items() if value]
     if names:
         raise UsageError(f"{equations}, without {' and '.join(names)}; leave it out")
     if keras.mixed_precision.global_policy().name == "mixed_float16":

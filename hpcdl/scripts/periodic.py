@@ -85,7 +85,7 @@ class PeriodicExchange(OwnWeights):
     def own_variables(self) -> list[Any]:
         """Return all variables but the update count and the learning rate: momenta and the like are never exchanged."""
         common = {id(self._optimizer.iterations), id(rate_variable(self._optimizer))}
-        return [one for one in self._optimizer.variables if id(one) not in common]
+        return [variable for variable in self._optimizer.variables if id(variable) not in common]
 
     def around(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the optimizer's `apply`: an exchange follows each update that ends a period."""
@@ -98,12 +98,12 @@ class PeriodicExchange(OwnWeights):
                 raise UsageError(_accumulates(self._info, self._optimizer.gradient_accumulation_steps))
             check_traceable()
             note_exchange(variables)
-            moved = [held(one) for one in self._variables]
+            moved = [held(variable) for variable in self._variables]
             self._check_types(moved)
             exchanges = self._announced(gradients, variables, moved)
             with tf.control_dependencies([exchanges]):
                 result = apply(gradients, variables)
-            ended = [held(one) for one in momenta_that_end(self._info.name, self._optimizer)]
+            ended = [held(variable) for variable in momenta_that_end(self._info.name, self._optimizer)]
             took_s = tf.cond(
                 exchanges, lambda: take_shared(moved, ended, self._exchange), lambda: tf.zeros([], tf.float64)
             )
@@ -114,7 +114,9 @@ class PeriodicExchange(OwnWeights):
 
     def _announced(self, gradients: Sequence[Any], variables: Sequence[Any], moved: Sequence[Any]) -> Any:
         """Return whether this update ends with an exchange, traced into the graph. The update waits for the answer."""
-        pairs = [(name_of(one), grad) for one, grad in zip(variables, gradients, strict=True) if grad is not None]
+        pairs = [
+            (name_of(variable), grad) for variable, grad in zip(variables, gradients, strict=True) if grad is not None
+        ]
         values = [tf.convert_to_tensor(getattr(grad, "values", grad)) for _, grad in pairs]
         # A step whose data has ended has no gradient. It must not begin an exchange that it cannot take part in.
         fine = self._guard.before_exchange(values, [name for name, _ in pairs]) if values else tf.constant(True)
@@ -124,7 +126,7 @@ class PeriodicExchange(OwnWeights):
         starts, announced = tf.ensure_shape(starts, []), tf.ensure_shape(announced, [])
 
         def start() -> Any:
-            first = one_buffer([one.read_value() for one in moved])
+            first = one_buffer([variable.read_value() for variable in moved])
             return tf.ensure_shape(call_python(self._start, [first, rate], tf.bool), [])
 
         return tf.cond(starts, start, lambda: announced)
@@ -222,9 +224,9 @@ class PeriodicExchange(OwnWeights):
             self._weights.level(self.group.messages, last)
         if over and self._own is not None:
             self.group.agree("the last exchange of weights of a fit", self._forms, names=["", *self._names])
-            own = self._weights.meet(self._own, self._num_updates).copy()
-            self._take(own)
-            self._own = own
+            weights = self._weights.meet(self._own, self._num_updates).copy()
+            self._take(weights)
+            self._own = weights
             self._assign(self.shared())
 
     def say_period(self, steps: int | None) -> None:
@@ -244,9 +246,9 @@ class PeriodicExchange(OwnWeights):
         """Return what a checkpoint keeps of this rank beside the shared weights."""
         if not self._began:
             return {}
-        own = self._flat() if self._own is None else self._own
+        weights = self._flat() if self._own is None else self._own
         return {
-            _OWN: own.copy(),
+            _OWN: weights.copy(),
             _UPDATES: numpy.array(self._num_updates),
             _OF: numpy.frombuffer(self._info.name.encode(), numpy.uint8),
             **self._weights.state(),

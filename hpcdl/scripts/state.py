@@ -90,21 +90,25 @@ class State:
 
         This includes the optimizers' own variables, which no later gradient names. A distributed tape keeps them equal.
         """
-        plain = [one for one in self._optimizers() if not hasattr(one, "exchanges") and one.built]
-        own = {id(one) for one in self._own_variables()}
+        plain_optimizers = [one for one in self._optimizers() if not hasattr(one, "exchanges") and one.built]
+        own_ids = {id(one) for one in self._own_variables()}
         # An optimizer of a rank's own variables (hpcdl.combine) is the rank's own too.
-        shared = [one for one in plain if not own & {id(weight) for weight in trained_by(one)}]
+        shared = [one for one in plain_optimizers if not own_ids & {id(weight) for weight in trained_by(one)}]
         listed = {id(one): one for optimizer in shared for one in (*trained_by(optimizer), *optimizer.variables)}
-        found = [one for key, one in listed.items() if key not in own]
-        rows = self._communicator.allgather_json([[str(one.dtype), list(one.shape), digest_of(one)] for one in found])
+        variables = [one for key, one in listed.items() if key not in own_ids]
+        rows = self._communicator.allgather_json(
+            [[str(one.dtype), list(one.shape), digest_of(one)] for one in variables]
+        )
         if any([form[:2] for form in row] != [form[:2] for form in rows[0]] for row in rows):
             return  # the ranks have different variables: the first exchange compares those that it moves
-        odd = [one for one, *forms in zip(found, *rows, strict=True) if any(form != forms[0] for form in forms)]
-        broadcast_variables(self._communicator, odd)
-        if odd and self._communicator.rank == 0:
-            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        differing = [
+            one for one, *forms in zip(variables, *rows, strict=True) if any(form != forms[0] for form in forms)
+        ]
+        broadcast_variables(self._communicator, differing)
+        if differing and self._communicator.rank == 0:
+            and_more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             text = "were moved on each rank alone, and begin as rank 0's"
-            sys.stderr.write(f"hpcdl: {odd[0].path}{more} {text} (hpcdl.State)\n")
+            sys.stderr.write(f"hpcdl: {differing[0].path}{and_more} {text} (hpcdl.State)\n")
 
     def commit(self, samples: int | None = None, *, stepped: bool = True) -> None:
         """Call it after each step: save if due; at a signal or the time limit save and exit with code 75. Collective.
@@ -153,7 +157,7 @@ class State:
             self._writer = checkpoints.CheckpointWriter(self._folder, self._communicator, self._keep, work=work)
             if self._run is not None:
                 self._run.unfinished.append(self._finish_saving)
-        seeds = [one for model in self._models for one in arrays.seed_variables(model)]
+        seeds = [variable for model in self._models for variable in arrays.seed_variables(model)]
         values = self._kept_values()
         facts = {
             "ranks": self._communicator.size,
@@ -162,8 +166,8 @@ class State:
             "moves": self._moves(),
         }
         with center_in_place(*self._optimizers()):
-            shared = [one.numpy() for one in self._weights()]
-        of_optimizers = [one.numpy() for one in self._of_optimizers()]
+            shared = [variable.numpy() for variable in self._weights()]
+        of_optimizers = [variable.numpy() for variable in self._of_optimizers()]
         of_weights = [(weight.path, value) for weight, value in zip(self._weights(), shared, strict=True)]
         check_kept(of_weights, self.step, self._communicator.rank)
         self._writer.start(
@@ -171,8 +175,8 @@ class State:
                 step=self.step,
                 shared={**arrays.copy_of(shared, "weights"), **arrays.copy_of(of_optimizers, "optimizer")},
                 own={
-                    **arrays.copy_of([one.numpy() for one in seeds], "seeds"),
-                    **arrays.copy_of([one.numpy() for one in self._own_variables()], "variables"),
+                    **arrays.copy_of([variable.numpy() for variable in seeds], "seeds"),
+                    **arrays.copy_of([variable.numpy() for variable in self._own_variables()], "variables"),
                     **self._of_exchanges(),
                 },
                 facts=facts,
@@ -183,15 +187,15 @@ class State:
 
     def _kept_values(self) -> dict[str, Any]:
         """Return the script's own values as a checkpoint holds them. Raises UsageError for unsupported values."""
-        found = {}
+        values = {}
         for name in self._names:
             try:
-                found[name] = kept(_plain(getattr(self, name)))
+                values[name] = kept(_plain(getattr(self, name)))
             except TypeError as error:
                 raise UsageError(
                     f"hpcdl.State cannot keep {name} ({error}): it holds numbers, texts, arrays, and lists and dicts"
                 ) from error
-        return found
+        return values
 
     def _finish_saving(self) -> None:
         """Return when the checkpoint that was begun is durable, or has left a warning."""
@@ -218,7 +222,7 @@ class State:
         """Restore what was read, once the models are built. `fit` calls it for models built late. Collective."""
         if self._pending is None:
             return
-        (shared, own, facts), self._pending = self._pending, None
+        (shared, own_arrays, facts), self._pending = self._pending, None
         weights = self._weights()
         for optimizer, moved in zip(self._optimizers(), facts.get("moves", []), strict=False):
             if not optimizer.built and moved is not None and all(index < len(weights) for index in moved):
@@ -229,27 +233,29 @@ class State:
         broadcast_variables(self._communicator, [*self._weights(), *self._of_optimizers()])
         set_rates(self._optimizers(), facts.get("rates", []))
         seeds = [one for model in self._models for one in arrays.seed_variables(model)]
-        if own:
-            arrays.assign(seeds, own, "seeds")
-        if any(name.startswith("variables/") for name in own):
-            arrays.assign(self._own_variables(), own, "variables")
+        if own_arrays:
+            arrays.assign(seeds, own_arrays, "seeds")
+        if any(name.startswith("variables/") for name in own_arrays):
+            arrays.assign(self._own_variables(), own_arrays, "variables")
         for index, exchange in self._exchanges():
-            mine = f"center/{index}/"
-            exchange.restore({name.removeprefix(mine): one for name, one in own.items() if name.startswith(mine)})
+            prefix = f"center/{index}/"
+            exchange.restore(
+                {name.removeprefix(prefix): one for name, one in own_arrays.items() if name.startswith(prefix)}
+            )
 
     def _read(self) -> None:
         """Read the newest intact checkpoint. Its values count at once; its arrays wait for `restore`."""
         problems: list[str] = []
         rank = self._communicator.rank
         from_step = None if self._run is None else self._run.config.checkpoint.from_step
-        found = step_to_resume(self._folder, from_step, problems, ScriptFacts) if rank == 0 else None
-        missing = checkpoints.what_is_missing(self._folder) if rank == 0 and found is None else ""
+        newest_step = step_to_resume(self._folder, from_step, problems, ScriptFacts) if rank == 0 else None
+        missing = checkpoints.what_is_missing(self._folder) if rank == 0 and newest_step is None else ""
         shared: dict[str, Any] = {}
         facts: dict[str, Any] = {}
-        if found is not None:
-            shared, facts = checkpoints.read_shared(self._folder, found)
-        cause = problems[0].partition("; going back")[0] if problems and found is None else ""
-        step, facts, damaged, missing = self._communicator.allgather_json([found, facts, cause, missing])[0]
+        if newest_step is not None:
+            shared, facts = checkpoints.read_shared(self._folder, newest_step)
+        cause = problems[0].partition("; going back")[0] if problems and newest_step is None else ""
+        step, facts, damaged, missing = self._communicator.allgather_json([newest_step, facts, cause, missing])[0]
         if missing:
             raise UsageError(f"{missing}; put it back, or name another folder")
         if damaged:
@@ -262,8 +268,8 @@ class State:
         self._communicator.monitor.script_steps.reached(step)
         values = given_back(facts["values"])
         vars(self).update({name: value for name, value in values.items() if name in self._names})
-        own = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
-        self._pending = shared, own, facts
+        own_arrays = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
+        self._pending = shared, own_arrays, facts
         if self._run is not None:
             self._run.resumed_from.append(step)
         self._log(problems)
@@ -276,16 +282,19 @@ class State:
             sys.stderr.writelines(f"hpcdl: {text}\n" for text in warnings)
 
     def _weights(self) -> list[Any]:
-        return [one for model in self._models for one in model.weights]
+        return [weight for model in self._models for weight in model.weights]
 
     def _own_variables(self) -> list[Any]:
         """Return the variables that each rank keeps for itself: queues, counters, accumulated gradients."""
-        found = [*(one for model in self._models for one in own_variables(model)), *kept_by_optimizers(self._given)]
-        return list({id(one): one for one in found}.values())
+        variables = [
+            *(variable for model in self._models for variable in own_variables(model)),
+            *kept_by_optimizers(self._given),
+        ]
+        return list({id(variable): variable for variable in variables}.values())
 
     def _optimizers(self) -> list[Any]:
-        found = [*self._given, *(one for model in self._models for one in optimizers_of(model))]
-        return list({id(one): one for one in found}.values())
+        optimizers = [*self._given, *(optimizer for model in self._models for optimizer in optimizers_of(model))]
+        return list({id(optimizer): optimizer for optimizer in optimizers}.values())
 
     def _exchanges(self) -> list[tuple[int, Any]]:
         """Return the exchanges of weights or gradients, each with the index of its optimizer."""
@@ -310,7 +319,7 @@ class State:
         ]
 
     def _of_optimizers(self) -> list[Any]:
-        return [one for optimizer in self._optimizers() for one in optimizer.variables]
+        return [variable for optimizer in self._optimizers() for variable in optimizer.variables]
 
 
 def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
@@ -329,9 +338,9 @@ def _interval_of(run: ScriptRun | None) -> CheckpointInterval:
 def _plain(value: Any) -> Any:
     """Return a script's value with Python numbers in place of arrays and tensors."""
     if isinstance(value, dict):
-        return {_plain(key): _plain(one) for key, one in value.items()}
+        return {_plain(key): _plain(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        found = [_plain(one) for one in value]
-        return tuple(found) if isinstance(value, tuple) else found
+        values = [_plain(element) for element in value]
+        return tuple(values) if isinstance(value, tuple) else values
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.tolist() if hasattr(value, "tolist") else value

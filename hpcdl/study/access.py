@@ -55,13 +55,13 @@ def node_counts_for(template: AccessTemplate, target: int) -> list[int]:
     while len(halves) < num_counts and halves[-1] % 2 == 0:
         halves.append(halves[-1] // 2)
     parts = {-(-target * part // num_counts) for part in range(1, num_counts + 1)}
-    found = sorted(halves if len(halves) == num_counts else parts)
-    if len(found) < num_counts:
+    counts = sorted(halves if len(halves) == num_counts else parts)
+    if len(counts) < num_counts:
         raise UsageError(
             f"--target {target}: {template.title} asks for {num_counts} numbers of nodes, and there are not so many up "
             f"to it; ask for {num_counts} nodes or more"
         )
-    return found
+    return counts
 
 
 def access_study(
@@ -82,11 +82,16 @@ def access_study(
         raise UsageError("--for needs the number of nodes that you will ask for: add --target NODES")
     if flags.get("mode") not in (None, template.mode):
         raise UsageError(f"--mode {flags['mode']}, but {template.title} asks for {template.mode} scaling; leave it out")
-    own = {key: value for key, value in flags.items() if value is not None}
-    if "nodes" not in own and target is not None:
-        own["nodes"] = ",".join(map(str, node_counts_for(template, target)))
-    made = {"name": f"evidence-{template.name}", "repeats": str(template.repeats), **own, "mode": template.mode}
-    study = load_study(path, made, pairs, axes=axes, zipped=zipped)
+    given_flags = {key: value for key, value in flags.items() if value is not None}
+    if "nodes" not in given_flags and target is not None:
+        given_flags["nodes"] = ",".join(map(str, node_counts_for(template, target)))
+    values = {
+        "name": f"evidence-{template.name}",
+        "repeats": str(template.repeats),
+        **given_flags,
+        "mode": template.mode,
+    }
+    study = load_study(path, values, pairs, axes=axes, zipped=zipped)
     plan, _ = prepare_points(study, make_plan(study))
     missing = sorted({nodes for matrix in study.matrices for nodes in matrix.shape.nodes} - {*plan.node_counts})
     if missing:
@@ -136,14 +141,14 @@ def access_case(
         described = find_strategy(strategy).summary
     except UnknownNameError:  # measured elsewhere with a strategy that hpcdl does not have
         described = ""
-    alike = [run for run in gathered.runs if run.strategy == strategy and run.model == chosen.first.model]
-    return AccessCase(case=case, caveats=caveats(alike, gathered.unreadable, [chosen]), described=described)
+    matching = [run for run in gathered.runs if run.strategy == strategy and run.model == chosen.first.model]
+    return AccessCase(case=case, caveats=caveats(matching, gathered.unreadable, [chosen]), described=described)
 
 
 def _attached(template: AccessTemplate, given: Sequence[str]) -> dict[str, AttachedFile]:
     """Return the user's files, given as `KIND=FILE`, by kind."""
     kinds = {kind.name: kind for kind in template.attachments}
-    found = {}
+    attached = {}
     for text in given:
         kind, equals, name = text.partition("=")
         if not equals or not name:
@@ -158,8 +163,8 @@ def _attached(template: AccessTemplate, given: Sequence[str]) -> dict[str, Attac
             raise UsageError(
                 f"--attach {text}: {name} does not hold {kinds[kind].holds!r}; it should be: {kinds[kind].says}"
             )
-        found[kind] = AttachedFile(kind=kind, name=Path(name).name, text=content)
-    return found
+        attached[kind] = AttachedFile(kind=kind, name=Path(name).name, text=content)
+    return attached
 
 
 def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
@@ -190,15 +195,15 @@ def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
 
 def train_words(record: RunRecord) -> list[str]:
     """Return the flags of `hpcdl train` that reproduce those settings of a record that are not defaults."""
-    words = []
-    for key, item in settings_by_key(TrainConfig).items():
+    arguments = []
+    for key, setting in settings_by_key(TrainConfig).items():
         value = record.config.get(key)
         if value is None or key in _NOT_HANDED_ON:
             continue
-        if not item.required and item.show(item.parse(value)) == item.show(item.default):
+        if not setting.required and setting.show(setting.parse(value)) == setting.show(setting.default):
             continue
         if isinstance(value, bool):
-            words.append(f"--{key}" if value else f"--no-{key}")
+            arguments.append(f"--{key}" if value else f"--no-{key}")
         else:
-            words += [f"--{key}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
-    return words
+            arguments += [f"--{key}", ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+    return arguments

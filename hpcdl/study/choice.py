@@ -60,7 +60,9 @@ def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings)
     values = [{key: dict(point.settings)[key] for key in choice.axes} for _, point in tries]
     return Chosen(
         values={key: dict(best[1].settings)[key] for key in choice.axes},
-        accuracies={_words(own): _last(record, accuracy) for own, (record, _) in zip(values, tries, strict=True)},
+        accuracies={
+            _words(axis_values): _last(record, accuracy) for axis_values, (record, _) in zip(values, tries, strict=True)
+        },
         samples="held-out samples" if held_out else "training samples, there being no others",
     )
 

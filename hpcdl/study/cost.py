@@ -56,12 +56,12 @@ def estimate_study(
     Measured points count with their mean. Runs go side by side if `num_nodes` exceeds their needs: `seconds` is the
     longer of the longest run and of all node-seconds divided by the nodes.
     """
-    done = {run.name for run in state.runs if run.status == "finished"} if state else set()
-    known = _measured(state)
+    finished = {run.name for run in state.runs if run.status == "finished"} if state else set()
+    measured_s = _measured(state)
     seconds: dict[str, float] = {}
-    todo = [run for run in plan.runs if run.name not in done]
+    todo = [run for run in plan.runs if run.name not in finished]
     for run in todo:
-        guess = known.get(run.point.number) or study.plan.run_estimate
+        guess = measured_s.get(run.point.number) or study.plan.run_estimate
         guess = guess or _computed(run.point, run_plan[run.point.number], cores_per_node)
         if guess is not None:
             seconds[run.name] = guess
@@ -70,17 +70,17 @@ def estimate_study(
         seconds=_elapsed(todo, seconds, num_nodes),
         node_hours=sum(seconds.get(run.name, 0.0) * run.point.nodes for run in todo) / 3600,
         unknown=len(todo) - len(seconds),
-        measured=sum(run.point.number in known for run in todo),
+        measured=sum(run.point.number in measured_s for run in todo),
     )
 
 
 def _measured(state: StudyState | None) -> dict[int, float]:
     """Return the mean seconds of each point's finished runs."""
-    found: dict[int, list[float]] = {}
+    seconds_by_point: dict[int, list[float]] = {}
     for run in state.runs if state else ():
         if run.status == "finished" and run.seconds is not None:
-            found.setdefault(run.point, []).append(run.seconds)
-    return {point: statistics.fmean(values) for point, values in found.items()}
+            seconds_by_point.setdefault(run.point, []).append(run.seconds)
+    return {point: statistics.fmean(values) for point, values in seconds_by_point.items()}
 
 
 def _computed(point: StudyPoint, run_plan: RunPlan, cores_per_node: int) -> float | None:
@@ -151,28 +151,28 @@ class StudyCost:
     @property
     def num_runs(self) -> int:
         """Number of runs still to do."""
-        return sum(item.runs for item in self.points)
+        return sum(point.runs for point in self.points)
 
     @property
     def seconds(self) -> Range:
         """Seconds of the runs one after the other."""
-        return _sum([item.seconds.scaled(item.runs) for item in self.points if item.runs])
+        return _sum([point.seconds.scaled(point.runs) for point in self.points if point.runs])
 
     @property
     def node_hours(self) -> Range:
         """Node-hours of all runs."""
-        return _sum([item.node_hours.scaled(item.runs) for item in self.points if item.runs])
+        return _sum([point.node_hours.scaled(point.runs) for point in self.points if point.runs])
 
     def as_json(self) -> dict[str, Any]:
         """Return the document of `sweep --predict --json`."""
         return {
             "points": [
-                dataclasses.asdict(item.point) | {
-                    "runs": item.runs, "steps": item.steps, "step_seconds": dataclasses.asdict(item.step_seconds),
-                    "seconds": dataclasses.asdict(item.seconds), "node_hours": dataclasses.asdict(item.node_hours),
-                    "marks": list(item.marks),
+                dataclasses.asdict(point.point) | {
+                    "runs": point.runs, "steps": point.steps, "step_seconds": dataclasses.asdict(point.step_seconds),
+                    "seconds": dataclasses.asdict(point.seconds), "node_hours": dataclasses.asdict(point.node_hours),
+                    "marks": list(point.marks),
                 }
-                for item in self.points
+                for point in self.points
             ],
             "runs": self.num_runs,
             "seconds": dataclasses.asdict(self.seconds),
@@ -183,7 +183,7 @@ class StudyCost:
 
 
 def _sum(ranges: Sequence[Range]) -> Range:
-    mean, low, high = (sum(getattr(item, key) for item in ranges) for key in ("mean", "low", "high"))
+    mean, low, high = (sum(getattr(range_, key) for range_ in ranges) for key in ("mean", "low", "high"))
     return Range(mean=mean, low=low, high=high)
 
 
@@ -199,11 +199,11 @@ def predict_cost(
     Points with a form of gradients that no forecast models have no cost; a warning names them.
     """
     plan, left_out = _modelled(study, plan, run_plan, known)
-    found: dict[str, Evidence] = {}
+    evidence_by_model: dict[str, Evidence] = {}
     problems: list[str] = []
     for model in dict.fromkeys(point.model for point in plan.points):
         try:
-            found[model] = _evidence(model, plan, run_plan, known)
+            evidence_by_model[model] = _evidence(model, plan, run_plan, known)
         except UsageError as error:
             problems.append(str(error))
     if problems:
@@ -212,21 +212,21 @@ def predict_cost(
         model: Forecast(
             evidence, known.network, [_label(point, run_plan) for point in plan.points if point.model == model]
         )
-        for model, evidence in found.items()
+        for model, evidence in evidence_by_model.items()
     }
-    left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
+    numbers_left = [run.point.number for run in plan.runs if state.run(run.name).status != "finished"]
     steps = {point.number: _step(forecasts[point.model], point, run_plan[point.number]) for point in plan.points}
     start = _start(state, {number: run_plan[number].num_steps * step.mean for number, (step, _) in steps.items()})
     return StudyCost(
         points=[
-            _cost(point, left.count(point.number), run_plan[point.number].num_steps, steps[point.number], start)
+            _cost(point, numbers_left.count(point.number), run_plan[point.number].num_steps, steps[point.number], start)
             for point in plan.points
         ],
-        evidence=[_evidence_text(model, evidence) for model, evidence in found.items()],
+        evidence=[_evidence_text(model, evidence) for model, evidence in evidence_by_model.items()],
         warnings=list(dict.fromkeys([
             *left_out,
-            *(line for evidence in found.values() for line in evidence.remarks),
-            *(line for point in plan.points for line in _doubts(point, found[point.model])),
+            *(line for evidence in evidence_by_model.values() for line in evidence.remarks),
+            *(line for point in plan.points for line in _doubts(point, evidence_by_model[point.model])),
         ])),
     )  # fmt: skip
 
@@ -240,31 +240,35 @@ def _modelled(
         model: set(coded_bytes_of([run for run in known.runs if run.model == model]))
         for model in {point.model for point in plan.points}
     }
-    odd = [
+    unmodelled = [
         point
         for point in plan.points
         if is_coded(forms[point.number]) and forms[point.number] not in shown[point.model]
     ]
-    if not odd:
+    if not unmodelled:
         return plan, []
-    if len(odd) == len(plan.points):
+    if len(unmodelled) == len(plan.points):
         raise UsageError(
             f"{study.origin}: no cost can be predicted: all points have --compress "
             f"{', '.join(dict.fromkeys(forms.values()))}, and no earlier run shows what that costs: name one of "
             "several workers with --evidence RUN, or leave it out for the estimate"
         )
-    gone = {point.number for point in odd}
-    runs = [run for run in plan.runs if run.point.number not in gone]
-    kept = dataclasses.replace(plan, points=[point for point in plan.points if point.number not in gone], runs=runs)
-    names = listed([f"{point.label} (--compress {forms[point.number]})" for point in odd], 6)
+    removed = {point.number for point in unmodelled}
+    runs = [run for run in plan.runs if run.point.number not in removed]
+    modelled_plan = dataclasses.replace(
+        plan, points=[point for point in plan.points if point.number not in removed], runs=runs
+    )
+    names = listed([f"{point.label} (--compress {forms[point.number]})" for point in unmodelled], 6)
     left_out = counted(len(plan.runs) - len(runs), "run")
-    return kept, [f"{left_out} not predicted and in no total, no earlier run shows what compressing costs: {names}"]
+    return modelled_plan, [
+        f"{left_out} not predicted and in no total, no earlier run shows what compressing costs: {names}"
+    ]
 
 
 def _evidence(model: str, plan: StudyRuns, run_plan: Mapping[int, RunPlan], known: Known) -> Evidence:
-    own = [run for run in known.runs if run.model == model]
-    if own:
-        return gather_evidence(own, known.network, traced=known.traced)[0]
+    model_runs = [run for run in known.runs if run.model == model]
+    if model_runs:
+        return gather_evidence(model_runs, known.network, traced=known.traced)[0]
     points = [point for point in plan.points if point.model == model]
     batch = run_plan[points[0].number].worker_batch
     alone = all(point.ranks == 1 for point in points)
@@ -276,11 +280,11 @@ def _evidence(model: str, plan: StudyRuns, run_plan: Mapping[int, RunPlan], know
     emulation = parse_emulation(model)
     if emulation is None:
         return guessed_evidence(model, batch, known.machine)
-    found = guessed_evidence(emulation.network, batch, known.machine)
+    guessed = guessed_evidence(emulation.network, batch, known.machine)
     seconds = emulation.seconds / batch
     return dataclasses.replace(
-        found, model=model, gradient_bytes=MODELS[emulation.network].gradient_bytes,
-        stated={**found.stated, "image_s": (seconds, 0.02), "batch_overhead": (1e-3, 0.1)},
+        guessed, model=model, gradient_bytes=MODELS[emulation.network].gradient_bytes,
+        stated={**guessed.stated, "image_s": (seconds, 0.02), "batch_overhead": (1e-3, 0.1)},
         remarks=(f"nothing of {model} is measured: its computing takes what it says, messages what the network does",),
     )  # fmt: skip
 
@@ -319,13 +323,15 @@ def job_of_point(point: StudyPoint, run_plan: RunPlan, evidence: Evidence) -> St
 
 def _threads(job: StepJob, per_node: int, evidence: Evidence) -> int:
     """Return the threads of runs with as many workers per node, else the node's cores divided among the workers."""
-    alike = [seen.job.threads for seen in evidence.monitors if seen.job.workers_per_node == per_node]
+    alike = [
+        measurement.job.threads for measurement in evidence.monitors if measurement.job.workers_per_node == per_node
+    ]
     return alike[0] if alike else max(1, (evidence.cores_per_node or job.threads * per_node) // per_node)
 
 
 def _step(forecast: Forecast, point: StudyPoint, run_plan: RunPlan) -> tuple[Range, tuple[str, ...]]:
-    found = forecast.predict(job_of_point(point, run_plan, forecast.evidence))
-    return found.step_seconds, found.marks
+    prediction = forecast.predict(job_of_point(point, run_plan, forecast.evidence))
+    return prediction.step_seconds, prediction.marks
 
 
 def _start(state: StudyState, training: Mapping[int, float]) -> Range:
@@ -351,7 +357,7 @@ def _cost(
 def _evidence_text(model: str, evidence: Evidence) -> str:
     if not evidence.monitors:
         return f"{model}: nothing measured"
-    runs = sum(len(seen.seconds) for seen in evidence.monitors)
+    runs = sum(len(measurement.seconds) for measurement in evidence.monitors)
     sizes = ", ".join(map(str, evidence.sizes))
     return f"{model}: {runs} runs on {sizes} workers by {', '.join(evidence.strategies)}"
 

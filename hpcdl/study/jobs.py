@@ -203,19 +203,19 @@ def _opened(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> Job
 
 
 def _look(folder: Path, study: Study, plan: StudyRuns, nodes: int, job: PartJob | None) -> Part:
-    own = part_folder(folder, nodes)
-    state: StudyState = read_state(own) if (own / STATE_FILE).exists() else new_state(study, plan)
+    nodes_folder = part_folder(folder, nodes)
+    state: StudyState = read_state(nodes_folder) if (nodes_folder / STATE_FILE).exists() else new_state(study, plan)
     done = state.count("finished") == len(state.runs)
     return Part(
         nodes=nodes, runs=len(state.runs), finished=state.count("finished"), failed=state.count("failed"),
-        folder=str(own), job=job.number if job and not done else "",
+        folder=str(nodes_folder), job=job.number if job and not done else "",
         state="finished" if done else find_system(job.system).state(job.number) if job else "",
     )  # fmt: skip
 
 
 def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: JobLimits, system: str) -> PartJob:
-    own = part_folder(folder, nodes)
-    command = ["sweep", str(folder / STUDY_FILE), "--only-nodes", str(nodes), "--out", str(own), "--resume"]
+    nodes_folder = part_folder(folder, nodes)
+    command = ["sweep", str(folder / STUDY_FILE), "--only-nodes", str(nodes), "--out", str(nodes_folder), "--resume"]
     wanted = Wanted(
         command=command,
         nodes=nodes,
@@ -225,7 +225,7 @@ def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: Job
         account=limits.account,
         nodes_wanted=limits.nodes_wanted,
         name=f"{study.name}-{nodes}n",
-        folder=folder / "jobs" / own.name,
+        folder=folder / "jobs" / nodes_folder.name,
         until_done=system == "slurm",
     )
     job, _ = submit_job(wanted)

@@ -94,8 +94,8 @@ class StudyRuns:
         """Return the points of that many nodes, with their names in the whole plan. Raises UsageError if none."""
         points = [point for point in self.points if point.nodes == nodes]
         if not points:
-            known = ", ".join(map(str, self.node_counts))
-            raise UsageError(f"no point of the study needs {nodes} nodes; its points need {known}")
+            node_counts = ", ".join(map(str, self.node_counts))
+            raise UsageError(f"no point of the study needs {nodes} nodes; its points need {node_counts}")
         return StudyRuns(
             points=points,
             runs=[run for run in self.runs if run.point.nodes == nodes],

@@ -37,12 +37,12 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
         problems.append(f"{study.origin}: profile: threads in [matrix] make profiles of their own; drop one")
     shared = {key: value for key, value in study.train.items() if key not in OWN}
     layers = [*standard_layers("train"), Layer(origin=f"{study.origin}: [train]", values=shared)]
-    found: dict[int, RunPlan] = {}
+    prepared: dict[int, RunPlan] = {}
     refused: dict[int, str] = {}
     for point in plan.points:
-        own = Layer(origin=f"point {point.number}", values=settings_of_point(point))
+        layer = Layer(origin=f"point {point.number}", values=settings_of_point(point))
         try:
-            resolved = load(TrainConfig, [*layers, own])
+            resolved = load(TrainConfig, [*layers, layer])
         except ConfigError as error:
             problems += error.problems
             continue
@@ -52,16 +52,16 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
             problems.append(f"{study.origin}: {error}")
             continue
         try:
-            found[point.number] = prepare(resolved)
+            prepared[point.number] = prepare(resolved)
         except (UsageError, CorruptError) as error:
             refused[point.number] = str(error)
-    able = {_job(point) for point in plan.points if point.number in found}
+    able = {_job(point) for point in plan.points if point.number in prepared}
     wrong = [point for point in plan.points if point.number in refused and _job(point) not in able]
     problems += [f"{study.origin}: {line}" for point in wrong for line in refused[point.number].splitlines()]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     plan = plan.without(refused)
-    return (plan if profiled or study.plan.mode != "weak" else _with_equal_threads(plan, read_topology())), found
+    return (plan if profiled or study.plan.mode != "weak" else _with_equal_threads(plan, read_topology())), prepared
 
 
 def _with_equal_threads(plan: StudyRuns, topology: Topology) -> StudyRuns:

@@ -70,9 +70,9 @@ class Proposals:
         with _quiet():
             trial = self._study.ask()
             values: dict[str, Any] = {}
-            for item in self._search.space:
-                if item.applies({**self._search.train, **values}):
-                    values[item.key] = _suggest(trial, item)
+            for dimension in self._search.space:
+                if dimension.applies({**self._search.train, **values}):
+                    values[dimension.key] = _suggest(trial, dimension)
             # Settings are kept as plain values: journals hold only numbers, texts and booleans.
             trial.set_user_attr("settings", {key: _plain(value) for key, value in values.items()})
         return Proposal(number=trial.number, settings=values, state=RUNNING, notes={})
@@ -93,7 +93,7 @@ class Proposals:
     def tell(self, number: int, state: str, values: Sequence[float] = (), **notes: Any) -> None:
         """Record how a trial ended. A trial that has already ended does not change, so that nothing counts twice."""
         optuna = _optuna()
-        names = {kept: name for name, kept in _STATES.items() if name != "WAITING"}
+        names = {state_name: name for name, state_name in _STATES.items() if name != "WAITING"}
         with _quiet():
             frozen = self._frozen(number)
             if frozen.state.is_finished():
@@ -109,20 +109,20 @@ class Proposals:
 
     def all(self) -> list[Proposal]:
         """Return every trial so far, by number."""
-        found = []
+        proposals = []
         for frozen in self._study.get_trials(deepcopy=False):
             notes = dict(frozen.user_attrs)
             settings = notes.pop("settings", {})
             values = tuple(frozen.values or ()) if frozen.state.name == "COMPLETE" else ()
-            found.append(
+            proposals.append(
                 Proposal(number=frozen.number, settings=settings, state=_STATES[frozen.state.name], values=values,
                          notes=notes)
             )  # fmt: skip
-        return found
+        return proposals
 
     def front(self) -> list[int]:
         """Return the numbers of the best trials: one, or those that no other beats in all objectives."""
-        finished = [item for item in self.all() if item.state == FINISHED]
+        finished = [proposal for proposal in self.all() if proposal.state == FINISHED]
         if not finished:
             return []
         with _quiet():
@@ -136,14 +136,14 @@ class Proposals:
         several = len(self._search.plan.objective) > 1
         with _quiet():
             try:
-                found = optuna.importance.get_param_importances(
+                shares = optuna.importance.get_param_importances(
                     self._study,
                     evaluator=optuna.importance.PedAnovaImportanceEvaluator(),
                     target=(lambda trial: trial.values[0]) if several else None,
                 )
             except (ValueError, RuntimeError):
                 return {}
-        return {key: float(value) for key, value in found.items() if math.isfinite(value)}
+        return {key: float(value) for key, value in shares.items() if math.isfinite(value)}
 
     def _frozen(self, number: int) -> Any:
         return self._study.get_trials(deepcopy=False)[number]
@@ -205,7 +205,7 @@ def _sampler(search: SearchStudy, num_trials: int) -> Any:
             return samplers.RandomSampler(seed=seed)
         if plan.sampler == "grid":
             return samplers.GridSampler(
-                {item.key: list(map(_plain, item.grid)) for item in search.space}, seed=plan.search_seed
+                {dimension.key: list(map(_plain, dimension.grid)) for dimension in search.space}, seed=plan.search_seed
             )
         if plan.sampler == "cma-es":
             return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)

@@ -180,9 +180,11 @@ def begin(task: Task[Planned], command: Sequence[str], environment: Mapping[str,
     with os.fdopen(open_to_append(log), "ab") as output, _on(task.slot.cpus):
 
         def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
-            own, none = {**os.environ, **environment}, subprocess.DEVNULL
+            variables, none = {**os.environ, **environment}, subprocess.DEVNULL
             # A session of its own: Ctrl-C reaches only the sweep, which asks the run to leave.
-            return subprocess.Popen(words, env=own, stdin=none, stdout=output, stderr=output, start_new_session=True)
+            return subprocess.Popen(
+                words, env=variables, stdin=none, stdout=output, stderr=output, start_new_session=True
+            )
 
         try:
             process = start(line)

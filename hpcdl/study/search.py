@@ -77,7 +77,7 @@ def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
         wanted = min(plan.parallel or most, most)
         if not fits or (plan.parallel or 1) > most:
             raise UsageError(f"--ranks {plan.ranks}: {most} trials of {each} nodes fit side by side; lower --parallel")
-        return [Slot(nodes=tuple(nodes[place * each : (place + 1) * each])) for place in range(wanted)]
+        return [Slot(nodes=tuple(nodes[index * each : (index + 1) * each])) for index in range(wanted)]
     wanted = plan.parallel or max(1, len(cores) // plan.ranks)
     if wanted * plan.ranks > max(len(cores), plan.ranks):
         raise UsageError(
@@ -86,22 +86,26 @@ def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
         )
     share = len(cores) // wanted
     return [
-        Slot(nodes=tuple(nodes), cpus=tuple(cpu for core in cores[place * share : (place + 1) * share]
+        Slot(nodes=tuple(nodes), cpus=tuple(cpu for core in cores[index * share : (index + 1) * share]
                                             for cpu in core.cpus))
-        for place in range(wanted)
+        for index in range(wanted)
     ]  # fmt: skip
 
 
 def check_search(search: SearchStudy) -> None:
     """Raise ConfigError for settings that no trial can have: [train] with the ends and choices of each dimension."""
     base = {"ranks": search.plan.ranks, **search.train}
-    base |= {item.key: (item.choices or (item.low,))[0] for item in search.space if item.key in ("model", "data")}
+    base |= {
+        dimension.key: (dimension.choices or (dimension.low,))[0]
+        for dimension in search.space
+        if dimension.key in ("model", "data")
+    }
     problems: list[str] = []
-    for item in search.space:
-        for value in item.choices or (item.low, item.high):
-            tried = int(value) if item.whole else value
+    for dimension in search.space:
+        for value in dimension.choices or (dimension.low, dimension.high):
+            tried = int(value) if dimension.whole else value
             try:
-                load(TrainConfig, [Layer(origin=search.origin, values={**base, item.key: tried})])
+                load(TrainConfig, [Layer(origin=search.origin, values={**base, dimension.key: tried})])
             except ConfigError as error:
                 problems += error.problems
     if problems:
@@ -143,18 +147,18 @@ def _check_same_job(folder: Path, search: SearchStudy, before: SearchRecord) -> 
     """
     if not before.trials:
         return
-    then = read_toml(folder / SETTINGS, CorruptError) if (folder / SETTINGS).exists() else {}
-    known = [record for trial in before.trials if (record := record_of(folder / TRIALS / f"{trial.number:04d}"))]
-    then |= {"ranks": known[0].ranks if known else search.plan.ranks}
-    now = {**_as_written(search.train), "ranks": search.plan.ranks}
-    differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    earlier = read_toml(folder / SETTINGS, CorruptError) if (folder / SETTINGS).exists() else {}
+    records = [record for trial in before.trials if (record := record_of(folder / TRIALS / f"{trial.number:04d}"))]
+    earlier |= {"ranks": records[0].ranks if records else search.plan.ranks}
+    current = {**_as_written(search.train), "ranks": search.plan.ranks}
+    differing = [key for key in {**earlier, **current} if earlier.get(key) != current.get(key)]
     if differing:
-        words = [f"{key} {then.get(key, 'unset')}, now {now.get(key, 'unset')}" for key in differing]
+        differences = [f"{key} {earlier.get(key, 'unset')}, now {current.get(key, 'unset')}" for key in differing]
         raise UsageError(
-            f"{folder} holds trials of other settings ({listed(words)}); give them as they were, or choose another "
-            "--out DIR"
+            f"{folder} holds trials of other settings ({listed(differences)}); give them as they were, or choose "
+            "another --out DIR"
         )
-    check_same_data(folder, [record for record in known if record.status == "finished"])
+    check_same_data(folder, [record for record in records if record.status == "finished"])
 
 
 def _as_written(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +203,14 @@ class HyperparameterSearch:
             finally:
                 self._write()
         if self._runner.stopping:
-            done, planned = sum(item.state != RUNNING for item in self.record.trials), self._search.plan.trials
+            done, planned = sum(trial.state != RUNNING for trial in self.record.trials), self._search.plan.trials
             raise StoppedEarly(f"stopped with {done} of {planned} trials done; continue with --resume")
         return self.record
 
     def startable(self) -> Iterator[Task[_Trial]]:
         """Yield a trial for each free slot: first those that start anew, then new ones."""
-        taken = [attempt.slot for attempt in self._runner.active]
-        for slot in [slot for slot in self._slots if slot not in taken]:
+        busy_slots = [attempt.slot for attempt in self._runner.active]
+        for slot in [slot for slot in self._slots if slot not in busy_slots]:
             proposal = self._waiting.pop(0) if self._waiting else self._next()
             if proposal is None:
                 return
@@ -235,41 +239,41 @@ class HyperparameterSearch:
 
     def _take_stock(self) -> list[Proposal]:
         """Settle trials that an earlier call left running: record those that finished, return those to start anew."""
-        again = []
-        for item in self._proposals.all():
-            if item.state != RUNNING:
-                drop_heavy_results(self._run_dir(item.number))  # if it was killed before it did that
+        to_restart = []
+        for proposal in self._proposals.all():
+            if proposal.state != RUNNING:
+                drop_heavy_results(self._run_dir(proposal.number))  # if it was killed before it did that
                 continue
-            if not item.settings:
-                self._proposals.tell(item.number, FAILED, message=VOID)
+            if not proposal.settings:
+                self._proposals.tell(proposal.number, FAILED, message=VOID)
                 continue
-            record = finished_record(self._run_dir(item.number))
+            record = finished_record(self._run_dir(proposal.number))
             if record is not None:
-                self._note(item, record, wall_seconds(record) or record.seconds_total or 0.0)
-                drop_heavy_results(self._run_dir(item.number))
+                self._note(proposal, record, wall_seconds(record) or record.seconds_total or 0.0)
+                drop_heavy_results(self._run_dir(proposal.number))
             else:
-                again.append(item)
-        return again
+                to_restart.append(proposal)
+        return to_restart
 
     def _next(self) -> Proposal | None:
         """Return the next trial; None if no trial or no time is left."""
         plan, items = self._search.plan, self._counted()
         most = plan.trials
         if plan.sampler == "grid":
-            most = min(most, math.prod(len(item.grid) for item in self._search.space))
+            most = min(most, math.prod(len(dimension.grid) for dimension in self._search.space))
         if len(items) >= most or (plan.budget is not None and self._elapsed() >= plan.budget):
             return None
         return self._proposals.ask()
 
     def _counted(self) -> list[Proposal]:
-        return [item for item in self._proposals.all() if item.notes.get("message") != VOID]
+        return [proposal for proposal in self._proposals.all() if proposal.notes.get("message") != VOID]
 
     def _words(self, proposal: Proposal) -> list[str]:
         """Return the command-line arguments for a trial's settings."""
-        words = ["--ranks", str(self._search.plan.ranks)]
+        arguments = ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():
-            words += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
-        return words
+            arguments += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
+        return arguments
 
     def _is_behind(self, attempt: Attempt[_Trial]) -> bool:
         trial = attempt.planned
@@ -305,14 +309,14 @@ class HyperparameterSearch:
     def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
         """Record the values of a finished run. A run without them has failed."""
         values = [_reached(name, record) for name in self._search.plan.objective]
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        state = FINISHED if len(known) == len(values) else FAILED
+        finite_values = [value for value in values if value is not None and math.isfinite(value)]
+        state = FINISHED if len(finite_values) == len(values) else FAILED
         missing = [name for name, value in zip(self._search.plan.objective, values, strict=True) if value is None]
         message = "" if state == FINISHED else f"its run has no {', '.join(missing) or 'finite value'}"
         notes = {"message": message, **self._cost(seconds, record.nodes)}
         if not record.evaluated_on and _OF_SAMPLES & {*self._search.plan.objective}:
             self.record = dataclasses.replace(self.record, on_training=True)
-        self._proposals.tell(proposal.number, state, known, **notes)
+        self._proposals.tell(proposal.number, state, finite_values, **notes)
 
     def _cost(self, seconds: float, nodes: int) -> dict[str, Any]:
         return {"seconds": seconds, "node_hours": seconds * nodes / 3600, "ended_after_s": self._elapsed()}
@@ -332,14 +336,17 @@ class HyperparameterSearch:
         """Rewrite search.json from the journal."""
         front = self._proposals.front()
         items = self._counted()
-        commands = [command_of(self._search, item) for number in front for item in items if item.number == number]
+        commands = [
+            command_of(self._search, proposal) for number in front for proposal in items if proposal.number == number
+        ]
         record = dataclasses.replace(
             self.record,
             seconds=self._elapsed(),
             trials=[
-                SearchTrial(number=item.number, state=item.state, settings=item.settings, values=item.values,
-                            **{key: item.notes[key] for key in _NOTES if key in item.notes})
-                for item in items
+                SearchTrial(number=proposal.number, state=proposal.state, settings=proposal.settings,
+                            values=proposal.values,
+                            **{key: proposal.notes[key] for key in _NOTES if key in proposal.notes})
+                for proposal in items
             ],
             front=front,
             commands=commands,
@@ -360,12 +367,14 @@ _OF_SAMPLES = {"accuracy", "loss"}
 def command_of(search: SearchStudy, proposal: Proposal) -> str:
     """Return the `hpcdl train` command of a trial, as a user would type it."""
     values = {**search.train, "ranks": search.plan.ranks, **proposal.settings}
-    words: list[str] = []
+    arguments: list[str] = []
     for key, raw in values.items():
-        item = _SETTINGS[key]
-        value = item.parse(raw)
-        words += [f"--{'' if value else 'no-'}{key}"] if item.kind == "bool" else [f"--{key}", item.show(value)]
-    return shlex.join(["hpcdl", "train", *words])
+        setting = _SETTINGS[key]
+        value = setting.parse(raw)
+        arguments += (
+            [f"--{'' if value else 'no-'}{key}"] if setting.kind == "bool" else [f"--{key}", setting.show(value)]
+        )
+    return shlex.join(["hpcdl", "train", *arguments])
 
 
 def _so_far(objective: str, event: dict[str, Any]) -> float | None:

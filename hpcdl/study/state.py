@@ -157,6 +157,6 @@ def digest_of(study: Study, plan: StudyRuns) -> str:
 
 def _identity(point: StudyPoint) -> dict[str, Any]:
     """Return a point without unset fields, so that old studies continue, and without its node's choices."""
-    found = dataclasses.asdict(point)
-    del found["shared_threads"]
-    return {key: value for key, value in found.items() if value or key not in ("settings", "tried_for")}
+    fields = dataclasses.asdict(point)
+    del fields["shared_threads"]
+    return {key: value for key, value in fields.items() if value or key not in ("settings", "tried_for")}

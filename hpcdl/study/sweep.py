@@ -85,8 +85,8 @@ class Sweep:
     def startable(self) -> Iterator[Task[PlannedRun]]:
         """Yield the waiting runs, in their order, that fit together onto free nodes."""
         ready = [run for run in self._waiting if self._is_ready(run)]
-        taken = {node for attempt in self._runner.active for node in attempt.slot.nodes}
-        for run, nodes in _fitting(ready, [node for node in self._allocation.nodes if node not in taken]):
+        busy_nodes = {node for attempt in self._runner.active for node in attempt.slot.nodes}
+        for run, nodes in _fitting(ready, [node for node in self._allocation.nodes if node not in busy_nodes]):
             self._waiting.remove(run)
             self._set(run, status="running")
             yield Task(planned=run, run_dir=self._run_dir(run), slot=Slot(nodes=nodes), words=self._words(run))
@@ -133,11 +133,11 @@ class Sweep:
         chosen = {} if run.point.tried_for or self._study.choice is None else self._chosen(run.point)
         values = {**settings_of_point(run.point), "seed": self._seed(run), **chosen}
         varied = {key for key, _ in run.point.settings if key != "seed"} | chosen.keys()
-        words: list[str] = []
+        arguments: list[str] = []
         for key, value in values.items():
-            words += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in varied else [f"--{key}", str(value)]
+            arguments += ["--set", f"{key}={_SETTINGS[key].show(value)}"] if key in varied else [f"--{key}", str(value)]
         profile = profile_of_point(run.point, self._folder / PROFILES)
-        return words if profile is None else [*words, "--profile", str(profile)]
+        return arguments if profile is None else [*arguments, "--profile", str(profile)]
 
     def _seed(self, run: PlannedRun) -> int:
         """Return the run's seed, different for each repeat and for tries: a run that chooses does not measure."""
@@ -156,13 +156,13 @@ class Sweep:
         """Return the best values of the point's tries, by key. Report the choice and write it down."""
         assert self._study.choice is not None
         tries = [run for run in self._tries_of(point.number) if self.state.run(run.name).status == "finished"]
-        found = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
+        chosen = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
         path = self._folder / CHOSEN
-        known = read_json(path) if path.exists() else {}
-        if str(point.number) not in known:
-            write_json(path, {**known, str(point.number): found.as_json()})
-            self._show(f"{point.label}: {found.sentence}")
-        return dict(found.values)
+        written = read_json(path) if path.exists() else {}
+        if str(point.number) not in written:
+            write_json(path, {**written, str(point.number): chosen.as_json()})
+            self._show(f"{point.label}: {chosen.sentence}")
+        return dict(chosen.values)
 
     def _fail(self, attempt: Attempt[PlannedRun]) -> None:
         """Record why a run failed. It waits for another attempt if one is left and could end better."""
@@ -194,7 +194,9 @@ class Sweep:
         write_state(self._folder, self.state)
 
     def _show(self, line: str = "") -> None:
-        self._notify(News(state=self.state, running=[item.planned.name for item in self._runner.active], line=line))
+        self._notify(
+            News(state=self.state, running=[attempt.planned.name for attempt in self._runner.active], line=line)
+        )
 
     def _run_dir(self, run: PlannedRun) -> Path:
         return run_folder(self._folder, run)
@@ -229,20 +231,20 @@ def wait_until_still(folders: Sequence[Path], still_s: float, longest_s: float =
     before = _stamps(folders)
     while folders and time.monotonic() - last < still_s and time.monotonic() - began < longest_s:
         time.sleep(min(still_s / 4, 1.0))
-        now = _stamps(folders)
-        if now != before:
-            before, last = now, time.monotonic()
+        stamps = _stamps(folders)
+        if stamps != before:
+            before, last = stamps, time.monotonic()
 
 
 def _stamps(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
     """Return the stamps of all files, because after a clock was set back later changes may have older times."""
-    found = {}
+    stamps = {}
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
             with contextlib.suppress(OSError):  # the file has just been renamed
                 status = path.stat()
-                found[path] = status.st_mtime_ns, status.st_size
-    return found
+                stamps[path] = status.st_mtime_ns, status.st_size
+    return stamps
 
 
 def stamp(run_dir: Path, run: PlannedRun, study: Study, failure: str = "") -> None:

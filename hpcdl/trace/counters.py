@@ -28,13 +28,13 @@ _MOST_PROCESSORS = 4
 
 def sample() -> dict[str, int]:
     """Return the present counts, without those that this machine lacks."""
-    found = {CPU_US: cpu_us(), SWITCHES: resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw}
+    counts = {CPU_US: cpu_us(), SWITCHES: resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw}
     reads = ((WAITED_US, _waited_us), (PROCESSORS, _processors), (MEMORY, _memory), (NETWORK, _network), (READ, _read))
     for name, read in reads:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found[name] = read()
+            counts[name] = read()
     rate = _clock_khz()
-    return found if rate is None else {**found, CLOCK_KHZ: rate}
+    return counts if rate is None else {**counts, CLOCK_KHZ: rate}
 
 
 def cpu_us() -> int:
@@ -56,9 +56,9 @@ def _processors() -> int:
     """Return the processors that the rank's binding and control group (version 1 or 2) allow, in thousandths."""
     most = float(len(os.sched_getaffinity(0)))
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, place = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
-            group = _GROUPS / ("cpu" if controllers else "") / place.lstrip("/")
+            group = _GROUPS / ("cpu" if controllers else "") / path.lstrip("/")
             with contextlib.suppress(OSError, ValueError):  # most groups have no quota
                 most = min(most, _quota(group))
     return round(1000 * most)

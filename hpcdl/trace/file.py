@@ -109,21 +109,21 @@ class TraceFile:
             thread = self._threads.setdefault(ident, min(len(self._threads), 0xFFFF))
         self.num_written = number = next(self._sequence)
         slot = number % self._capacity
-        chunk, place = divmod(slot, CHUNK)
+        chunk, row = divmod(slot, CHUNK)
         if chunk >= len(self._chunks) and not self._grow(chunk):
             slot = number % self._capacity
-            chunk, place = divmod(slot, CHUNK)
+            chunk, row = divmod(slot, CHUNK)
         _PACK.pack_into(
-            self._chunks[chunk], place * RECORD.itemsize, begin_s, end_s, value, step, peer, bucket, thread, code
+            self._chunks[chunk], row * RECORD.itemsize, begin_s, end_s, value, step, peer, bucket, thread, code
         )
 
     def add_point(self, point: ClockPoint) -> None:
         """Keep a point of the clock. If there is no room left, it replaces the last one."""
         facts = self.facts[0]
-        place = min(int(facts["num_points"]), MOST_POINTS - 1)
-        facts["points"][place] = (point.own_s, point.parent_s, point.error_s)
+        index = min(int(facts["num_points"]), MOST_POINTS - 1)
+        facts["points"][index] = (point.own_s, point.parent_s, point.error_s)
         self.facts["parent"][0] = point.parent
-        self.facts["num_points"][0] = place + 1
+        self.facts["num_points"][0] = index + 1
 
     def cost_s(self) -> float:
         """Return the seconds per record, measured with unused ones: the trace states its own share of the time."""
@@ -150,9 +150,9 @@ class TraceFile:
 
     def code(self, name: str) -> int:
         """Return the index of `name` among the names; 0 if there is no room for another."""
-        found = self._names.get(name)
-        if found is not None:
-            return found
+        existing = self._names.get(name)
+        if existing is not None:
+            return existing
         with self._growing:
             if name not in self._names:
                 code = len(self._names) if len(self._names) < MOST_NAMES else 0
@@ -205,8 +205,8 @@ class RankTrace:
 
     def spans(self, name: str) -> Array:
         """Return the records with that name."""
-        found: Array = self.records[self.records["name"] == self.code(name)]
-        return found
+        spans: Array = self.records[self.records["name"] == self.code(name)]
+        return spans
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -231,8 +231,8 @@ def read_trace(path: Path) -> RankTrace:
         raise CorruptError(f"{path} is damaged: its clock shows no time")
     names = tuple(bytes(name).decode(errors="replace") for name in facts["names"][:num_names])
     fine = (records["name"] > 0) & (records["name"] < num_names) & (records["end_s"] >= records["begin_s"])
-    near = (numpy.abs(records["begin_s"]) < FAR_S) & (numpy.abs(records["end_s"]) < FAR_S)
-    records = records[fine & near]
+    plausible = (numpy.abs(records["begin_s"]) < FAR_S) & (numpy.abs(records["end_s"]) < FAR_S)
+    records = records[fine & plausible]
     records = records[numpy.argsort(records["begin_s"], kind="stable")]
     counting = numpy.array([name.startswith(COUNTER) for name in names])[records["name"]]
     texts = {key: bytes(facts[key]).decode(errors="replace") for key in ("host", "role", "level")}

@@ -159,9 +159,9 @@ def overlap(merged: Merged, steps: Steps) -> float | None:
     hidden_s = total_s = 0.0
     for row, rank in enumerate(steps.ranks.tolist()):
         buckets = merged.spans(rank, BUCKET)
-        places, known = steps.index_of(buckets["step"])
-        begin_s, end_s = buckets["begin_s"][known], buckets["end_s"][known]
-        had_s = steps.borders[row, places[known], HAD_GRADIENTS]
+        places, inside = steps.index_of(buckets["step"])
+        begin_s, end_s = buckets["begin_s"][inside], buckets["end_s"][inside]
+        had_s = steps.borders[row, places[inside], HAD_GRADIENTS]
         total_s += float((end_s - begin_s).sum())
         hidden_s += float(numpy.maximum(numpy.minimum(end_s, had_s) - begin_s, 0).sum())
     return hidden_s / total_s if total_s and len(steps.ranks) > 1 else None
@@ -181,11 +181,11 @@ def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
         numpy.minimum.at(begins_s[row], places[inside], early["begin_s"][inside])
     between_s = begins_s[:, follow + 1] - steps.borders[:, follow, UPDATED]
     updates = bool((steps.borders[:, :, UPDATED] > steps.borders[:, :, EXCHANGED]).any())
-    known = updates and between_s.size > 0
+    measurable = updates and between_s.size > 0
     return Gaps(
-        count_per_step=1.0 if known else 0.0,
-        median_s=float(numpy.median(between_s)) if known else None,
-        p90_s=float(numpy.quantile(between_s, 0.9)) if known else None,
+        count_per_step=1.0 if measurable else 0.0,
+        median_s=float(numpy.median(between_s)) if measurable else None,
+        p90_s=float(numpy.quantile(between_s, 0.9)) if measurable else None,
         usable_s_per_step=float(parts[:, :, [INPUT, WAIT, EXPOSED]].sum(axis=2).mean()),
     )
 
@@ -198,10 +198,10 @@ def layer_times(merged: Merged, steps: Steps) -> list[LayerTime]:
         names.sort(key=lambda name: _begins_s(forward[name], steps))
     else:  # back-propagation reaches the first layer last
         names.sort(key=lambda name: -_begins_s(backward[name], steps) if name in backward else 0.0)
-    found = []
+    times = []
     for name in names:
         gaps_s = _between(updates[name]) if name in updates else numpy.zeros(0)
-        found.append(
+        times.append(
             LayerTime(
                 layer=name,
                 forward_s=_mean_s(forward.get(name)),
@@ -211,18 +211,18 @@ def layer_times(merged: Merged, steps: Steps) -> list[LayerTime]:
                 gap_p90_s=float(numpy.quantile(gaps_s, 0.9)) if gaps_s.size else None,
             )
         )
-    return found
+    return times
 
 
 def _by_layer(merged: Merged, steps: Steps, kind: str) -> dict[str, list[tuple[int, Array]]]:
     """Return each layer's spans of that kind in `steps`, row by row."""
-    found: dict[str, list[tuple[int, Array]]] = {}
+    spans_by_layer: dict[str, list[tuple[int, Array]]] = {}
     for row, rank in enumerate(steps.ranks.tolist()):
         spans = merged.spans(rank, kind)
         spans = spans[steps.index_of(spans["step"])[1]]
         for code in numpy.unique(spans["bucket"]).tolist():
-            found.setdefault(merged.traces[rank].names[code], []).append((row, spans[spans["bucket"] == code]))
-    return found
+            spans_by_layer.setdefault(merged.traces[rank].names[code], []).append((row, spans[spans["bucket"] == code]))
+    return spans_by_layer
 
 
 def _mean_s(found: Sequence[tuple[int, Array]] | None) -> float | None:
@@ -250,9 +250,11 @@ def waits(merged: Merged, steps: Steps) -> list[WaitingTime]:
     Ranks that step together wait for the last gradient; others wait for the messages of an exchange, if the trace has
     any.
     """
-    found = _for_the_slowest(steps) if steps.synchronous else _for_messages(merged, steps)
+    seconds_by_pair = _for_the_slowest(steps) if steps.synchronous else _for_messages(merged, steps)
     rows = [
-        WaitingTime(rank=a, for_rank=b, seconds_per_step=seconds) for (a, b), seconds in found.items() if seconds > 0
+        WaitingTime(rank=a, for_rank=b, seconds_per_step=seconds)
+        for (a, b), seconds in seconds_by_pair.items()
+        if seconds > 0
     ]
     return sorted(rows, key=lambda row: (-row.seconds_per_step, row.rank, row.for_rank))
 
@@ -270,16 +272,16 @@ def _for_the_slowest(steps: Steps) -> dict[tuple[int, int], float]:
 
 
 def _for_messages(merged: Merged, steps: Steps) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], float] = {}
+    seconds_by_pair: dict[tuple[int, int], float] = {}
     for row, rank in enumerate(steps.ranks.tolist()):
         messages = merged.spans(rank, RECEIVING)
-        places, known = steps.index_of(messages["step"])
-        messages, places = messages[known], places[known]
+        places, inside = steps.index_of(messages["step"])
+        messages, places = messages[inside], places[inside]
         begin_s = numpy.maximum(messages["begin_s"], steps.borders[row, places, HAD_GRADIENTS])
         wait_s = numpy.maximum(numpy.minimum(messages["end_s"], steps.borders[row, places, EXCHANGED]) - begin_s, 0)
         for peer in numpy.unique(messages["peer"]).tolist():
-            found[rank, peer] = float(wait_s[messages["peer"] == peer].sum()) / len(steps.numbers)
-    return found
+            seconds_by_pair[rank, peer] = float(wait_s[messages["peer"] == peer].sum()) / len(steps.numbers)
+    return seconds_by_pair
 
 
 def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
@@ -292,9 +294,9 @@ def critical_path(steps: Steps, parts: Array) -> list[PathPart]:
         return [PathPart(part=name, seconds_per_step=s, gain_s=s) for name, s in zip(RECORD_PARTS, means, strict=True)]
     began_s, had_s = steps.borders[:, :, BEGAN], steps.borders[:, :, HAD_GRADIENTS]
     slowest, columns = had_s.argmax(axis=0), numpy.arange(len(steps.numbers))
-    own = parts[slowest, columns].mean(axis=0)
+    slowest_parts = parts[slowest, columns].mean(axis=0)
     late_s = float((began_s[slowest, columns] - began_s.mean(axis=0)).mean())
-    seconds = dict(zip(RECORD_PARTS, own.tolist(), strict=True))
+    seconds = dict(zip(RECORD_PARTS, slowest_parts.tolist(), strict=True))
     seconds["exposed_communication"] += seconds.pop("wait")
     seconds |= {LATE_START: max(late_s, 0.0)}
     # Ranks do not begin and end a step at exactly the same time: the mean difference belongs to no part.
@@ -315,7 +317,7 @@ def _gain(steps: Steps, parts: Array, part: int) -> float:
 def total_s(merged: Merged, name: str) -> float:
     """Return the total duration of all spans with that name, over all ranks."""
     spans = [merged.spans(rank, name) for rank in merged.ranks]
-    return float(sum((one["end_s"] - one["begin_s"]).sum() for one in spans))
+    return float(sum((rank_spans["end_s"] - rank_spans["begin_s"]).sum() for rank_spans in spans))
 
 
 def overhead(merged: Merged) -> float:

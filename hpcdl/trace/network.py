@@ -50,26 +50,26 @@ class HostTraffic:
 
 def traffic(merged: Merged, link_bytes_per_second: float | None = None) -> list[HostTraffic]:
     """Return every host with traffic. Its ranks read the same counts, so one of them is used."""
-    found: dict[str, HostTraffic] = {}
+    by_host: dict[str, HostTraffic] = {}
     for rank in merged.ranks:
         trace = merged.traces[rank]
         samples = trace.counters[trace.counters["name"] == trace.code(COUNTER + NETWORK)]
-        if trace.host in found or len(samples) < 2:
+        if trace.host in by_host or len(samples) < 2:
             continue
         shift_s = float(merged.records[rank]["begin_s"][0] - trace.records["begin_s"][0])
         times_s = samples["begin_s"] + shift_s
         kept = [0]
-        for place in range(1, len(times_s)):
-            if times_s[place] - times_s[kept[-1]] >= SHORTEST_S:
-                kept.append(place)
+        for index in range(1, len(times_s)):
+            if times_s[index] - times_s[kept[-1]] >= SHORTEST_S:
+                kept.append(index)
         rates = numpy.diff(samples["value"][kept]) / numpy.diff(times_s[kept])
         if len(kept) < 2 or not rates.max() > 0:
             continue
         share = float(rates.max()) / (2 * link_bytes_per_second) if link_bytes_per_second else None
-        found[trace.host] = HostTraffic(host=trace.host, times_s=times_s[kept], rates=rates, link_share=share)
-    return list(found.values())
+        by_host[trace.host] = HostTraffic(host=trace.host, times_s=times_s[kept], rates=rates, link_share=share)
+    return list(by_host.values())
 
 
 def largest(hosts: Sequence[HostTraffic]) -> float:
     """Return the largest traffic of any host in one second."""
-    return max(one.busiest for one in hosts)
+    return max(host.busiest for host in hosts)

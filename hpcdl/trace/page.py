@@ -121,8 +121,8 @@ def _body(merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
     )
     yield "</p>"
     parts = steps.parts()
-    for words, place in chosen_steps(steps).items():
-        yield from _timeline(words, place, parts[:, place], merged, steps)
+    for caption, index in chosen_steps(steps).items():
+        yield from _timeline(caption, index, parts[:, index], merged, steps)
     if found.network:
         yield from _network(found.network)
     for heading, header, rows in tables(found):
@@ -143,11 +143,11 @@ def chosen_steps(steps: Steps) -> dict[str, int]:
         "The fastest step": int(seconds.argmin()),
         "The slowest step": int(seconds.argmax()),
     }
-    found: dict[str, int] = {}
-    for words, place in named.items():
-        if place not in found.values():
-            found[words] = place
-    return found
+    chosen: dict[str, int] = {}
+    for caption, index in named.items():
+        if index not in chosen.values():
+            chosen[caption] = index
+    return chosen
 
 
 def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps) -> Iterator[str]:
@@ -217,18 +217,18 @@ def _layers(
 
 def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
     """Draw the traffic of each host's interfaces over time, one below another, all with one scale."""
-    first_s = min(float(one.times_s[0]) for one in hosts)
-    last_s = max(float(one.times_s[-1]) for one in hosts)
+    first_s = min(float(host.times_s[0]) for host in hosts)
+    last_s = max(float(host.times_s[-1]) for host in hosts)
     shown, most = hosts[:MOST_RANKS], largest(hosts)
     scale = _WIDTH / max(last_s - first_s, 1e-9)
     label = f"Network, in and out: at most {format_bytes(round(most))} in a second"
     yield f'<figure tabindex="0"><figcaption>{escaped(label)}</figcaption>'
     height = len(shown) * _ROW + 26
     yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(label)}">'
-    for line, one in enumerate(shown):
+    for line, host in enumerate(shown):
         bottom = line * _ROW + _ROW - 4
-        yield f'<text x="0" y="{bottom - 4}">{escaped(one.host[:14])}</text>'
-        for begin_s, end_s, rate in zip(one.times_s, one.times_s[1:], one.rates, strict=False):
+        yield f'<text x="0" y="{bottom - 4}">{escaped(host.host[:14])}</text>'
+        for begin_s, end_s, rate in zip(host.times_s, host.times_s[1:], host.rates, strict=False):
             tall, wide = float(rate) / most * (_ROW - 6), float(end_s - begin_s) * scale
             yield (
                 f'<rect x="{_LEFT + float(begin_s - first_s) * scale:.2f}" y="{bottom - tall:.2f}" width="{wide:.2f}" '
@@ -240,11 +240,11 @@ def _network(hosts: Sequence[HostTraffic]) -> Iterator[str]:
 
 def _axis(seconds: float, top: int, scale: float) -> Iterator[str]:
     for share in (0, 0.25, 0.5, 0.75, 1):
-        place = _LEFT + share * seconds * scale
+        x = _LEFT + share * seconds * scale
         anchor = "end" if share == 1 else "start" if share == 0 else "middle"
-        yield f'<line x1="{place:.1f}" x2="{place:.1f}" y1="0" y2="{top}" style="stroke:var(--line);stroke-width:.5"/>'
+        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{top}" style="stroke:var(--line);stroke-width:.5"/>'
         label = escaped(format_seconds(share * seconds))
-        yield f'<text x="{place:.1f}" y="{top + 16}" text-anchor="{anchor}">{label}</text>'
+        yield f'<text x="{x:.1f}" y="{top + 16}" text-anchor="{anchor}">{label}</text>'
 
 
 def _fill(name: str) -> str:

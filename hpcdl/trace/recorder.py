@@ -305,19 +305,19 @@ def _kept(recorder: TraceRecorder, communicator: Observed, place: Path) -> Itera
 @contextlib.contextmanager
 def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Let `recorder` observe this rank. All ranks are quiescent when that begins, and when all stop early."""
-    seen = communicator.monitor
+    monitor = communicator.monitor
     try:
         recorder.quiesced(communicator, last=True)
-        seen.recorder = recorder
+        monitor.recorder = recorder
         begin()
         try:
             yield
         except StoppedEarly:
-            if not seen.lost:
+            if not monitor.lost:
                 recorder.quiesced(communicator, last=True)
             raise
     finally:
-        seen.recorder = NOTHING
+        monitor.recorder = NOTHING
 
 
 def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
@@ -407,12 +407,12 @@ def collected(run_dir: Path) -> Iterator[None]:
 
 def places_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
     """Return host and path of each rank's trace, by the file that holds this place."""
-    found = {}
+    places = {}
     for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
         with contextlib.suppress(OSError):  # the rank has just brought its trace
             lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
-            found[place] = lines[0], Path(lines[1])
-    return found
+            places[place] = lines[0], Path(lines[1])
+    return places
 
 
 def is_written(path: Path) -> bool:
@@ -435,15 +435,15 @@ def collect(run_dir: Path, places: Mapping[Path, tuple[str, Path]] | None = None
 
     `places`: as they were (by default the present ones). Outdated ones, which new ranks have replaced, are removed.
     """
-    left, now = [], places_in(run_dir)
-    for place, (host, path) in (now if places is None else places).items():
+    left, present = [], places_in(run_dir)
+    for place, (host, path) in (present if places is None else places).items():
         target = run_dir / FOLDER / f"{place.stem}.trace"
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
         if host != os.uname().nodename or not honest or not is_own(run_dir):
             left.append(f"{place.stem}: its trace was left on {host} in {path}")
             continue
         try:
-            counts = now.get(place) == (host, path)
+            counts = present.get(place) == (host, path)
             if counts and is_own_file(path):
                 with path.open("rb") as left_there, creating(target) as out:
                     shutil.copyfileobj(left_there, out)

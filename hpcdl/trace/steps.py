@@ -69,9 +69,9 @@ class ClockModel:
 
     def _slope(self, place: int) -> float:
         """Return the slope of the offset between the point at `place` and the next."""
-        here, there = self.points[place], self.points[place + 1]
-        own_s = float(there["own_s"] - here["own_s"])
-        return float(there["parent_s"] - here["parent_s"]) / own_s - 1
+        point, next_point = self.points[place], self.points[place + 1]
+        own_s = float(next_point["own_s"] - point["own_s"])
+        return float(next_point["parent_s"] - point["parent_s"]) / own_s - 1
 
     def _bend_s(self) -> float:
         """Return how far a point is from the line between its neighbors, beyond what their errors explain."""
@@ -112,8 +112,8 @@ class Merged:
     def spans(self, rank: int, name: str) -> Array:
         """Return the rank's records with that name, in order."""
         records = self.records[rank]
-        found: Array = records[records["name"] == self.traces[rank].code(name)]
-        return found
+        spans: Array = records[records["name"] == self.traces[rank].code(name)]
+        return spans
 
 
 def read_run(run_dir: Path) -> list[RankTrace]:
@@ -151,15 +151,15 @@ def merge(traces: Sequence[RankTrace]) -> Merged:
 
 def _way(by_rank: Mapping[int, RankTrace], rank: int) -> list[ClockModel]:
     """Return the clocks from `rank`'s to rank 0's."""
-    way, here = list[ClockModel](), rank
-    while here:
-        trace = by_rank.get(here)
+    way, hop = list[ClockModel](), rank
+    while hop:
+        trace = by_rank.get(hop)
         if trace is None or not len(trace.points) or len(way) > len(by_rank):
             raise CorruptError(
-                f"the clock of rank {here} was not measured, so rank {rank}'s spans cannot be put in order with others"
+                f"the clock of rank {hop} was not measured, so rank {rank}'s spans cannot be put in order with others"
             )
         way.append(ClockModel(parent=trace.parent, points=trace.points))
-        here = trace.parent
+        hop = trace.parent
     return way
 
 
@@ -231,28 +231,28 @@ def steps_of(merged: Merged, *, synchronous: bool, first: int = 0) -> Steps:
 
     If all of them come before `first`, these are used instead.
     """
-    found: dict[int, tuple[Array, Array, Array]] = {}
+    steps_by_rank: dict[int, tuple[Array, Array, Array]] = {}
     for rank in merged.ranks:
         columns = [merged.spans(rank, name) for name in PARTS]
         if len(columns[-1]):
-            found[rank] = _borders(columns)
-    if not found:
+            steps_by_rank[rank] = _borders(columns)
+    if not steps_by_rank:
         raise UsageError("the trace holds no step of a worker; train more steps, or trace other steps or ranks")
-    numbers = next(iter(found.values()))[0]
-    for own, _, _ in found.values():
-        numbers = numpy.intersect1d(numbers, own)
+    numbers = next(iter(steps_by_rank.values()))[0]
+    for rank_numbers, _, _ in steps_by_rank.values():
+        numbers = numpy.intersect1d(numbers, rank_numbers)
     if not len(numbers):
         raise UsageError("no step is in every worker's trace; give --trace a larger size=, or fewer steps")
     if numpy.any(numbers >= first):
         numbers = numbers[numbers >= first]
-    rows = [numpy.searchsorted(own, numbers) for own, _, _ in found.values()]
+    rows = [numpy.searchsorted(rank_numbers, numbers) for rank_numbers, _, _ in steps_by_rank.values()]
     return Steps(
-        ranks=numpy.array(list(found)),
+        ranks=numpy.array(list(steps_by_rank)),
         numbers=numbers,
-        borders=numpy.stack([borders[row] for row, (_, borders, _) in zip(rows, found.values(), strict=True)]),
-        waited_s=numpy.stack([waited[row] for row, (_, _, waited) in zip(rows, found.values(), strict=True)]),
-        errors_s=numpy.array([merged.errors_s[rank] for rank in found]),
-        synchronous=synchronous and len(found) > 1,
+        borders=numpy.stack([borders[row] for row, (_, borders, _) in zip(rows, steps_by_rank.values(), strict=True)]),
+        waited_s=numpy.stack([waited[row] for row, (_, _, waited) in zip(rows, steps_by_rank.values(), strict=True)]),
+        errors_s=numpy.array([merged.errors_s[rank] for rank in steps_by_rank]),
+        synchronous=synchronous and len(steps_by_rank) > 1,
     )
 
 
@@ -284,26 +284,26 @@ def readiness(merged: Merged, steps: Steps) -> list[tuple[float, float]]:
     """
     if not steps.synchronous:
         return []
-    found = [_of_rank(merged, steps, row) for row in range(len(steps.ranks))]
-    found = [item for item in found if item.size]
-    if not found or len({item.shape[1] for item in found}) > 1:
+    by_rank = [_of_rank(merged, steps, row) for row in range(len(steps.ranks))]
+    by_rank = [item for item in by_rank if item.size]
+    if not by_rank or len({item.shape[1] for item in by_rank}) > 1:
         return []
-    sizes, begins, idle = numpy.concatenate(found).transpose(2, 0, 1)
+    sizes, begins, idle = numpy.concatenate(by_rank).transpose(2, 0, 1)
     shares = numpy.cumsum(numpy.median(sizes, axis=0))
     shares /= shares[-1]
     latest = numpy.minimum(numpy.median(begins, axis=0), 1.0)
     free = (idle > 0).mean(axis=0) > 1 - MOST_STEPS_BUSY
     free[0] = True
-    known = numpy.interp(shares, [*shares[free], 1.0], [*latest[free], 1.0])
-    ready = numpy.maximum.accumulate(numpy.minimum(known, latest))
+    interpolated = numpy.interp(shares, [*shares[free], 1.0], [*latest[free], 1.0])
+    ready = numpy.maximum.accumulate(numpy.minimum(interpolated, latest))
     return list(zip(shares.tolist(), ready.tolist(), strict=True))
 
 
 def _of_rank(merged: Merged, steps: Steps, row: int) -> Array:
     """Return (steps, buckets, 3): bytes, start as a share of computing, 1 if the link was idle before, or empty."""
     spans = merged.spans(int(steps.ranks[row]), BUCKET)
-    places, known = steps.index_of(spans["step"])
-    spans, places = spans[known], places[known]
+    places, inside = steps.index_of(spans["step"])
+    spans, places = spans[inside], places[inside]
     # A compressed bucket also exchanges its scale, under the same number: the larger span is the bucket.
     order = numpy.lexsort((spans["value"], spans["bucket"], places))
     spans, places = spans[order], places[order]
@@ -312,8 +312,8 @@ def _of_rank(merged: Merged, steps: Steps, row: int) -> Array:
     numbers, counts = numpy.unique(places, return_counts=True)
     if not len(numbers):
         return numpy.empty((0, 0, 3))
-    whole = numpy.isin(places, numbers[counts == counts.max()])
-    spans, places = spans[whole].reshape(-1, counts.max()), places[whole].reshape(-1, counts.max())[:, 0]
+    complete = numpy.isin(places, numbers[counts == counts.max()])
+    spans, places = spans[complete].reshape(-1, counts.max()), places[complete].reshape(-1, counts.max())[:, 0]
     borders = steps.borders[row, places]
     computing = (borders[:, HAD_GRADIENTS] - borders[:, GOT_BATCH])[:, None]
     begins = (spans["begin_s"] - borders[:, GOT_BATCH, None]) / computing

@@ -81,8 +81,8 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
         # A rank that waits for its processor sends and receives messages late: that delay does not mean a slow link.
         if one.rank not in contended or not _contention(rows[one.rank], rates, one.seconds_per_step, steps.step_s)
     ]
-    found = [*late, *behind]
-    return sorted(found, key=lambda one: -one.seconds_per_step)
+    all_stragglers = [*late, *behind]
+    return sorted(all_stragglers, key=lambda one: -one.seconds_per_step)
 
 
 def beyond_others(values: Array) -> Array:
@@ -110,17 +110,17 @@ def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]
         BETWEEN: beyond_others(steps.borders[:, :, BEGAN]).mean(axis=1) - heard_s - behind_s,
         COLLECTOR_CAUSE: beyond_others(_collector_s(merged, steps)),
     }
-    found = []
+    late_ranks = []
     for row, seconds in enumerate(late_s.mean(axis=1).tolist()):
-        own = {cause: float(values[row]) for cause, values in excess.items()}
-        if _contention(row, rates, own[CONTENTION] + heard_s[row], steps.step_s):
-            own[CONTENTION] += heard_s[row]
+        rank_excess = {cause: float(values[row]) for cause, values in excess.items()}
+        if _contention(row, rates, rank_excess[CONTENTION] + heard_s[row], steps.step_s):
+            rank_excess[CONTENTION] += heard_s[row]
         else:
             seconds -= heard_s[row]
         if seconds > least_s[row]:
-            cause, evidence = cause_of(row, own, rates, seconds, steps.step_s)
-            found.append(_straggler(merged, steps, row, cause, seconds, evidence))
-    return found
+            cause, evidence = cause_of(row, rank_excess, rates, seconds, steps.step_s)
+            late_ranks.append(_straggler(merged, steps, row, cause, seconds, evidence))
+    return late_ranks
 
 
 def _chance_s(late_s: Array) -> Array:
@@ -136,10 +136,10 @@ def _chance_s(late_s: Array) -> Array:
 
 def _heard_s(steps: Steps) -> Array:
     """Return (R, S): how much later than the others each got the sums of the previous step; 0 without such a step."""
-    found = numpy.zeros(steps.borders.shape[:2])
+    heard_s = numpy.zeros(steps.borders.shape[:2])
     follow = numpy.flatnonzero(numpy.diff(steps.numbers) == 1)
-    found[:, follow + 1] = beyond_others(steps.borders[:, follow, EXCHANGED])
-    return found
+    heard_s[:, follow + 1] = beyond_others(steps.borders[:, follow, EXCHANGED])
+    return heard_s
 
 
 def _straggler(merged: Merged, steps: Steps, row: int, cause: str, seconds: float, evidence: str) -> Straggler:
@@ -207,8 +207,8 @@ def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: flo
     if counters.WAITED_US in rates:
         usual, spread = _usual(rates, counters.WAITED_US, row)
         waited = float(rates[counters.WAITED_US][row]) - usual
-        taken = min(waited / 1e6, _left(rates, row)) * step_s
-        if waited > NUM_ERRORS * spread and taken >= CONTENDED_SHARE * late_s:
+        taken_s = min(waited / 1e6, _left(rates, row)) * step_s
+        if waited > NUM_ERRORS * spread and taken_s >= CONTENDED_SHARE * late_s:
             return f"its threads wait {waited / 1e3 * step_s:.3g} ms more for a processor"
     elif counters.SWITCHES in rates:
         switches, (usual, _) = float(rates[counters.SWITCHES][row]), _usual(rates, counters.SWITCHES, row)
@@ -232,9 +232,9 @@ def _usual(rates: Mapping[str, Array], name: str, row: int) -> tuple[float, floa
     rank whose work only takes longer has no neighbors of its own. The spread is a standard deviation.
     """
     work = numpy.maximum(rates.get(counters.CPU_US, numpy.ones(len(rates[name]))), 1.0)
-    others = numpy.delete(rates[name] / work, row)
-    usual = numpy.median(others)
-    spread = numpy.median(numpy.abs(others - usual)) / _MEDIAN_DEVIATION
+    other_rates = numpy.delete(rates[name] / work, row)
+    usual = numpy.median(other_rates)
+    spread = numpy.median(numpy.abs(other_rates - usual)) / _MEDIAN_DEVIATION
     return float(usual * work[row]), float(spread * work[row])
 
 
@@ -244,22 +244,22 @@ _MEDIAN_DEVIATION = 0.6745
 
 def _collector_s(merged: Merged, steps: Steps) -> Array:
     """Return (R): mean seconds per step that Python's garbage collector took."""
-    found = numpy.zeros(len(steps.ranks))
+    spent_s = numpy.zeros(len(steps.ranks))
     for row, rank in enumerate(steps.ranks.tolist()):
         spans = merged.spans(rank, COLLECTOR)
-        places, known = steps.index_of(spans["step"])
-        within = known & (spans["begin_s"] < steps.borders[row, places, HAD_GRADIENTS])
+        places, inside = steps.index_of(spans["step"])
+        within = inside & (spans["begin_s"] < steps.borders[row, places, HAD_GRADIENTS])
         within &= spans["end_s"] > steps.borders[row, places, BEGAN]
-        found[row] = float((spans["end_s"] - spans["begin_s"])[within].sum()) / len(steps.numbers)
-    return found
+        spent_s[row] = float((spans["end_s"] - spans["begin_s"])[within].sum()) / len(steps.numbers)
+    return spent_s
 
 
 def _rates(merged: Merged, steps: Steps) -> dict[str, Array]:
     """Return (R) for each counter that every rank has: its growth per second in these steps; the mean of a level."""
     names = (counters.CPU_US, counters.WAITED_US, counters.SWITCHES, counters.CLOCK_KHZ, counters.PROCESSORS)
-    found = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
-    found[BUSY] = [_busy(merged, steps, row) for row in range(len(steps.ranks))]
-    return {name: numpy.array(rates) for name, rates in found.items() if all(rate is not None for rate in rates)}
+    by_counter = {name: [_rate(merged, steps, row, name) for row in range(len(steps.ranks))] for name in names}
+    by_counter[BUSY] = [_busy(merged, steps, row) for row in range(len(steps.ranks))]
+    return {name: numpy.array(rates) for name, rates in by_counter.items() if all(rate is not None for rate in rates)}
 
 
 def _rate(merged: Merged, steps: Steps, row: int, name: str) -> float | None:
@@ -316,19 +316,19 @@ def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Strag
     """
     ranks = steps.ranks.tolist()
     links = {(a, b): link for a in ranks for b in ranks if a != b and (link := _link(merged, steps, a, b)) is not None}
-    found = []
+    behind = []
     for row, rank in enumerate(ranks):
-        own = [link for ends, link in links.items() if rank in ends]
-        others = [seconds for ends, (seconds, _) in links.items() if rank not in ends]
-        if not own or not others:
+        own_links = [link for ends, link in links.items() if rank in ends]
+        other_s_per_byte = [seconds for ends, (seconds, _) in links.items() if rank not in ends]
+        if not own_links or not other_s_per_byte:
             continue
-        usual, mine = float(numpy.median(others)), float(min(seconds for seconds, _ in own))
-        extra_s = sum((seconds - usual) * num_bytes for seconds, num_bytes in own) / 2
+        usual, own_s_per_byte = float(numpy.median(other_s_per_byte)), float(min(seconds for seconds, _ in own_links))
+        extra_s = sum((seconds - usual) * num_bytes for seconds, num_bytes in own_links) / 2
         extra_s = min(extra_s, float(parts[row, :, EXPOSED].mean()))
-        if mine > SLOWER_LINK * usual and extra_s > LEAST_SHARE * steps.step_s:
-            evidence = f"its messages travel at {1e-6 / mine:.3g} MB/s, others at {1e-6 / usual:.3g}"
-            found.append(_straggler(merged, steps, row, NETWORK, extra_s, evidence))
-    return found
+        if own_s_per_byte > SLOWER_LINK * usual and extra_s > LEAST_SHARE * steps.step_s:
+            evidence = f"its messages travel at {1e-6 / own_s_per_byte:.3g} MB/s, others at {1e-6 / usual:.3g}"
+            behind.append(_straggler(merged, steps, row, NETWORK, extra_s, evidence))
+    return behind
 
 
 def _link(merged: Merged, steps: Steps, sender: int, receiver: int) -> tuple[float, float] | None:
@@ -352,6 +352,6 @@ def _link(merged: Merged, steps: Steps, sender: int, receiver: int) -> tuple[flo
 
 def _messages(merged: Merged, steps: Steps, rank: int, name: str, peer: int) -> Array:
     spans = merged.spans(rank, name)
-    _, known = steps.index_of(spans["step"])
-    found: Array = spans[known & (spans["peer"] == peer)]
-    return found
+    _, inside = steps.index_of(spans["step"])
+    messages: Array = spans[inside & (spans["peer"] == peer)]
+    return messages

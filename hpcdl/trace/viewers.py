@@ -53,17 +53,17 @@ def _write(merged: Merged, folder: Path) -> None:
     start_s = min((float(merged.records[rank]["begin_s"].min()) for rank in ranks), default=0.0)
     with otf2.writer.open(str(folder), archive_name=ARCHIVE, timer_resolution=TICKS) as archive:
         archive.creator = "hpcdl"
-        known = archive.definitions
-        regions = {name: known.region(name) for name in (STEP, *PARTS)}
-        number = known.attribute(STEP, "number of the step", otf2.Type.INT64)
-        machine = known.system_tree_node("machine", class_name="machine", parent=None)
+        definitions = archive.definitions
+        regions = {name: definitions.region(name) for name in (STEP, *PARTS)}
+        number = definitions.attribute(STEP, "number of the step", otf2.Type.INT64)
+        machine = definitions.system_tree_node("machine", class_name="machine", parent=None)
         hosts: dict[str, Any] = {}
         first_ticks: list[int] = []
         for rank in sorted(merged.traces):
             trace = merged.traces[rank]
             if trace.host not in hosts:
-                hosts[trace.host] = known.system_tree_node(trace.host, class_name="node", parent=machine)
-            group = known.location_group(f"rank {rank} ({trace.role})", system_tree_parent=hosts[trace.host])
+                hosts[trace.host] = definitions.system_tree_node(trace.host, class_name="node", parent=machine)
+            group = definitions.location_group(f"rank {rank} ({trace.role})", system_tree_parent=hosts[trace.host])
             writer = archive.event_writer(f"rank {rank}", group=group)
             events = _events(merged, rank, start_s)
             first_ticks += [ticks for ticks, *_ in events[:1]]
@@ -87,23 +87,23 @@ def _wall_s(merged: Merged, time_s: float) -> float:
 
 def _events(merged: Merged, rank: int, start_s: float) -> list[tuple[int, str, bool, int]]:
     """Return ticks since the first span, the region, whether it begins, and the step, in order and properly nested."""
-    found: list[tuple[int, str, bool, int]] = []
+    entries: list[tuple[int, str, bool, int]] = []
     columns = [merged.spans(rank, name) for name in PARTS]
     numbers = columns[0]["step"]
     for column in columns[1:]:
         numbers = numpy.intersect1d(numbers, column["step"])
-    whole = [column[numpy.isin(column["step"], numbers)] for column in columns]
+    complete = [column[numpy.isin(column["step"], numbers)] for column in columns]
     before = 0
-    for rows in zip(*whole, strict=True):
+    for rows in zip(*complete, strict=True):
         borders_s = numpy.array([*(row["begin_s"] for row in rows), rows[-1]["end_s"]])
         ticks = numpy.maximum.accumulate(numpy.rint((borders_s - start_s) * TICKS).astype(numpy.int64))
         ticks = numpy.maximum(ticks, before)  # rounding must not let a step begin before the previous one has ended
         step, before = int(rows[0]["step"]), int(ticks[-1])
-        found.append((int(ticks[0]), STEP, True, step))
+        entries.append((int(ticks[0]), STEP, True, step))
         for name, begin, end in zip(PARTS, ticks[:-1].tolist(), ticks[1:].tolist(), strict=True):
-            found += [(begin, name, True, step), (end, name, False, step)]
-        found.append((before, STEP, False, step))
-    return found
+            entries += [(begin, name, True, step), (end, name, False, step)]
+        entries.append((before, STEP, False, step))
+    return entries
 
 
 LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates", "layers", "updates of layers")
@@ -130,8 +130,8 @@ def events(merged: Merged) -> Iterator[dict[str, Any]]:
         label = {"name": f"rank {rank} ({trace.role} on {trace.host})"}
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": label}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
-        for lane, words in enumerate(LANES):
-            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": words}}
+        for lane, lane_name in enumerate(LANES):
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": lane_name}}
         yield from _spans(merged, rank, start_s)
         yield from _counters(merged, rank, start_s)
 
@@ -143,8 +143,8 @@ def _spans(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, Any]
     long_us = ((records["end_s"] - records["begin_s"]) * 1e6).round(3).tolist()
     columns = (records[name].tolist() for name in ("name", "step", "peer", "bucket", "value"))
     for begin, long, code, *numbers in zip(begin_us, long_us, *columns, strict=True):
-        known = zip(("step", "peer", "bucket", "bytes"), numbers, strict=True)
-        facts = {key: number for key, number in known if number >= 0 and (key != "bytes" or number)}
+        pairs = zip(("step", "peer", "bucket", "bytes"), numbers, strict=True)
+        facts = {key: number for key, number in pairs if number >= 0 and (key != "bytes" or number)}
         name = trace.names[code]
         if lanes[code] in _OF_LAYERS:
             name = f"{name} {trace.names[facts.pop('bucket')]}"

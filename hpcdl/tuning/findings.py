@@ -78,13 +78,13 @@ def checked(outcome: TrialOutcome, settings: Settings, measured: Measured) -> Tr
 
 def _reference(own: Settings, measured: Measured) -> tuple[float | None, float]:
     """Return the loss under the engine's defaults: with as many ranks if there is one, else with any; same batch."""
-    found: dict[bool, float] = {}
+    losses: dict[bool, float] = {}
     for settings, outcomes in measured:
         if plain_engine(settings) and settings.batch_size == own.batch_size:
             for outcome in outcomes:
                 if outcome.status == "ok" and outcome.loss is not None:
-                    found.setdefault(settings.ranks_per_node == own.ranks_per_node, outcome.loss)
-    return (found[True], SAME_LOSS) if True in found else (found.get(False), LIKE_LOSS)
+                    losses.setdefault(settings.ranks_per_node == own.ranks_per_node, outcome.loss)
+    return (losses[True], SAME_LOSS) if True in losses else (losses.get(False), LIKE_LOSS)
 
 
 def plain_engine(settings: Settings) -> bool:
@@ -125,14 +125,14 @@ def _summary(own: Settings, outcomes: Sequence[TrialOutcome]) -> TrialSummary:
 def warnings_of(measured: Measured) -> tuple[str, ...]:
     """Return what to tell the user besides the winner: failures, rejections, missing checks."""
     every = [outcome for _, outcomes in measured for outcome in outcomes]
-    found = []
+    lines = []
     failed = [outcome for outcome in every if outcome.status not in ("ok", "inconsistent")]
     if failed:
-        found.append(f"{len(failed)} of {len(every)} samples failed; the last: {failed[-1].message}")
-    found += [f"rejected: {outcome.message}" for outcome in every if outcome.status == "inconsistent"]
+        lines.append(f"{len(failed)} of {len(every)} samples failed; the last: {failed[-1].message}")
+    lines += [f"rejected: {outcome.message}" for outcome in every if outcome.status == "inconsistent"]
     if any(outcome.status == "ok" for outcome in every) and not any(outcome.loss is not None for outcome in every):
-        found.append("results were not checked against a reference: the trials reported no loss")
-    return tuple(found)
+        lines.append("results were not checked against a reference: the trials reported no loss")
+    return tuple(lines)
 
 
 def as_profile(found: Found, base: Profile) -> Profile:
@@ -175,7 +175,7 @@ def find_tunings(path: Path, walked: Walk) -> list[Path]:
     """
     if path.is_file():
         return [path] if path.name.endswith(LOG_SUFFIX) or _is_profile(path) else []
-    found = []
+    tunings = []
     for folder, files in walked:
         if RECORD in files:
             continue  # thousands of runs have a TOML file, and none has a search
@@ -183,9 +183,11 @@ def find_tunings(path: Path, walked: Walk) -> list[Path]:
             continue
         paths = [Path(folder) / name for name in sorted(files) if name.endswith((".toml", LOG_SUFFIX))]
         profiles = [path for path in paths if _is_profile(path)]
-        known = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}
-        found += profiles + [path for path in paths if path.name.endswith(LOG_SUFFIX) and path not in known]
-    return found
+        logs_with_profile = {profile.with_suffix(LOG_SUFFIX) for profile in profiles}
+        tunings += profiles + [
+            path for path in paths if path.name.endswith(LOG_SUFFIX) and path not in logs_with_profile
+        ]
+    return tunings
 
 
 def read_tuning(path: Path) -> TunedNode:
@@ -196,9 +198,11 @@ def read_tuning(path: Path) -> TunedNode:
 
 def as_tuned(profile: Profile, name: str) -> TunedNode:
     """Return a profile's search in the form for reports: trials, effects of the settings, curves over threads."""
-    alike = {item.name: getattr(profile, item.name) for item in fields(TunedNode) if hasattr(profile, item.name)}
+    shared_values = {
+        item.name: getattr(profile, item.name) for item in fields(TunedNode) if hasattr(profile, item.name)
+    }
     return TunedNode(**{
-        **alike,
+        **shared_values,
         "name": name,
         "settings": spelt(chosen(profile.settings)),
         "attempts": tuple(TunedTrial(**vars(item) | {"settings": spelt(item.settings)}) for item in profile.trials),
@@ -215,7 +219,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     """
     import numpy as np
 
-    measured = [(trial, found) for trial in trials if (found := trial.images_per_second) and 0 < found < math.inf]
+    measured = [(trial, rate) for trial in trials if (rate := trial.images_per_second) and 0 < rate < math.inf]
     names = list(dict.fromkeys(name for trial, _ in measured for name in trial.settings))
     columns = [
         (name, value)
@@ -256,8 +260,8 @@ def thread_curve(trials: Sequence[TrialSummary]) -> list[ThreadPoint]:
             threads=int(threads * ranks), images_per_second=trial.images_per_second, ci95=trial.ci95, n=trial.n,
             settings=spelt(trial.settings),
         )  # fmt: skip
-        known = best.get(point.threads)
-        if known is None or point.images_per_second > known.images_per_second:
+        previous = best.get(point.threads)
+        if previous is None or point.images_per_second > previous.images_per_second:
             best[point.threads] = point
     return [best[threads] for threads in sorted(best)]
 
@@ -283,7 +287,7 @@ def profile_of_log(path: Path) -> Profile:
         for outcome in outcomes:
             search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)
     choice = search.best()
-    found = Found(
+    search_result = Found(
         choice=choice,
         settings=None if choice is None else candidates[choice.index][0],
         trials=summaries(candidates),
@@ -294,7 +298,7 @@ def profile_of_log(path: Path) -> Profile:
         stopped=True,
         warnings=warnings_of(candidates),
     )
-    return as_profile(found, _base(recorded.header, path))
+    return as_profile(search_result, _base(recorded.header, path))
 
 
 def _base(header: Mapping[str, Any], path: Path) -> Profile:

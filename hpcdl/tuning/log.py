@@ -109,7 +109,7 @@ def read_log(path: Path) -> Recorded:
         try:
             documents.append(parse_json(line)) if line.strip() else None
         except ValueError:
-            if any(rest.strip() for rest in lines[number:]):
+            if any(later_line.strip() for later_line in lines[number:]):
                 raise CorruptError(f"{path}, line {number} is no JSON; start anew without --resume") from None
             break
         sound += len(line) + 1
@@ -124,9 +124,9 @@ def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
     """Return the entries of a log of the same search. Drops a last line that was cut short, to append after it."""
     recorded = read_log(path)
     for key, value in header.items():
-        found = recorded.header.get(key)
-        if found != value:
-            raise UsageError(f"{path} belongs to another search ({key} {found!r}, here {value!r}); drop --resume")
+        logged = recorded.header.get(key)
+        if logged != value:
+            raise UsageError(f"{path} belongs to another search ({key} {logged!r}, here {value!r}); drop --resume")
     descriptor = open_to_append(path)
     try:
         cut(descriptor, recorded.num_sound_bytes)
@@ -193,20 +193,20 @@ def read_table(path: Path) -> TrialTable:
         raise UsageError(f"{path} needs a header of different names with {VALUE} and a column per setting")
     header, at = rows[0], rows[0].index(VALUE)
     columns = tuple(name for name in header if name != VALUE)
-    found: dict[tuple[str, ...], list[float | None]] = {}
+    samples: dict[tuple[str, ...], list[float | None]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(row):
             continue
         if len(row) != len(header):
             raise UsageError(f"{path}, line {number}: {len(row)} cells, but the header has {len(header)}")
         key = tuple(cell for index, cell in enumerate(row) if index != at)
-        found.setdefault(key, []).append(_sample(row[at], path, number))
-    if not any(value is not None for values in found.values() for value in values):
+        samples.setdefault(key, []).append(_sample(row[at], path, number))
+    if not any(value is not None for values in samples.values() for value in values):
         raise UsageError(f"{path} holds no successful trial; fill in {VALUE}")
     return TrialTable(
         columns=columns,
-        candidates=tuple(dict(zip(columns, key, strict=True)) for key in found),
-        samples=tuple(tuple(values) for values in found.values()),
+        candidates=tuple(dict(zip(columns, key, strict=True)) for key in samples),
+        samples=tuple(tuple(values) for values in samples.values()),
     )
 
 

@@ -170,8 +170,8 @@ class Search:
         choice = self.best()
         if choice is None:
             return []
-        near = beside(self._factors, choice.index, self.num_candidates)
-        return [int(index) for index in near if self._samples.unseen(int(index))]
+        neighbors = beside(self._factors, choice.index, self.num_candidates)
+        return [int(index) for index in neighbors if self._samples.unseen(int(index))]
 
     def _beside_leaders(self) -> list[int]:
         """Return unmeasured neighbors of the leading candidates: a smooth model takes the values before a jump for a
@@ -180,12 +180,12 @@ class Search:
         self._learn()
         measured = self._samples.measured()
         leaders = measured[np.argsort(-self._posterior.mean[measured])[:NUM_LEADERS]]
-        found: dict[int, None] = {}
+        neighbors: dict[int, None] = {}
         for leader in leaders:
             near = beside(self._factors, int(leader), self.num_candidates)
             unseen = np.array([index for index in near if self._samples.unseen(int(index))], dtype=np.int64)
-            found |= dict.fromkeys(map(int, self._posterior.most_hopeful(unseen, DOUBT)))
-        return list(found)
+            neighbors |= dict.fromkeys(map(int, self._posterior.most_hopeful(unseen, DOUBT)))
+        return list(neighbors)
 
     def _imprecise(self) -> list[int]:
         """Return the best candidate while its estimate is wider than requested."""
@@ -214,8 +214,8 @@ class Search:
             pick = first
             if self._random.random() < CHALLENGE_SHARE:
                 rivals = np.argmax(block[1:], axis=1)
-                others = rivals[rivals != first]
-                pick = int(others[0]) if len(others) else int(np.argsort(-block[0])[:2][-1])
+                challengers = rivals[rivals != first]
+                pick = int(challengers[0]) if len(challengers) else int(np.argsort(-block[0])[:2][-1])
             asked.append(int(columns[pick]))
             if unseen[pick]:
                 draws[:, pick] = -np.inf

@@ -60,8 +60,8 @@ class Factor:
 def factors_of(candidates: Sequence[Mapping[str, Any]]) -> list[Factor]:
     """Return the coordinates in which `candidates` differ, without settings that are the same everywhere."""
     names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
-    found = [_factor(name, [candidate.get(name) for candidate in candidates]) for name in names]
-    factors = [factor for factor in found if factor is not None]
+    all_factors = [_factor(name, [candidate.get(name) for candidate in candidates]) for name in names]
+    factors = [factor for factor in all_factors if factor is not None]
     varying = {factor.name for factor in factors if factor.ordered}
     for terms in PRODUCTS:
         if all(name in varying for name, _ in terms):
@@ -145,14 +145,14 @@ def beside(factors: Sequence[Factor], index: int, num_candidates: int) -> Indice
     mains = [factor for factor in factors if factor.main]
     apart = {factor.name: np.abs(factor.levels - factor.levels[index]) for factor in mains}
     steps = {factor.name: apart[factor.name] if factor.ordered else apart[factor.name] > 0 for factor in mains}
-    near = sum(steps.values(), np.zeros(num_candidates)) == 1
+    is_near = sum(steps.values(), np.zeros(num_candidates)) == 1
     for factor in factors:
         if not factor.main:
-            others = [step for name, step in steps.items() if name not in factor.terms]
-            same = sum(others, np.zeros(num_candidates)) == 0
-            near |= same & (factor.levels == factor.levels[index])
-    near[index] = False
-    return np.flatnonzero(near)
+            other_steps = [step for name, step in steps.items() if name not in factor.terms]
+            same = sum(other_steps, np.zeros(num_candidates)) == 0
+            is_near |= same & (factor.levels == factor.levels[index])
+    is_near[index] = False
+    return np.flatnonzero(is_near)
 
 
 CROSSED = (
@@ -230,7 +230,7 @@ def build_space(
         named["batch_size"] = list(batch_sizes)
     dropped: Counter[str] = Counter()
     anchors = [] if only else _anchors(topology, published, batch_sizes)
-    found: dict[str, Candidate] = {}
+    candidates_by_key: dict[str, Candidate] = {}
     for settings, origin in itertools.chain(anchors, ((item, "") for item in _points(topology, engine, named, only))):
         if origin and any(getattr(settings, name) not in values for name, values in named.items()):
             continue
@@ -246,13 +246,13 @@ def build_space(
         except UsageError as error:
             dropped[str(error).partition(";")[0]] += 1
             continue
-        found.setdefault(_key(settings, plan), Candidate(settings=settings, plan=plan, origin=origin))
-        if len(found) > MAX_CANDIDATES:
+        candidates_by_key.setdefault(_key(settings, plan), Candidate(settings=settings, plan=plan, origin=origin))
+        if len(candidates_by_key) > MAX_CANDIDATES:
             raise UsageError(f"the space has more than {MAX_CANDIDATES} candidates; narrow it with --space FILE")
-    if not found:
+    if not candidates_by_key:
         reason, count = dropped.most_common(1)[0] if dropped else ("no setting has a value", 0)
         raise UsageError(f"the space is empty: {reason} ({count} candidates left out); widen --space FILE")
-    candidates = tuple(found.values())
+    candidates = tuple(candidates_by_key.values())
     starts = tuple(index for index, candidate in enumerate(candidates) if candidate.origin)
     return Space(candidates=candidates, anchors=starts, dropped=dict(dropped))
 
@@ -283,8 +283,8 @@ def _anchors(
         *((settings, origin) for origin, settings in published.items()),
     ]
     if topology.devices:  # the other advice is for CPUs
-        own, origin = anchors[0]
-        anchors = [(dataclasses.replace(own, ranks_per_node=_ranks_with_devices(topology)), origin)]
+        defaults, origin = anchors[0]
+        anchors = [(dataclasses.replace(defaults, ranks_per_node=_ranks_with_devices(topology)), origin)]
     sizes = batch_sizes or (None,)
     return [(dataclasses.replace(item, batch_size=size), origin) for size in sizes for item, origin in anchors]
 

@@ -73,9 +73,9 @@ class Samples:
         """Return candidates, their means, the samples of each mean, and the sum of squares inside candidates."""
         rows = np.array(sorted(self.known), dtype=np.int64)
         items = [self.known[int(index)] for index in rows]
-        means = np.array([np.mean(own) for own in items])
-        counts = np.array([len(own) for own in items], dtype=float)
-        return rows, means, counts, sum(float(np.var(own)) * len(own) for own in items)
+        means = np.array([np.mean(samples) for samples in items])
+        counts = np.array([len(samples) for samples in items], dtype=float)
+        return rows, means, counts, sum(float(np.var(samples)) * len(samples) for samples in items)
 
     @staticmethod
     def _those(holds: Callable[[int], bool], indices: Sequence[int]) -> Indices:
@@ -115,8 +115,8 @@ class Posterior:
         keep = np.arange(len(rows))
         if len(rows) > MAX_FIT_ROWS:
             top = np.argsort(-values)[: MAX_FIT_ROWS // 2]
-            others = self._dice.permutation(np.setdiff1d(keep, top))[: MAX_FIT_ROWS - len(top)]
-            keep = np.sort(np.concatenate([top, others]))
+            sampled = self._dice.permutation(np.setdiff1d(keep, top))[: MAX_FIT_ROWS - len(top)]
+            keep = np.sort(np.concatenate([top, sampled]))
         iterations = FIRST_ITERATIONS if self._num_fitted == 0 else LATER_ITERATIONS
         degrees = int(counts.sum()) - len(rows)
         self._surrogate.fit(rows[keep], values[keep], counts[keep], (within, degrees), iterations)
@@ -210,11 +210,11 @@ class Surrogate:
         bounds = list(
             zip(self._prior_mean - 4 * self._prior_spread, self._prior_mean + 4 * self._prior_spread, strict=True)
         )
-        found = minimize(
+        minimum = minimize(
             objective, self.theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": iterations}
         )
-        if np.all(np.isfinite(found.x)):
-            self.theta = found.x
+        if np.all(np.isfinite(minimum.x)):
+            self.theta = minimum.x
             self._kept.clear()
 
     def _negative_evidence(
@@ -245,12 +245,12 @@ class Surrogate:
             pairs = np.ix_(factor.levels[rows], factor.levels[rows])
             scaled = np.sqrt(3.0) * factor.distances / np.exp(theta[index])
             single = (1.0 + scaled) * np.exp(-scaled)
-            own = scaled**2 * np.exp(-scaled)
+            derivative = scaled**2 * np.exp(-scaled)
             variance = np.exp(theta[num + index])
             singles.append(single[pairs])
-            shares.append((own / single)[pairs])
+            shares.append((derivative / single)[pairs])
             gradient[num + index] = variance * np.sum(slope * singles[-1])
-            gradient[index] = variance * np.sum(slope * own[pairs])
+            gradient[index] = variance * np.sum(slope * derivative[pairs])
             joint = joint * singles[-1]
         for index, share in enumerate(shares):
             gradient[index] += np.sum(joint * share)

@@ -76,14 +76,14 @@ CommandOf = Callable[[Workload, Settings, Path], Sequence[str]]
 def bench_step_command(workload: Workload, settings: Settings, profile: Path) -> list[str]:
     """Return the command line of a trial. The profile's settings reach the ranks in the same way as in `train`."""
     ranks = settings.ranks_per_node or 1
-    words = own_program("hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model)
-    words += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
-    words += ["--strategy", "ring" if ranks > 1 else "single", "--profile", str(profile)]
+    command = own_program("hpcdl", "bench", "step", "--json", "--exchange-only", "--model", workload.model)
+    command += ["--batch-size", str(settings.batch_size or workload.batch_size), "--ranks", str(ranks)]
+    command += ["--strategy", "ring" if ranks > 1 else "single", "--profile", str(profile)]
     if workload.data is not None:
-        words += ["--data", workload.data]
+        command += ["--data", workload.data]
     if workload.steps is not None:
-        words += ["--steps", str(workload.steps)]
-    return words
+        command += ["--steps", str(workload.steps)]
+    return command
 
 
 @dataclass(kw_only=True)
@@ -175,10 +175,10 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
 
 def _on_devices(outcome: TrialOutcome, folder: Path, ranks: int) -> TrialOutcome:
     """Return `outcome`, or a failure if not every rank computed on a GPU: its rate would measure something else."""
-    found = sum(json.loads((folder / "stdout").read_bytes()).get("accelerators", {}).values())
-    if found == ranks:
+    num_on_gpus = sum(json.loads((folder / "stdout").read_bytes()).get("accelerators", {}).values())
+    if num_on_gpus == ranks:
         return outcome
-    message = f"{ranks - found} of {ranks} ranks computed on CPUs, not on GPUs; see `hpcdl doctor --only gpus`"
+    message = f"{ranks - num_on_gpus} of {ranks} ranks computed on CPUs, not on GPUs; see `hpcdl doctor --only gpus`"
     return TrialOutcome(status="failed", message=message)
 
 
@@ -198,13 +198,13 @@ def last_words(log: Path, code: int) -> str:
     with log.open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         lines = file.read().decode(errors="replace").strip().splitlines()
-    own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
+    own_lines = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         how += ", perhaps out of memory"
     if not lines:
         return how
-    text = (own or lines)[-1]
+    text = (own_lines or lines)[-1]
     return f"{how}: {text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + ' ...'}"
 
 

@@ -129,7 +129,7 @@ class Tuning:
 
     def _remember(self) -> None:
         """Tell the search what an earlier run logged."""
-        indices = {repr(chosen(item.settings)): index for index, item in enumerate(self.space.candidates)}
+        indices = {repr(chosen(candidate.settings)): index for index, candidate in enumerate(self.space.candidates)}
         for entry in self.log.entries:
             index = indices.get(repr(dict(entry.settings)))
             if index is not None:
@@ -152,11 +152,11 @@ class Tuning:
 
     def _time_limit(self) -> float:
         """Return the seconds for the next trial; 0 if less than half a usual trial is left."""
-        left = self.limits.budget_s - (time.monotonic() - self._begin)
+        left_s = self.limits.budget_s - (time.monotonic() - self._begin)
         usual = statistics.median(self._durations) if self._durations else 0.0
-        if left <= 0 or left < 0.5 * usual:
+        if left_s <= 0 or left_s < 0.5 * usual:
             return 0.0
-        return min(self.limits.trial_timeout_s, left + max(OVERRUN * self.limits.budget_s, 0.0))
+        return min(self.limits.trial_timeout_s, left_s + max(OVERRUN * self.limits.budget_s, 0.0))
 
     def _take(self, index: int, outcome: TrialOutcome, limit_s: float) -> None:
         if outcome.status == "stopped" or (outcome.status == "timeout" and limit_s < self.limits.trial_timeout_s):
@@ -259,9 +259,9 @@ def _node(choice: str | None, *, planning: bool) -> tuple[Topology, dict[str, Se
             f"published for {item.name}": item.settings for item in machines_like(topology) if item.settings
         }
     machine = read_machine(choice)
-    if not planning and machine.topology.fingerprint != (here := read_topology()).fingerprint:
+    if not planning and machine.topology.fingerprint != (this_node := read_topology()).fingerprint:
         raise UsageError(
-            f"--machine {choice} is another node ({machine.topology.summary}) than this ({here.summary});"
+            f"--machine {choice} is another node ({machine.topology.summary}) than this ({this_node.summary});"
             " trials can only run on this one; add --plan"
         )
     return machine.topology, {"published for this machine": machine.settings} if machine.settings else {}
@@ -284,7 +284,7 @@ def tune(
     prefixes = trial_prefixes(os.environ)
     folder = log.path.parent if len(prefixes) > 1 else None  # the other nodes do not see a node's own /tmp
     measurer = Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder)
-    found = Tuning(
+    search_result = Tuning(
         space=run_plan.space,
         measure=measurer,
         log=log,
@@ -298,17 +298,21 @@ def tune(
         prefixes=prefixes,
         notify=notify,
     ).run()
-    profile = _with_evidence(as_profile(found, base), run_plan)
-    if found.choice is not None:
+    profile = _with_evidence(as_profile(search_result, base), run_plan)
+    if search_result.choice is not None:
         write_profile(profile, path)
-    if found.stopped:
-        kept = f"the best of {found.num_samples} samples is in {path}" if found.choice else "no trial had ended"
+    if search_result.stopped:
+        kept = (
+            f"the best of {search_result.num_samples} samples is in {path}"
+            if search_result.choice
+            else "no trial had ended"
+        )
         raise StoppedEarly(f"stopped by a signal; {kept}; continue with the same command and --resume")
-    if found.choice is None:
-        if found.trials:
-            raise HpcdlError(f"no trial succeeded; {found.warnings[0]}; the log is {log.path}")
-        return Tuned(profile=profile, found=found, path=None, log=log.path)
-    return Tuned(profile=profile, found=found, path=path, log=log.path)
+    if search_result.choice is None:
+        if search_result.trials:
+            raise HpcdlError(f"no trial succeeded; {search_result.warnings[0]}; the log is {log.path}")
+        return Tuned(profile=profile, found=search_result, path=None, log=log.path)
+    return Tuned(profile=profile, found=search_result, path=path, log=log.path)
 
 
 def _batch_sizes(text: str | None) -> list[int]:
@@ -324,8 +328,10 @@ def _batch_sizes(text: str | None) -> list[int]:
 
 
 def _workload(config: TuneConfig) -> Workload:
-    own = config.workload
-    return Workload(model=own.model or "", batch_size=own.batch_size, data=own.data, steps=own.steps)
+    workload = config.workload
+    return Workload(
+        model=workload.model or "", batch_size=workload.batch_size, data=workload.data, steps=workload.steps
+    )
 
 
 def replaced(run_plan: PreparedSearch) -> str:
@@ -343,7 +349,7 @@ def replaced(run_plan: PreparedSearch) -> str:
 
 
 def _base_profile(run_plan: PreparedSearch) -> Profile:
-    topology, own = run_plan.topology, run_plan.config.workload
+    topology, workload = run_plan.topology, run_plan.config.workload
     versions = {}
     for name in SOFTWARE:
         try:
@@ -356,8 +362,8 @@ def _base_profile(run_plan: PreparedSearch) -> Profile:
         processor=topology.processor,
         fingerprint=topology.fingerprint,
         num_cores=len(topology.cores),
-        model=model_name(own.model or ""),
-        batch_size=own.batch_size,
+        model=model_name(workload.model or ""),
+        batch_size=workload.batch_size,
         devices=topology.devices,
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         engine=run_plan.engine.summary,
@@ -367,7 +373,11 @@ def _base_profile(run_plan: PreparedSearch) -> Profile:
 
 def _with_evidence(profile: Profile, run_plan: PreparedSearch) -> Profile:
     """Return `profile` with the sources of its trials, and with a drawing of the node as the winner uses it."""
-    origins = {repr(chosen(item.settings)): item.origin for item in run_plan.space.candidates if item.origin}
+    origins = {
+        repr(chosen(candidate.settings)): candidate.origin
+        for candidate in run_plan.space.candidates
+        if candidate.origin
+    }
     trials = [
         dataclasses.replace(trial, origin=origins.get(repr(dict(trial.settings)), "")) for trial in profile.trials
     ]
@@ -384,6 +394,6 @@ def _profile_path(config: TuneConfig, base: Profile) -> Path:
 
 
 def _header(run_plan: PreparedSearch, base: Profile) -> dict[str, object]:
-    own = dataclasses.asdict(_workload(run_plan.config))
+    workload = dataclasses.asdict(_workload(run_plan.config))
     devices = dict(base.devices) or None  # as in logs of earlier versions
-    return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": own, "devices": devices}
+    return {"fingerprint": base.fingerprint, "engine": base.engine, "workload": workload, "devices": devices}

@@ -93,10 +93,10 @@ def analyse(
     if compare:
         check_comparable(compare, [run for run in runs if run.usable])
         contests += build_contests(runs, compare)
-    found, remarks = comparisons(contests), list(gathered.remarks)
+    verdicts, remarks = comparisons(contests), list(gathered.remarks)
     if baseline is not None:
         against, notes = compare_with(runs, baseline.runs)
-        found, remarks = found + against, remarks + notes
+        verdicts, remarks = verdicts + against, remarks + notes
     fits = fit_curves(curves)
     return Analysis(
         runs=runs,
@@ -108,7 +108,7 @@ def analyse(
         unreadable=gathered.unreadable,
         warnings=[*caveats(runs, gathered.unreadable, curves), *misses(fits), *remarks],
         contests=contests,
-        comparisons=corrected(found),
+        comparisons=corrected(verdicts),
         fits=fits,
         communication=fit_communication(runs),
         references=references,
@@ -131,8 +131,8 @@ def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Ga
     everything = told_apart(everything)
     runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
     remarks = (*gathered.remarks, caveat) if caveat else gathered.remarks
-    known = dataclasses.replace(gathered, runs=tuple(runs), remarks=remarks, kept_apart=True)
-    return known, None if baseline is None else dataclasses.replace(baseline, runs=tuple(before), kept_apart=True)
+    separated = dataclasses.replace(gathered, runs=tuple(runs), remarks=remarks, kept_apart=True)
+    return separated, None if baseline is None else dataclasses.replace(baseline, runs=tuple(before), kept_apart=True)
 
 
 def _based(curves: Sequence[Curve], runs: Sequence[Run], base: str) -> list[Curve]:

@@ -49,12 +49,12 @@ def _unreadable(unreadable: Sequence[str]) -> Iterable[str]:
 
 
 def _not_finished(runs: Sequence[Run]) -> Iterable[str]:
-    words = {FAILED: "failed", LOST: "was lost with its processes", STOPPED: "stopped early"}
+    status_words = {FAILED: "failed", LOST: "was lost with its processes", STOPPED: "stopped early"}
     unfinished = [run for run in runs if not is_measured(run.status)]
-    for word in (*words.values(), UNFINISHED):
-        found = [_unfinished_text(run) for run in unfinished if words.get(run.status, UNFINISHED) == word]
-        if found:
-            yield f"{counted(len(found), 'run')} {word}, left out of every mean: {listed(found)}"
+    for word in (*status_words.values(), UNFINISHED):
+        texts = [_unfinished_text(run) for run in unfinished if status_words.get(run.status, UNFINISHED) == word]
+        if texts:
+            yield f"{counted(len(texts), 'run')} {word}, left out of every mean: {listed(texts)}"
 
 
 def _unfinished_text(run: Run) -> str:
@@ -83,16 +83,16 @@ def _contradicting(runs: Sequence[Run]) -> Iterable[str]:
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
     """Report runs far from their repeats: they move a mean, and no interval of means shows it."""
-    found = {}
+    texts = {}
     for point in (point for curve in curves for point in curve.points):
         rates = [run.images_per_second or 0.0 for run in point.runs]
-        for place in outliers(rates):
-            text = f"{point.runs[place].name} {number(rates[place])}, median of its repeats {number(median(rates))}"
-            found[point.runs[place].name] = text
-    if found:
+        for index in outliers(rates):
+            text = f"{point.runs[index].name} {number(rates[index])}, median of its repeats {number(median(rates))}"
+            texts[point.runs[index].name] = text
+    if texts:
         yield (
-            f"{counted(len(found), 'run')} far off the repeats of the same setting, kept in every mean; look at them"
-            f" before believing it: {listed(list(found.values()), 3)}"
+            f"{counted(len(texts), 'run')} far off the repeats of the same setting, kept in every mean; look at them"
+            f" before believing it: {listed(list(texts.values()), 3)}"
         )
 
 
@@ -100,15 +100,15 @@ _ROUNDING = 1.02
 
 
 def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
-    found = [
+    points = [
         point_name(curve, point) for curve in curves for point in curve.points
         if (point.efficiency.low or point.efficiency.value) > 1 and point.efficiency.value > _ROUNDING
     ]  # fmt: skip
-    if found:
+    if points:
         yield (
             "efficiency above 100 %: the base is slow for its size, most often because it had fewer servers or cores,"
             " because more workers' caches and memory hold what one's did not, or because its runs were disturbed:"
-            f" {listed(found)}"
+            f" {listed(points)}"
         )
     chance = [
         point_name(curve, point) for curve in curves for point in curve.points
@@ -122,23 +122,23 @@ def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
 
 
 def _emulated(runs: Sequence[Run]) -> Iterable[str]:
-    found = sorted({run.model for run in runs if run.usable and run.model.startswith(EMULATED)})
-    if found:
-        yield f"emulated computing: a wait in its place, so that the exchange alone is measured: {listed(found)}"
+    models = sorted({run.model for run in runs if run.usable and run.model.startswith(EMULATED)})
+    if models:
+        yield f"emulated computing: a wait in its place, so that the exchange alone is measured: {listed(models)}"
 
 
 def _mixed(runs: Sequence[Run], name: str, plural: str) -> Iterable[str]:
-    found = sorted({str(getattr(run, name)) or f"unknown {name}" for run in runs if run.usable})
-    if len(found) > 1:
-        yield f"mixed {plural}, never averaged with each other: {listed(found)}"
+    values = sorted({str(getattr(run, name)) or f"unknown {name}" for run in runs if run.usable})
+    if len(values) > 1:
+        yield f"mixed {plural}, never averaged with each other: {listed(values)}"
 
 
 def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
-    found = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
-    if found:
+    bases = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
+    if bases:
         yield (
             "missing base: no measurement of one worker (or thread), efficiency is relative to the smallest size:"
-            f" {listed(found)}"
+            f" {listed(bases)}"
         )
     lonely = [point_name(curve, curve.base) for curve in curves if len(curve.points) == 1]
     if lonely:
@@ -146,61 +146,61 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
 
 
 def _borrowed_base(curves: Sequence[Curve]) -> Iterable[str]:
-    found = [point_name(curve, curve.points[0]) for curve in curves if curve.borrowed]
-    if found:
+    points = [point_name(curve, curve.points[0]) for curve in curves if curve.borrowed]
+    if points:
         strategy = next(curve.base.first.strategy for curve in curves if curve.borrowed)
-        yield f"base of another strategy: efficiency is relative to one worker of {strategy}: {listed(found)}"
+        yield f"base of another strategy: efficiency is relative to one worker of {strategy}: {listed(points)}"
 
 
 def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
-    found = _points_where(curves, lambda count: count == 1)
-    if found:
-        yield f"single measurement, without an interval (marked †) at {counted(len(found), 'point')}: {listed(found)}"
+    points = _points_where(curves, lambda count: count == 1)
+    if points:
+        yield f"single measurement, without an interval (marked †) at {counted(len(points), 'point')}: {listed(points)}"
 
 
 def _resumed(runs: Sequence[Run]) -> Iterable[str]:
-    found = [
+    texts = [
         f"{run.name} (from step {run.resumed_from_steps[-1]})" for run in runs if run.usable and run.resumed_from_steps
     ]
-    if found:
+    if texts:
         yield (
-            f"{counted(len(found), 'run')} resumed: throughput and parts of a step are of the steps since then alone:"
-            f" {listed(found)}"
+            f"{counted(len(texts), 'run')} resumed: throughput and parts of a step are of the steps since then alone:"
+            f" {listed(texts)}"
         )
 
 
 def _without_noise(curves: Sequence[Curve]) -> Iterable[str]:
     """Report equal repeats: clocks never agree to the last digit, so an interval of zero is not a measurement."""
-    found = [
+    points = [
         point_name(curve, point) for curve in curves for point in curve.points
         if len(point.runs) > 1 and len({run.images_per_second for run in point.runs}) == 1
     ]  # fmt: skip
-    if found:
+    if points:
         yield (
-            f"repeats with exactly the same throughput at {counted(len(found), 'point')}: rounded numbers, or one"
-            f" measurement entered more than once; ± 0 and what is decided by it mean nothing: {listed(found)}"
+            f"repeats with exactly the same throughput at {counted(len(points), 'point')}: rounded numbers, or one"
+            f" measurement entered more than once; ± 0 and what is decided by it mean nothing: {listed(points)}"
         )
 
 
 def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
-    found = []
+    texts = []
     for curve in curves:
         counts = [len(point.runs) for point in curve.points]
         if len(set(counts)) > 1:
-            found.append(f"{point_name(curve, curve.base)} and above {min(counts)} to {max(counts)} runs")
-    if found:
-        yield f"uneven repeats: points of one curve have different numbers of runs: {listed(found)}"
+            texts.append(f"{point_name(curve, curve.base)} and above {min(counts)} to {max(counts)} runs")
+    if texts:
+        yield f"uneven repeats: points of one curve have different numbers of runs: {listed(texts)}"
 
 
 def _changing(curves: Sequence[Curve]) -> Iterable[str]:
     """Report what changes along a curve besides the size: servers and settings may grow with it."""
-    found: dict[str, list[str]] = {}
+    places_by_name: dict[str, list[str]] = {}
     for curve in curves:
         for name, values in _values_along(curve):
             if len(values) > 1:
                 where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
-                found.setdefault(name, []).append(where)
-    for name, places in found.items():
+                places_by_name.setdefault(name, []).append(where)
+    for name, places in places_by_name.items():
         yield f"{name} change along a curve, so its size is not all that differs: {listed(places)}"
 
 

@@ -90,8 +90,8 @@ def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
         if run.usable:
             settings = () if by == STRATEGIES else tuple(item for item in run.settings.items() if item[0] != by)
             job = jobs.setdefault((*(getattr(run, name) for name in fixed), settings), {})
-            own = (*(getattr(run, name) for name in free), *run.settings.items())
-            job.setdefault(own, []).append(run)
+            contender = (*(getattr(run, name) for name in free), *run.settings.items())
+            job.setdefault(contender, []).append(run)
     ordered = sorted(jobs.items(), key=lambda item: [str(value).zfill(9) for value in item[0]])  # type: ignore[attr-defined]
     contests = [_contest(by, list(groups.values())) for _, groups in ordered]
     return [contest for contest in contests if len({_kind(item.first, by) for item in contest.contenders}) > 1]
@@ -99,7 +99,7 @@ def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
 
 def comparisons(contests: Sequence[Contest]) -> list[Comparison]:
     """Return comparisons of all pairs that differ in one thing. Strategies also need equal nodes, or ranks per node."""
-    return [found for contest in contests for a, b in _pairs(contest) for found in _compared(contest, a, b)]
+    return [comparison for contest in contests for a, b in _pairs(contest) for comparison in _compared(contest, a, b)]
 
 
 def seconds_to(run: Run, target: float) -> float | None:
@@ -138,12 +138,12 @@ OWN_RATE = ("learning-rate", "momentum")
 
 def _own_keys(contenders: Sequence[Contender]) -> set[str]:
     """Return those keys of OWN_RATE with one value per strategy: they belong to the strategy, as its period does."""
-    found = set()
+    keys = set()
     for key in OWN_RATE:
         pairs = {(item.first.strategy, item.first.settings.get(key)) for item in contenders}
         if len(pairs) == len({strategy for strategy, _ in pairs}):
-            found.add(key)
-    return found
+            keys.add(key)
+    return keys
 
 
 def _one_difference(a: Run, b: Run, own_keys: set[str]) -> bool:
@@ -163,15 +163,15 @@ def _kind(run: Run, by: str) -> Hashable:
 
 def _compared(contest: Contest, a: Contender, b: Contender) -> Iterator[Comparison]:
     sides = [(side.name, [run.images_per_second or 0.0 for run in side.runs]) for side in (a, b)]
-    found = compare(contest.kind, "images_per_second", contest.where, sides[0], sides[1])
-    if found is not None:
-        yield found
+    comparison = compare(contest.kind, "images_per_second", contest.where, sides[0], sides[1])
+    if comparison is not None:
+        yield comparison
     if contest.target is None:
         return
     times = [(side.name, [seconds_to(run, contest.target) or 0.0 for run in side.runs]) for side in (a, b)]
-    found = compare(contest.kind, "seconds_to_accuracy", contest.where, times[0], times[1], higher_is_better=False)
-    if found is not None:
-        yield found
+    comparison = compare(contest.kind, "seconds_to_accuracy", contest.where, times[0], times[1], higher_is_better=False)
+    if comparison is not None:
+        yield comparison
 
 
 def _contest(by: str, groups: Sequence[Sequence[Run]]) -> Contest:
@@ -200,8 +200,8 @@ def _names(by: str, firsts: Sequence[Run]) -> list[str]:
     names = []
     for run, telling in zip(firsts, telling_settings(firsts), strict=True):
         headline = _headline(run, by)
-        own = telling if by == STRATEGIES else ()  # else all contenders share them, and the contest names them
-        labels = [setting_words(run, key, run.settings[key]) for key in run.settings if key in own]
+        shown_keys = telling if by == STRATEGIES else ()  # else all contenders share them, and the contest names them
+        labels = [setting_words(run, key, run.settings[key]) for key in run.settings if key in shown_keys]
         labels += [f"{name.replace('_', ' ')} {getattr(run, name)}" for name in shown[headline] if name != "strategy"]
         names.append(" ".join([headline, *(f"({', '.join(labels)})" for _ in labels[:1])]))
     return names
@@ -294,10 +294,11 @@ def compare(
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm's correction over all of them that have a p-value."""
-    tested = [item.ratio.p_value for item in comparisons if item.ratio.p_value is not None]
+    tested = [comparison.ratio.p_value for comparison in comparisons if comparison.ratio.p_value is not None]
     adjusted = iter(holm(tested))
     return [
-        item if item.ratio.p_value is None else dataclasses.replace(item, p_holm=next(adjusted)) for item in comparisons
+        comparison if comparison.ratio.p_value is None else dataclasses.replace(comparison, p_holm=next(adjusted))
+        for comparison in comparisons
     ]
 
 
@@ -316,15 +317,15 @@ def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Com
     Machines and versions are never averaged: each group of one side is compared with each group of the other, on the
     same machine if both sides have it.
     """
-    now, before = _groups(runs), _groups(baseline)
-    found, warnings = [], _missing(now, before)
-    shared_places = {place for groups in now.values() for place, _ in groups} & {
+    current, before = _groups(runs), _groups(baseline)
+    verdicts, warnings = [], _missing(current, before)
+    shared_places = {place for groups in current.values() for place, _ in groups} & {
         place for groups in before.values() for place, _ in groups
     }
-    if not shared_places and now and before:
+    if not shared_places and current and before:
         warnings.append("mixed machines: the baseline was measured on another machine")
-    for setting in (item for item in now if item in before):
-        for (place, version), group in now[setting].items():
+    for setting in (item for item in current if item in before):
+        for (place, version), group in current[setting].items():
             for (old_place, old_version), old in before[setting].items():
                 if shared_places and place != old_place:
                     continue
@@ -333,26 +334,29 @@ def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Com
                     KIND, "images_per_second", _where(group[0]), (names[0], _rates(group)), (names[1], _rates(old))
                 )
                 if item is not None:
-                    found.append(item)
-    once = [item.where for item in found if item.ratio.p_value is None]
+                    verdicts.append(item)
+    once = [item.where for item in verdicts if item.ratio.p_value is None]
     if once:
         warnings.append(f"single measurement: {counted(len(once), 'setting')} cannot be judged: {listed(once)}")
-    return found, warnings
+    return verdicts, warnings
 
 
 def regressions(comparisons: Iterable[Comparison], percent: float) -> list[Comparison]:
     """Return the decided comparisons with the baseline that are slower by more than `percent`."""
     return [
-        item
-        for item in comparisons
-        if item.kind == KIND and item.decided and not item.a_is_better and item.ratio.value < 1 - percent / 100
+        comparison
+        for comparison in comparisons
+        if comparison.kind == KIND
+        and comparison.decided
+        and not comparison.a_is_better
+        and comparison.ratio.value < 1 - percent / 100
     ]
 
 
 def why_unjudged(comparisons: Iterable[Comparison]) -> str:
     """Return why the baseline decides nothing, with advice; empty if it judges a setting."""
-    against = [item for item in comparisons if item.kind == KIND]
-    if any(item.p_holm is not None for item in against):
+    against = [comparison for comparison in comparisons if comparison.kind == KIND]
+    if any(comparison.p_holm is not None for comparison in against):
         return ""
     if not against:
         return (
@@ -371,12 +375,14 @@ def _groups(runs: Iterable[Run]) -> dict[_Setting, dict[tuple[_Setting, str], li
 
 
 def _missing(now: Iterable[_Setting], before: Iterable[_Setting]) -> list[str]:
-    here, there = set(now), set(before)
+    settings_now, settings_before = set(now), set(before)
     lines = []
-    if there - here:
-        lines.append(f"{counted(len(there - here), 'setting')} of the baseline has no usable run here")
-    if here - there:
-        lines.append(f"{counted(len(here - there), 'setting')} of this study is not in the baseline")
+    if settings_before - settings_now:
+        lines.append(
+            f"{counted(len(settings_before - settings_now), 'setting')} of the baseline has no usable run here"
+        )
+    if settings_now - settings_before:
+        lines.append(f"{counted(len(settings_now - settings_before), 'setting')} of this study is not in the baseline")
     return lines
 
 

@@ -108,14 +108,14 @@ class ScalingFit:
 
     def efficiency_from(self, base: float) -> Callable[[float], tuple[float, float | None, float | None]]:
         """Return `efficiency` as a function of n (value and bounds). Terms without n are computed once."""
-        own, law = self._own, self.law
-        at_base, columns_at_base = law.denominator(own, base), law.columns(base)
-        quantile = 0.0 if self.covariance is None else t_quantile(0.975, self.num_runs - len(own) - 1)
+        coefficients, law = self._own, self.law
+        at_base, columns_at_base = law.denominator(coefficients, base), law.columns(base)
+        quantile = 0.0 if self.covariance is None else t_quantile(0.975, self.num_runs - len(coefficients) - 1)
         inner = () if self.covariance is None else tuple(row[1:] for row in self.covariance[1:])
 
         def efficiency(n: float) -> tuple[float, float | None, float | None]:
             columns = law.columns(n)
-            denominator = 1 + sum([value * column for value, column in zip(own, columns, strict=True)])
+            denominator = 1 + sum([value * column for value, column in zip(coefficients, columns, strict=True)])
             if min(denominator, at_base) <= 0:
                 return 0.0, None, None
             log_value = law.sign * math.log(denominator / at_base)
@@ -155,7 +155,7 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
 def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFit | None:
     import numpy
 
-    columns = numpy.array([law.columns(item) for item in n])
+    columns = numpy.array([law.columns(size) for size in n])
     log_u = numpy.log(numpy.asarray(throughput, dtype=float) / numpy.asarray(n, dtype=float))
     free = solution = _solve(law.sign, columns, log_u)
     if free is None or solution is None:
@@ -174,10 +174,10 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     covariance = solution.covariance(spare)
     reach = solution.reach(covariance, spare)
     free_reach = reach if free is solution else free.reach(free.covariance(spare), spare)
-    x1, *own = solution.point
+    x1, *coefficients = solution.point
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
-    for place, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
-        value, half = (0.0, free_reach[place]) if bound else (own[place - 1], reach[place])
+    for index, (name, bound) in enumerate(zip(law.own, at_bound, strict=True), start=1):
+        value, half = (0.0, free_reach[index]) if bound else (coefficients[index - 1], reach[index])
         parameters[name] = _not_negative(value, half, most=1.0 if name == SERIAL else math.inf)
     return ScalingFit(
         law=law,
@@ -208,12 +208,12 @@ class Crossing:
 def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
     """Return where the fitted efficiency relative to `base` falls below `target`."""
     efficiency = functools.cache(fit.efficiency_from(base))  # the three searches start with the same n
-    found = _first(lambda n: efficiency(n)[0] < target, base)
+    middle = _first(lambda n: efficiency(n)[0] < target, base)
     low = high = None
     if fit.covariance is not None:
         low = _first(lambda n: (efficiency(n)[1] or 0.0) < target, base)
         high = _first(lambda n: (efficiency(n)[2] or 0.0) < target, base)
-    return Crossing(target=target, n=found, low=low, high=high, extrapolated=found is None or found > fit.largest)
+    return Crossing(target=target, n=middle, low=low, high=high, extrapolated=middle is None or middle > fit.largest)
 
 
 def _first(below: Callable[[float], bool], base: float) -> float | None:
@@ -252,15 +252,15 @@ class _Solution:
 
         if spare <= 0:
             return None
-        found: Array = numpy.linalg.pinv(self.jacobian.T @ self.jacobian)
-        return found * float(self.residual @ self.residual) / spare
+        inverse: Array = numpy.linalg.pinv(self.jacobian.T @ self.jacobian)
+        return inverse * float(self.residual @ self.residual) / spare
 
     def reach(self, covariance: Array | None, spare: int) -> list[float]:
         """Return the half widths of their 95 % intervals; NaN without a spare run."""
         if covariance is None:
             return [math.nan] * len(self.point)
         quantile = t_quantile(0.975, spare)
-        return [quantile * math.sqrt(max(float(covariance[place, place]), 0.0)) for place in range(len(self.point))]
+        return [quantile * math.sqrt(max(float(covariance[index, index]), 0.0)) for index in range(len(self.point))]
 
 
 def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
@@ -271,28 +271,30 @@ def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
     import numpy
 
     start = _linear_start(sign, columns, log_u)
-    own = start if (1 + columns @ start).min() > 0 else numpy.zeros(columns.shape[1])
-    denominator = 1 + columns @ own
+    coefficients = start if (1 + columns @ start).min() > 0 else numpy.zeros(columns.shape[1])
+    denominator = 1 + columns @ coefficients
     residual = _residual(sign, log_u, denominator)
     for _ in range(_ITERATIONS):
         step = numpy.linalg.lstsq(_jacobian(sign, columns, denominator), residual, rcond=None)[0][1:]
         size = 1.0
         while size > 1e-6:
-            there = 1 + columns @ (own + size * step)
-            if there.min() > 0:
-                new = _residual(sign, log_u, there)
+            candidate = 1 + columns @ (coefficients + size * step)
+            if candidate.min() > 0:
+                new = _residual(sign, log_u, candidate)
                 if new @ new <= residual @ residual:
                     break
             size /= 2
         else:
             break
-        own, denominator, residual = own + size * step, there, new
-        if numpy.abs(size * step).max() <= 1e-12 * (1 + numpy.abs(own).max()):
+        coefficients, denominator, residual = coefficients + size * step, candidate, new
+        if numpy.abs(size * step).max() <= 1e-12 * (1 + numpy.abs(coefficients).max()):
             break
     u0 = float(numpy.exp((log_u - sign * numpy.log(denominator)).mean()))
     if not math.isfinite(u0):
         return None
-    return _Solution(point=(u0, *map(float, own)), jacobian=_jacobian(sign, columns, denominator), residual=residual)
+    return _Solution(
+        point=(u0, *map(float, coefficients)), jacobian=_jacobian(sign, columns, denominator), residual=residual
+    )
 
 
 def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
@@ -305,8 +307,8 @@ def _linear_start(sign: int, columns: Array, log_u: Array) -> Array:
         linear = numpy.linalg.lstsq(design, numpy.ones(len(log_u)), rcond=None)[0]
     except numpy.linalg.LinAlgError:  # numbers at the limits of floating point
         linear = numpy.zeros(1 + columns.shape[1])
-    own: Array = linear[1:] / linear[0] if linear[0] > 0 else numpy.zeros(columns.shape[1])
-    return own
+    coefficients: Array = linear[1:] / linear[0] if linear[0] > 0 else numpy.zeros(columns.shape[1])
+    return coefficients
 
 
 def _jacobian(sign: int, columns: Array, denominator: Array) -> Array:
@@ -323,8 +325,8 @@ def _residual(sign: int, log_u: Array, denominator: Array) -> Array:
     """Return the residual of log u at the best log u0."""
     import numpy
 
-    rest = log_u - sign * numpy.log(denominator)
-    result: Array = rest - numpy.add.reduce(rest) / len(rest)  # `mean` itself takes longer for so few values
+    errors = log_u - sign * numpy.log(denominator)
+    result: Array = errors - numpy.add.reduce(errors) / len(errors)  # `mean` itself takes longer for so few values
     return result
 
 
@@ -523,15 +525,15 @@ class CurveFit:
 
 def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
     """Fit every law of a curve's mode that has runs at enough different n."""
-    found = []
+    fits = []
     for curve in curves:
         n = [float(point.n) for point in curve.points for _ in point.runs]
         throughput = [run.images_per_second or 0.0 for point in curve.points for run in point.runs]
         for name in _LAWS_OF_MODE[curve.mode]:
             fit = fit_scaling(LAWS[name], n, throughput)
             if fit is not None:
-                found.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.points[0].n), TARGET)))
-    return found
+                fits.append(CurveFit(curve=curve, fit=fit, below=crossing(fit, float(curve.points[0].n), TARGET)))
+    return fits
 
 
 def misses(fits: Sequence[CurveFit]) -> list[str]:
@@ -601,7 +603,7 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
     for run in runs:
         if _measured(run):
             groups.setdefault((run.strategy, run.machine, run.processor), []).append(run)
-    found = []
+    fits = []
     for (strategy, machine, processor), members in sorted(groups.items()):
         design = [(run.rounds_per_step or 0.0, run.round_bytes_per_step or 0.0) for run in members]
         if len(set(design)) < 2:
@@ -614,8 +616,8 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
         left_out = "" if fit else CANNOT_TELL
         if fit is not None and (fit.r2 or 0.0) < 0:
             fit, left_out = None, EXPLAINS_NOTHING
-        found.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit, left_out=left_out))
-    return found
+        fits.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit, left_out=left_out))
+    return fits
 
 
 def _measured(run: Run) -> bool:

@@ -50,7 +50,7 @@ class Breakdown:
 def breakdowns(curve: Curve) -> list[Breakdown]:
     """Return the breakdown of each point of a curve that measured its parts."""
     base = mean_parts(curve.base.runs)
-    found = []
+    by_point = []
     for point in curve.points:
         parts = mean_parts(point.runs)
         if parts is None:
@@ -58,7 +58,7 @@ def breakdowns(curve: Curve) -> list[Breakdown]:
         factor = 1.0 if curve.mode == "weak" else curve.base.n / point.n
         lost = {} if base is None or point is curve.base else lost_efficiency(parts, base, factor)
         imbalances = [run.imbalance_seconds for run in point.runs if run.imbalance_seconds is not None]
-        found.append(
+        by_point.append(
             Breakdown(
                 point=point,
                 parts=parts,
@@ -67,7 +67,7 @@ def breakdowns(curve: Curve) -> list[Breakdown]:
                 num_runs=len(_with_parts(point.runs)),
             )
         )
-    return found
+    return by_point
 
 
 def lost_efficiency(parts: Mapping[str, float], base: Mapping[str, float], factor: float) -> dict[str, float]:
@@ -86,10 +86,10 @@ def mean_parts(runs: Sequence[Run]) -> dict[str, float] | None:
     if not measured:
         return None
     names = [name for name in PARTS if any(name in run.parts for run in measured)]
-    found = {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}
+    seconds = {name: statistics.fmean([run.parts.get(name, 0.0) for run in measured]) for name in names}
     # The rest of a step after subtracting its parts is a rounding error if there is nothing else.
-    least = _ROUNDING * sum(found.values())
-    return {name: value if value > least else 0.0 for name, value in found.items()}
+    least = _ROUNDING * sum(seconds.values())
+    return {name: value if value > least else 0.0 for name, value in seconds.items()}
 
 
 _FIXED = ("strategy", "model", "data", "machine", "processor", "version")
@@ -274,10 +274,12 @@ def _curve(
     mode: str, split: tuple[tuple[str, Any], ...], groups: Mapping[int, Sequence[Run]], base: Point | None = None
 ) -> Curve:
     """Return the curve of runs by n, relative to `base`, by default its own first point."""
-    first, *rest = groups.items()
+    first, *later_groups = groups.items()
     start = _point(*first, base)
     base = base or start
-    return Curve(mode=mode, split=split, points=(start, *(_point(n, runs, base) for n, runs in rest)), base=base)
+    return Curve(
+        mode=mode, split=split, points=(start, *(_point(n, runs, base) for n, runs in later_groups)), base=base
+    )
 
 
 def _point(n: int, runs: Sequence[Run], base: Point | None = None) -> Point:

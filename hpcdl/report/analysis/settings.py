@@ -69,17 +69,20 @@ def told_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
     for run in runs:
         if run.data and run.data_content:
             contents.setdefault(run.data, {})[run.data_content] = None
-    several = {data for data, found in contents.items() if len(found) > 1}
+    several = {data for data, checksums in contents.items() if len(checksums) > 1}
     if not several:
         return list(runs), ""
-    told = [
+    renamed = [
         dataclasses.replace(run, data=f"{run.data} ({run.data_content[:_SHOWN] or 'unknown content'})")
         if run.data in several
         else run
         for run in runs
     ]
     names = [f"{data} ({', '.join(key[:_SHOWN] for key in contents[data])})" for data in sorted(several)]
-    return told, f"one name of data for several contents (by checksum), never averaged with each other: {listed(names)}"
+    return (
+        renamed,
+        f"one name of data for several contents (by checksum), never averaged with each other: {listed(names)}",
+    )
 
 
 _SETTING = attrgetter(
@@ -113,9 +116,9 @@ def default_of(key: str) -> str:
 
 def told_values(runs: Iterable[Run]) -> dict[str, set[str]]:
     """Return what a reader needs for a similar run: settings that decide how it learns, and non-default ones."""
-    keys = [key for key, item in _SETTINGS.items() if item.matters and key not in _RECORDED]
+    keys = [key for key, setting in _SETTINGS.items() if setting.matters and key not in _RECORDED]
     values = _values([run.config for run in runs if run.config], keys)
-    return {key: found for key, found in values.items() if key in _ALWAYS_TOLD or found != {_DEFAULTS[key]}}
+    return {key: texts for key, texts in values.items() if key in _ALWAYS_TOLD or texts != {_DEFAULTS[key]}}
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:
@@ -134,11 +137,11 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
     """Yield a line for settings in which runs differ although they change neither results nor time."""
     trifles = [
         key
-        for key, item in _SETTINGS.items()
-        if item.matters is Matters.NOTHING and item.kind != "Path" and key not in _OF_ONE_CALL
+        for key, setting in _SETTINGS.items()
+        if setting.matters is Matters.NOTHING and setting.kind != "Path" and key not in _OF_ONE_CALL
     ]
     values = _values([run.config for run in runs if run.config], trifles)
-    differing = [f"{key} ({', '.join(sorted(found))})" for key, found in values.items() if len(found) > 1]
+    differing = [f"{key} ({', '.join(sorted(texts))})" for key, texts in values.items() if len(texts) > 1]
     if differing:
         yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(differing)}"
 
@@ -148,7 +151,7 @@ def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:
     configs = [run.config for run in runs if run.config]
     if len(configs) not in (0, len(runs)):
         return list(keys)  # some runs state no settings, and differ from all that do
-    return [key for key, found in _values(configs, keys).items() if len(found) > 1]
+    return [key for key, texts in _values(configs, keys).items() if len(texts) > 1]
 
 
 def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[str, set[str]]:
@@ -156,10 +159,10 @@ def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[s
     stated = set[str]().union(*configs)
     chosen = [key for key in keys if key in stated]
     rows = {tuple(map({**_DEFAULTS, **config}.__getitem__, chosen)) for config in configs}
-    found = dict(zip(chosen, map(set, zip(*rows, strict=True)), strict=True))
-    for key in _PLACES & found.keys():
-        found[key] = {"given" if key in config else "none" for config in configs}
-    return found
+    values_by_key = dict(zip(chosen, map(set, zip(*rows, strict=True)), strict=True))
+    for key in _PLACES & values_by_key.keys():
+        values_by_key[key] = {"given" if key in config else "none" for config in configs}
+    return values_by_key
 
 
 def _typed(key: str, text: str) -> Any:

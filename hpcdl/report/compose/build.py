@@ -38,14 +38,14 @@ def compose(analysis: Analysis) -> Document:
     """Return the document with the sections whose data exist."""
     rows = scaling_rows(analysis.curves, analysis.varying)
     lines = summary(analysis)
-    found = (SECTIONS.load(name)(analysis) for name in SECTIONS)
+    sections = (SECTIONS.load(name)(analysis) for name in SECTIONS)
     models = {run.model for run in analysis.runs} or {tuning.model for tuning in analysis.tunings}
     models = models or {search.name for search in analysis.searches} or {item.model for item in analysis.inferences}
     return Document(
         title=f"{_subject(analysis)} report: {listed(sorted(models), 3)}",
         summary=lines,
         warnings=analysis.warnings,
-        sections=with_own_colors([section for section in found if section is not None]),
+        sections=with_own_colors([section for section in sections if section is not None]),
         data=without_infinities(_data(analysis, lines, rows)),
         rows=rows,
     )
@@ -57,7 +57,7 @@ def with_own_colors(sections: Sequence[Section]) -> list[Section]:
     A strategy's second curve in a figure gets the next free color, and so do curves without a strategy.
     """
     figures = [item for section in sections for item in section.items if isinstance(item, Figure)]
-    order = list(dict.fromkeys(one.strategy for figure in figures for one in figure.series if one.strategy))
+    order = list(dict.fromkeys(curve.strategy for figure in figures for curve in figure.series if curve.strategy))
     return [
         dataclasses.replace(
             section,
@@ -68,18 +68,18 @@ def with_own_colors(sections: Sequence[Section]) -> list[Section]:
 
 
 def _colored(figure: Figure, order: Sequence[str]) -> Figure:
-    owners = {one.color: one.strategy for one in figure.series if one.style not in _WITHOUT_COLOR}
+    owners = {curve.color: curve.strategy for curve in figure.series if curve.style not in _WITHOUT_COLOR}
     if not any(owners.values()):
         return figure
     chosen: dict[int, int] = {}
     for color, strategy in owners.items():
-        if strategy and (place := order.index(strategy) % len(CURVES)) not in chosen.values():
-            chosen[color] = place
-    free = (place for place in itertools.count() if place not in chosen.values())
+        if strategy and (slot := order.index(strategy) % len(CURVES)) not in chosen.values():
+            chosen[color] = slot
+    free = (slot for slot in itertools.count() if slot not in chosen.values())
     for color in owners:
         if color not in chosen:
             chosen[color] = next(free)
-    series = [dataclasses.replace(one, color=chosen.get(one.color, one.color)) for one in figure.series]
+    series = [dataclasses.replace(curve, color=chosen.get(curve.color, curve.color)) for curve in figure.series]
     return dataclasses.replace(figure, series=series)
 
 
@@ -112,9 +112,9 @@ def render(
     check_place(folder, formats)
     ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
     late = [name for name in _LATE if name in formats]
-    kept = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
-    figures = document.figures() if kept or "html" in formats else []
-    check_outputs(folder / "figures" / f"{item.name}.{form}" for item in figures for form in kept)
+    figure_forms = (("svg",) if "md" in formats else ()) + (("png", "pdf") if paper_figures else ())
+    figures = document.figures() if figure_forms or "html" in formats else []
+    check_outputs(folder / "figures" / f"{figure.name}.{form}" for figure in figures for form in figure_forms)
     names = document.tables()
     tables = [folder / "tables" / f"{name}.{end}" for form, end in _TABLES if form in formats for name in names]
     check_outputs(tables)
@@ -126,11 +126,13 @@ def render(
     for name in ordered:
         paths += RENDERERS.load(name)(document, folder, {})
     drawings = _drawn(figures, bar or NullProgress())
-    if kept and figures:
+    if figure_forms and figures:
         make_output_folder(folder / "figures")
         width = {} if figure_inches is None else {"width_inches": figure_inches}
         paths += [
-            path for item in figures for path in save(item, drawings[item.name], folder / "figures", kept, **width)
+            path
+            for figure in figures
+            for path in save(figure, drawings[figure.name], folder / "figures", figure_forms, **width)
         ]
     for name in late:
         paths += RENDERERS.load(name)(document, folder, drawings)
@@ -167,12 +169,12 @@ def check_place(folder: Path, formats: Sequence[str]) -> None:
 
 def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:
     """Return the SVG of each figure, by its name."""
-    found = {}
+    drawings = {}
     with bar:
-        for place, figure in enumerate(figures):
-            bar.update(place / len(figures), figure.name)
-            found[figure.name] = svg(figure)
-    return found
+        for index, figure in enumerate(figures):
+            bar.update(index / len(figures), figure.name)
+            drawings[figure.name] = svg(figure)
+    return drawings
 
 
 def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -189,7 +191,9 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
         ],
         "verdicts": [item.as_json() for item in analysis.comparisons],
         "parts": [
-            _parts(curve, item) for curve, own in zip(analysis.curves, analysis.breakdowns, strict=True) for item in own
+            _parts(curve, item)
+            for curve, curve_breakdowns in zip(analysis.curves, analysis.breakdowns, strict=True)
+            for item in curve_breakdowns
         ],
         "tuning": [tuning.as_json() for tuning in analysis.tunings],
         "search": [dataclasses.asdict(search) for search in analysis.searches],

@@ -47,16 +47,16 @@ _WORTH_A_LOOK = 0.1
 def summary(analysis: Analysis) -> list[str]:
     """Return how it scales, what ran, how fast, where the time goes, the accuracy and the next step, then the rest."""
     rules = (_scaling, _what, _throughput, _time, _accuracy, _next) if analysis.runs else ()
-    found = [f"Search: {search_line(search)}." for search in analysis.searches]
+    searched = [f"Search: {search_line(search)}." for search in analysis.searches]
     rate = Column.rate(analysis.counted)
     tuned = [f"Tuning: {winner_line(tuning, rate)}." for tuning in analysis.tunings]
     inferred = [f"Inference: {inference_line(analysis)}."] if analysis.inferences else []
-    return [*found, *(rule(analysis) for rule in rules), *inferred, *tuned]
+    return [*searched, *(rule(analysis) for rule in rules), *inferred, *tuned]
 
 
 def _what(analysis: Analysis) -> str:
     usable = [run for run in analysis.runs if run.usable]
-    left = len(analysis.runs) - len(usable) + len(analysis.unreadable)
+    num_left_out = len(analysis.runs) - len(usable) + len(analysis.unreadable)
     models = listed(sorted({run.model for run in analysis.runs}))
     data = listed(sorted({run.data for run in analysis.runs if run.data}), 2)
     strategies = listed(sorted({run.strategy for run in analysis.runs}), 6)
@@ -66,7 +66,7 @@ def _what(analysis: Analysis) -> str:
     machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
-    tail = f"; {counted(left, 'more run')} failed or cannot be used, told below" if left else ""
+    tail = f"; {counted(num_left_out, 'more run')} failed or cannot be used, told below" if num_left_out else ""
     text = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
     return f"What ran: {text} by {strategies}, with {span}, on {size}{tail}."
 
@@ -99,11 +99,11 @@ def _ends(curves: Sequence[Curve]) -> str:
     named = zip(curves, curve_names(curves), strict=True)
     ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
     curve, name = ordered[0]
-    others = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
+    other_curves = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
     text = (
         f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n} {curve.axis}, from {base_words(curve)}"
     )
-    return f"{text}; {listed(others, 3)}" if others else text
+    return f"{text}; {listed(other_curves, 3)}" if other_curves else text
 
 
 def _efficiency(curve: Curve) -> str:
@@ -143,15 +143,15 @@ def _next(analysis: Analysis) -> str:
 
 
 def _time(analysis: Analysis) -> str:
-    if (found := _largest(analysis)) is None:
+    if (point_and_parts := _largest(analysis)) is None:
         return "Time: these runs do not say where the time of a step goes."
-    point, parts = found
+    point, parts = point_and_parts
     total = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     largest = [(name, value) for name, value in ordered if value > 0]
     shares = [f"{percent(value / total)} {_DOING.get(name, name)}" for name, value in largest[:3]]
-    rest = sum(value for _, value in largest[3:])
-    shares += [f"{percent(rest / total)} the rest"] if rest > 0 else []
+    rest_s = sum(value for _, value in largest[3:])
+    shares += [f"{percent(rest_s / total)} the rest"] if rest_s > 0 else []
     run = point.first
     where = f"{run.strategy} with {counted(run.workers, 'worker')}"
     return f"Time: a training step ({where}) takes {format_seconds(total)}: {', '.join(shares)}."
@@ -191,14 +191,14 @@ def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
     The best of all runs would improve by luck with the number of runs. Validation is preferred to test, whose samples
     are not meant for choosing, and both to training.
     """
-    found: list[tuple[int, float, str, Sequence[Run]]] = []
+    candidates: list[tuple[int, float, str, Sequence[Run]]] = []
     for runs in analysis.settings:
         finals = [final for run in runs if (final := final_accuracy(run)) is not None]
         kinds = {kind for _, kind in finals}
         if len(kinds) == 1:
             (kind,) = kinds
-            found.append((-_PREFERRED.index(kind), statistics.median(value for value, _ in finals), kind, runs))
-    best = max(found, key=lambda item: item[:2], default=None)
+            candidates.append((-_PREFERRED.index(kind), statistics.median(value for value, _ in finals), kind, runs))
+    best = max(candidates, key=lambda item: item[:2], default=None)
     return None if best is None else best[1:]
 
 

@@ -102,8 +102,8 @@ def measure(name: str, curve: Curve, records: Mapping[str, RunRecord], time: str
     base = next(iter(fastest))
     rates = {nodes: [_rate(run, records, time) for run in runs] for nodes, runs in fastest.items()}
     points = [_point(nodes, runs, records, rates[nodes], base, rates[base]) for nodes, runs in fastest.items()]
-    own = {run.name: records[run.name] for runs in fastest.values() for run in runs if run.name in records}
-    return Measured(name=name, curve=curve, points=points, records=own)
+    used_records = {run.name: records[run.name] for runs in fastest.values() for run in runs if run.name in records}
+    return Measured(name=name, curve=curve, points=points, records=used_records)
 
 
 def _point(
@@ -115,9 +115,15 @@ def _point(
     base_rates: Sequence[float | None],
 ) -> NodePoint:
     wall = [seconds for run in runs if (seconds := wall_seconds(run, records)) is not None]
-    own, other = [rate for rate in rates if rate], [rate for rate in base_rates if rate]
-    known = len(own) == len(rates) and len(other) == len(base_rates)
-    speedup = welch_log_ratio(own, other) if known and nodes != base else _one(own) if known else None
+    known_rates, known_base_rates = [rate for rate in rates if rate], [rate for rate in base_rates if rate]
+    all_known = len(known_rates) == len(rates) and len(known_base_rates) == len(base_rates)
+    speedup = (
+        welch_log_ratio(known_rates, known_base_rates)
+        if all_known and nodes != base
+        else _one(known_rates)
+        if all_known
+        else None
+    )
     return NodePoint(
         nodes=nodes,
         runs=runs,
@@ -233,20 +239,20 @@ def _node_counts(case: Case, criterion: Criterion) -> _Answer:
 
 
 def _efficiency(case: Case, criterion: Criterion) -> _Answer:
-    limit, rest = criterion.at_least or 0.0, case.points[1:]
+    limit, larger_points = criterion.at_least or 0.0, case.points[1:]
     if (mode := case.measured.curve.mode) != case.template.mode:
         return NOT_MEASURED, f"these runs are {mode} scaling; the rule is about {case.template.mode} scaling"
-    if not rest:
+    if not larger_points:
         return NOT_MEASURED, "one number of nodes alone; an efficiency is relative to a smaller one"
-    known = {point.nodes: point.efficiency for point in rest if point.efficiency is not None}
-    if len(known) < len(rest):
+    efficiencies = {point.nodes: point.efficiency for point in larger_points if point.efficiency is not None}
+    if len(efficiencies) < len(larger_points):
         return NOT_MEASURED, f"the {_TIME[case.template.time]} is not known of every run"
-    summary = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in known.items())
-    if any(ratio.high is not None and ratio.high < limit for ratio in known.values()):
+    summary = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in efficiencies.items())
+    if any(ratio.high is not None and ratio.high < limit for ratio in efficiencies.values()):
         return NOT_MET, summary
-    if all(ratio.low is not None and ratio.low >= limit for ratio in known.values()):
+    if all(ratio.low is not None and ratio.low >= limit for ratio in efficiencies.values()):
         return MET, summary
-    once = any(ratio.low is None for ratio in known.values())
+    once = any(ratio.low is None for ratio in efficiencies.values())
     why = "measured once, so without an interval" if once else f"the 95 % interval holds {percent(limit)}"
     return NOT_SHOWN, f"{summary}; {why}: repeat the runs"
 
@@ -293,11 +299,11 @@ def _strong_scaling(case: Case, criterion: Criterion) -> _Answer:
 
 
 def _wall_times(case: Case, criterion: Criterion) -> _Answer:
-    known = {point.nodes: mean for point in case.points if (mean := mean_wall(point)) is not None}
-    if len(known) < len(case.points):
-        missing = [str(point.nodes) for point in case.points if point.nodes not in known]
+    wall_s = {point.nodes: mean for point in case.points if (mean := mean_wall(point)) is not None}
+    if len(wall_s) < len(case.points):
+        missing = [str(point.nodes) for point in case.points if point.nodes not in wall_s]
         return NOT_MEASURED, f"no wall time of every run on {listed(missing)} nodes (resumed, or measured elsewhere)"
-    return MET, "; ".join(f"{counted(nodes, 'node')} {format_seconds(mean)}" for nodes, mean in known.items())
+    return MET, "; ".join(f"{counted(nodes, 'node')} {format_seconds(mean)}" for nodes, mean in wall_s.items())
 
 
 def _ran_as_jobs(case: Case, criterion: Criterion) -> _Answer:
@@ -339,8 +345,8 @@ def _placement(case: Case, criterion: Criterion) -> _Answer:
 
 
 def _gpu_utilisation(case: Case, criterion: Criterion) -> _Answer:
-    if known := utilisations(case):
-        mean, least = percent(statistics.fmean(known)), percent(min(known))
+    if shares := utilisations(case):
+        mean, least = percent(statistics.fmean(shares)), percent(min(shares))
         return MET, f"recorded: {mean} in the mean, {least} on the least busy GPU"
     if criterion.attachment:
         return _attached(case, criterion)
@@ -351,15 +357,15 @@ def utilisations(case: Case) -> list[float]:
     """Return the utilization of each worker's GPU in each run, 0 to 1; empty if that of any worker is unknown."""
     records = [case.measured.records.get(run.name) for run in case.measured.runs]
     ranks = [rank for record in records if record for rank in record.rank_records if rank.role == "worker"]
-    found = [rank.gpu_utilisation for rank in ranks if rank.gpu_utilisation is not None]
-    return found if all(records) and len(found) == len(ranks) else []
+    shares = [rank.gpu_utilisation for rank in ranks if rank.gpu_utilisation is not None]
+    return shares if all(records) and len(shares) == len(ranks) else []
 
 
 def _attached(case: Case, criterion: Criterion) -> _Answer:
-    found = case.attached.get(criterion.attachment)
-    if found is None:
+    attachment = case.attached.get(criterion.attachment)
+    if attachment is None:
         return NOT_MEASURED, f"not recorded; attach it with --attach {criterion.attachment}=FILE"
-    return MET, f"attached: {found.name}, {counted(len(found.text.splitlines()), 'line')}"
+    return MET, f"attached: {attachment.name}, {counted(len(attachment.text.splitlines()), 'line')}"
 
 
 def _nodes(points: Iterable[NodePoint]) -> str:

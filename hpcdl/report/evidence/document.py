@@ -53,9 +53,9 @@ def compose_evidence(
     if measured.emulated:
         title = f"Emulated computing, no measurement of an application. {title}"
     met = sum(finding.verdict == MET for finding in findings)
-    others = [f"{finding.criterion.check} {finding.verdict}" for finding in findings if finding.verdict != MET]
+    unmet = [f"{finding.criterion.check} {finding.verdict}" for finding in findings if finding.verdict != MET]
     summary = [
-        f"{met} of {len(findings)} criteria met." + (f" Others: {'; '.join(others)}." if others else ""),
+        f"{met} of {len(findings)} criteria met." + (f" Others: {'; '.join(unmet)}." if unmet else ""),
         "The rules are the centre's, in our words; each verdict names its source.",
     ]
     return Document(
@@ -140,8 +140,8 @@ def _cell(ratio: Ratio | None) -> Cell:
 
 def _drawn(points: Sequence[NodePoint]) -> list[NodePoint]:
     """Return the points of a figure; none if there is nothing to compare."""
-    known = [point for point in points if point.speedup is not None]
-    return known if len(known) > 1 else []
+    with_speedup = [point for point in points if point.speedup is not None]
+    return with_speedup if len(with_speedup) > 1 else []
 
 
 def _speedup_figure(case: Case, table: Table) -> Figure:
@@ -183,13 +183,13 @@ def _efficiency_figure(case: Case, table: Table) -> Figure:
 
 
 def _series(case: Case, ratios: Sequence[Ratio | None]) -> Series:
-    known = [ratio for ratio in ratios if ratio is not None]
+    known_ratios = [ratio for ratio in ratios if ratio is not None]
     return Series(
         label=case.measured.name,
         x=[point.nodes for point in _drawn(case.measured.points)],
-        y=[ratio.value for ratio in known],
-        low=[ratio.low for ratio in known],
-        high=[ratio.high for ratio in known],
+        y=[ratio.value for ratio in known_ratios],
+        low=[ratio.low for ratio in known_ratios],
+        high=[ratio.high for ratio in known_ratios],
         strategy=case.measured.curve.first.strategy,
     )
 
@@ -254,8 +254,8 @@ def _machine(case: Case) -> Section:
 
 
 def _gpu_utilisation(case: Case) -> str:
-    if known := utilisations(case):
-        return f"{percent(statistics.fmean(known))} of the training, in the mean over the workers of all runs"
+    if shares := utilisations(case):
+        return f"{percent(statistics.fmean(shares))} of the training, in the mean over the workers of all runs"
     return "attached" if _UTILISATION in case.attached else "not recorded"
 
 
@@ -285,8 +285,8 @@ def _attachments(case: Case) -> list[Section]:
 
 def _listing(title: str, says: str, text: str) -> Listing:
     lines = text.expandtabs().splitlines()
-    rest = len(lines) - _MOST_LINES
-    more = [f"... and {rest} more lines"] if rest > 0 else []
+    num_more = len(lines) - _MOST_LINES
+    more = [f"... and {num_more} more lines"] if num_more > 0 else []
     return Listing(title=title, alt=says, lines=[*lines[:_MOST_LINES], *more])
 
 

@@ -119,10 +119,10 @@ def find_template(name: str) -> AccessTemplate:
 def read_template(path: Path) -> AccessTemplate:
     """Return the template in a TOML file. Raises ConfigError with all its problems."""
     reader = _Reader(path)
-    found = reader.template()
+    template = reader.template()
     if reader.problems:
         raise ConfigError(reader.problems)
-    return found
+    return template
 
 
 def _folders() -> list[Path]:
@@ -196,8 +196,12 @@ class _Reader:
         names = [item.name for item in attachments]
         if attachment and attachment not in names:
             self._wrong(f"unknown attachment {attachment!r}{suggestion(attachment, names)}")
-        own = {"url": source.url, "read": source.read, **{key: table[key] for key in ("url", "read") if key in table}}
-        rule = source if own == {"url": source.url, "read": source.read} else self._source(own)
+        source_table = {
+            "url": source.url,
+            "read": source.read,
+            **{key: table[key] for key in ("url", "read") if key in table},
+        }
+        rule = source if source_table == {"url": source.url, "read": source.read} else self._source(source_table)
         number = float(number) if needs and isinstance(number, int | float) else None
         return Criterion(
             check=check, says=self._text(table, "says"), source=rule, at_least=number, attachment=attachment
@@ -206,8 +210,8 @@ class _Reader:
     def _nodes(self, given: Any) -> tuple[int, int] | None:
         if given is None:
             return None
-        whole = isinstance(given, list) and len(given) == 2 and all(type(item) is int for item in given)
-        if not whole or not 1 <= given[0] <= given[1]:
+        is_pair = isinstance(given, list) and len(given) == 2 and all(type(item) is int for item in given)
+        if not is_pair or not 1 <= given[0] <= given[1]:
             self._wrong("nodes must be the fewest and the most nodes of a job: nodes = [6, 60]")
             return None
         return given[0], given[1]
@@ -247,16 +251,16 @@ class _Reader:
         return choices[0]
 
     def _table(self, name: str) -> Mapping[str, Any]:
-        found = self.document.get(name)
-        if isinstance(found, dict):
-            return found
+        table = self.document.get(name)
+        if isinstance(table, dict):
+            return table
         self._wrong(f"[{name}] is missing; write it with url and read")
         return {"url": "https://", "read": "2000-01-01"}
 
     def _tables(self, name: str) -> list[Mapping[str, Any]]:
-        found = self.document.get(name, [])
-        if isinstance(found, list) and all(isinstance(item, dict) for item in found):
-            return found
+        tables = self.document.get(name, [])
+        if isinstance(tables, list) and all(isinstance(item, dict) for item in tables):
+            return tables
         self._wrong(f"{name} must be tables; write [[{name}]] for each")
         return []
 

@@ -50,8 +50,8 @@ def _table(table: Table) -> str:
     """Return a CSV table with a column for each value, and further ones for half widths or ends of intervals."""
     header: list[str] = []
     columns: list[list[Any]] = []
-    for place, column in enumerate(table.columns):
-        cells = [row[place] for row in table.rows]
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
         for suffix, values in _parts(cells):
             header.append(f"{_named(column)}{suffix}")
             columns.append(values)

@@ -181,16 +181,16 @@ def _label_ends(axes: Any, figure: Figure, points: float) -> None:
         return
     axes.get_xlim(), axes.get_ylim()  # updates the limits of the axes
     to_axes = axes.transData + axes.transAxes.inverted()
-    ends = sorted((float(to_axes.transform((item.x[-1], item.y[-1]))[1]), place) for place, item in enumerate(curves))
+    ends = sorted((float(to_axes.transform((item.x[-1], item.y[-1]))[1]), index) for index, item in enumerate(curves))
     heights: list[float] = []
     for height, _ in ends:
         heights.append(max(height, heights[-1] + _END_GAP) if heights else max(height, 0.0))
     drop = max(0.0, heights[-1] - 1.0)
     names = shortened([series.label for series in curves], _END_LABEL)
-    for (_, place), height in zip(ends, heights, strict=True):
+    for (_, index), height in zip(ends, heights, strict=True):
         axes.annotate(
-            names[place], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
-            textcoords="offset points", color=_color(curves[place]), fontsize=points, va="center",
+            names[index], xy=(1.0, height - drop), xycoords="axes fraction", xytext=(4, 0),
+            textcoords="offset points", color=_color(curves[index]), fontsize=points, va="center",
         )  # fmt: skip
 
 
@@ -347,15 +347,15 @@ def _draw_stack(axes: Any, figure: Figure, paper: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
     labels = shortened([str(x) for x in figure.series[0].x], _LONGEST_NAME)
-    left = [0.0] * len(labels)
+    starts = [0.0] * len(labels)
     rows = list(range(len(labels)))[::-1]
     for series in figure.series:
         part = PARTS[series.part]
         axes.barh(
-            rows, series.y, left=left, label=plain(series.label), color=part.light, height=0.65,
+            rows, series.y, left=starts, label=plain(series.label), color=part.light, height=0.65,
             hatch=part.hatch * 3, edgecolor=paper, linewidth=0,
         )  # fmt: skip
-        left = [start + width for start, width in zip(left, series.y, strict=True)]
+        starts = [start + width for start, width in zip(starts, series.y, strict=True)]
     axes.set_yticks(rows, labels)
     axes.grid(visible=True, axis="x", alpha=0.25, color=_AXIS, linewidth=0.6)
     if figure.y_percent:

@@ -105,8 +105,8 @@ def _table(table: Table) -> Iterator[str]:
     for row in table.rows[:MOST_ROWS]:
         yield f"<tr>{''.join(map(_cell, table.columns, row))}</tr>"
     yield "</tbody>\n</table>\n</div>"
-    rest = len(table.rows) - MOST_ROWS
-    note = f"And {rest:,} more rows in scaling.csv and report.json. " if rest > 0 else ""
+    num_more = len(table.rows) - MOST_ROWS
+    note = f"And {num_more:,} more rows in scaling.csv and report.json. " if num_more > 0 else ""
     if note or table.note:
         yield f'<p class="note">{escaped(note + table.note)}</p>'
 

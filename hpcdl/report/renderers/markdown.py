@@ -76,8 +76,8 @@ def _table(table: Table) -> Iterator[str]:
     for row in table.rows[:MOST_ROWS]:
         cells = (escaped(cell_text(column, cell)) for column, cell in zip(table.columns, row, strict=True))
         yield "| " + " | ".join(cells) + " |"
-    rest = len(table.rows) - MOST_ROWS
-    note = f"and {rest:,} more rows in scaling.csv. " if rest > 0 else ""
+    num_more = len(table.rows) - MOST_ROWS
+    note = f"and {num_more:,} more rows in scaling.csv. " if num_more > 0 else ""
     if table.note or note:
         yield ""
         yield escaped(note + table.note)

@@ -53,10 +53,14 @@ def _print_table(console: object, table: Table) -> None:
     ]
     common: list[str] = []
     if _least_width(columns, rows) > console.width and len(table.rows) > 1:
-        alike = [len({row[at] for row in rows}) == 1 for at in range(len(columns))]
-        common = [f"{plain(columns[at].name)} {rows[0][at]}" for at in range(len(columns)) if alike[at] and rows[0][at]]
-        rows = [[cell for cell, same in zip(row, alike, strict=True) if not same] for row in rows]
-        columns = [column for column, same in zip(columns, alike, strict=True) if not same]
+        same_everywhere = [len({row[at] for row in rows}) == 1 for at in range(len(columns))]
+        common = [
+            f"{plain(columns[at].name)} {rows[0][at]}"
+            for at in range(len(columns))
+            if same_everywhere[at] and rows[0][at]
+        ]
+        rows = [[cell for cell, same in zip(row, same_everywhere, strict=True) if not same] for row in rows]
+        columns = [column for column, same in zip(columns, same_everywhere, strict=True) if not same]
     if _least_width(columns, rows) <= console.width:
         _print_columns(console, table.title, columns, rows)
     else:
@@ -66,9 +70,9 @@ def _print_table(console: object, table: Table) -> None:
             console.print(_unbroken(pairs, console.width), soft_wrap=True)
     if common:
         console.print(_unbroken([f"all: {common[0]}", *common[1:]], console.width), soft_wrap=True)
-    rest = len(table.rows) - MOST_ROWS
-    if rest > 0:
-        console.print(Text(f"  and {rest:,} more rows in the files"))
+    num_more = len(table.rows) - MOST_ROWS
+    if num_more > 0:
+        console.print(Text(f"  and {num_more:,} more rows in the files"))
     if table.note:
         console.print(Text(f"  {plain(table.note)}", style="dim"))
 

@@ -91,7 +91,7 @@ def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
             model="model" if _is_path(tuning.model) else tuning.model,
             machine="",
             software={name: value for name, value in tuning.software.items() if _VERSION.fullmatch(value)},
-            attempts=[dataclasses.replace(item, message=WITHHELD if item.message else "") for item in tuning.attempts],
+            attempts=[dataclasses.replace(attempt, message=WITHHELD if attempt.message else "") for attempt in tuning.attempts],
         )
         for number, tuning in enumerate(tunings, start=1)
     ]
@@ -118,7 +118,7 @@ def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
         dataclasses.replace(
             run,
             slow_ranks=[dataclasses.replace(one, host=WITHHELD) for one in run.slow_ranks],
-            network=[dataclasses.replace(one, host=f"host {place}") for place, one in enumerate(run.network, start=1)],
+            network=[dataclasses.replace(one, host=f"host {number}") for number, one in enumerate(run.network, start=1)],
         )
         for run in traced
     ]
@@ -126,8 +126,8 @@ def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
 
 def _numbered(word: str, runs: Sequence[Item], value: Callable[[Item], str]) -> dict[str, str]:
     """Return a neutral name for each different value, in order of appearance."""
-    found = [name for name in dict.fromkeys(value(run) for run in runs) if name]
-    return {name: f"{word} {number}" for number, name in enumerate(found, start=1)}
+    distinct = [name for name in dict.fromkeys(value(run) for run in runs) if name]
+    return {name: f"{word} {number}" for number, name in enumerate(distinct, start=1)}
 
 
 def _is_harmless(key: str, value: str) -> bool:

@@ -92,7 +92,7 @@ def load_references(folder: Path | None = None) -> Published:
             source = document["source"]
             common = {"source": source["name"], "citation": source["citation"], "url": source["url"]}
             points += [from_json(Reference, {**common, **point}) for point in document.get("point", [])]
-            statements += [from_json(Statement, {**common, **item}) for item in document.get("statement", [])]
+            statements += [from_json(Statement, {**common, **statement}) for statement in document.get("statement", [])]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptError(f"{path} is damaged: {error}") from error
     return Published(points=tuple(points), statements=tuple(statements))
@@ -134,13 +134,13 @@ def gather_with(
     walks: Mapping[Path, Walk] = MappingProxyType({}),
 ) -> Gathered:
     """Return the records of `paths`, and those of `imported` (kind and file). Raises UsageError for other than csv."""
-    found = gather(paths, bar, walks) if paths else Gathered(runs=())
+    gathered = gather(paths, bar, walks) if paths else Gathered(runs=())
     if imported is not None:
         kind, path = imported
         if kind != "csv":
             raise UsageError(f"--import {kind}: only csv is known; type --import csv FILE")
-        found += read_csv(path)
-    return found
+        gathered += read_csv(path)
+    return gathered
 
 
 def read_csv(path: Path) -> Gathered:
@@ -162,8 +162,8 @@ def read_csv(path: Path) -> Gathered:
     rows = [(line, _stripped(row)) for line, row in read]
     runs = [run for line, row in rows if (run := _run(path, line, row, problems)) is not None]
     if problems:
-        rest = len(problems) - _MOST_PROBLEMS
-        raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {rest} more mistakes in {path}"] if rest > 0 else [])])
+        num_more = len(problems) - _MOST_PROBLEMS
+        raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {num_more} more mistakes in {path}"] if num_more > 0 else [])])
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
     return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows, runs)))
@@ -258,15 +258,15 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
 
 def _config(cells: _Cells, row: Mapping[str, str]) -> dict[str, str]:
     """Return the settings in a row, as text. Empty cells state no settings."""
-    found = {}
+    settings = {}
     for column, text in row.items():
-        item = SETTINGS.get(_as_name(column))
-        if item is not None and text:
+        setting = SETTINGS.get(_as_name(column))
+        if setting is not None and text:
             try:
-                found[item.key] = str(item.parse(text))
+                settings[setting.key] = str(setting.parse(text))
             except ValueError as error:
                 cells.complain(column, str(error))
-    return found
+    return settings
 
 
 def _as_name(column: str) -> str:
@@ -375,8 +375,8 @@ def _check_rate(cells: _Cells, step: float | None, rate: float | None, whole_bat
 
 
 def _parts(cells: _Cells) -> dict[str, float]:
-    found = {name: cells.real(f"{name}_seconds") for name in _PARTS}
-    return {name: value for name, value in found.items() if value is not None}
+    seconds = {name: cells.real(f"{name}_seconds") for name in _PARTS}
+    return {name: value for name, value in seconds.items() if value is not None}
 
 
 def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:

@@ -68,15 +68,15 @@ class Inferred:
 
 def inferred_of(record: RunRecord, name: str) -> Inferred:
     """Return the report's view of a record of an inference."""
-    found = record.inference
-    assert found is not None
+    inference = record.inference
+    assert inference is not None
     return Inferred(
         name=name,
         status=record.status,
         message=record.message,
         model=record.model,
         data=record.data,
-        splits=found.splits,
+        splits=inference.splits,
         nodes=record.nodes,
         ranks=record.ranks,
         threads=record.intra_op_threads,
@@ -84,11 +84,11 @@ def inferred_of(record: RunRecord, name: str) -> Inferred:
         machine=machine_name(record.machine, record.hosts),
         counted=record.counted,
         images_per_second=finite(record.images_per_second),
-        num_computed=found.num_computed,
-        num_kept=found.num_kept,
-        batch_seconds_median=finite(found.batch_seconds_median),
-        batch_seconds_p99=finite(found.batch_seconds_p99),
-        first_batch_seconds=finite(found.first_batch_seconds),
+        num_computed=inference.num_computed,
+        num_kept=inference.num_kept,
+        batch_seconds_median=finite(inference.batch_seconds_median),
+        batch_seconds_p99=finite(inference.batch_seconds_p99),
+        first_batch_seconds=finite(inference.first_batch_seconds),
         accelerators=dict(record.accelerators),
         gpu_utilisation=mean_of_known([rank.gpu_utilisation for rank in record.rank_records]),
         settings={key: str(record.config[key]) for key in _TIMED if key in record.config},

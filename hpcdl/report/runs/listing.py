@@ -56,7 +56,7 @@ class ListedRun:
 
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
     """Return the runs at or below `folder`, oldest first, and a line for each unreadable record."""
-    found, unreadable = [], []
+    runs, unreadable = [], []
     with uncollected():
         for run_dir in find_run_dirs(folder):
             try:
@@ -66,8 +66,8 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
                 continue
             facts = {key: record.get(key) for key in FACTS}
             name = run_name(folder, run_dir)
-            found.append(ListedRun(name=name, path=run_dir, facts=facts, settings=record["config"]))
-    return sorted(found, key=lambda run: (str(run.facts["started_at"] or ""), run.name)), unreadable
+            runs.append(ListedRun(name=name, path=run_dir, facts=facts, settings=record["config"]))
+    return sorted(runs, key=lambda run: (str(run.facts["started_at"] or ""), run.name)), unreadable
 
 
 def read_flat(run_dir: Path) -> dict[str, Any]:
@@ -99,14 +99,14 @@ def _all_settings(runs: Sequence[ListedRun]) -> list[str]:
 
 def selected(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:
     """Return runs that meet all conditions: KEY=VALUE (or VALUE,VALUE), KEY!=VALUE; >=, <=, >, < for numbers."""
-    known = known_keys(runs)
+    keys = known_keys(runs)
     chosen = list(runs)
     for condition in conditions:
         match = _CONDITION.fullmatch(condition.strip())
         if match is None:
             raise UsageError(f"--where {condition}: write KEY=VALUE, KEY!=VALUE, KEY>=X, KEY<=X, KEY>X or KEY<X")
         key, sign, text = match.groups()
-        _check_key("--where", key, known)
+        _check_key("--where", key, keys)
         holds = _test(sign, text, condition)
         chosen = [run for run in chosen if holds(run.value(key))]
     return chosen
@@ -136,13 +136,13 @@ def ordered(runs: Sequence[ListedRun], key: str, *, descending: bool = False) ->
     """Return the runs ordered by `key`: numbers by size, words alphabetically; runs without it come last."""
     _check_key("--sort", key, known_keys(runs))
     have = [run for run in runs if run.value(key) is not None]
-    rest = [run for run in runs if run.value(key) is None]
+    without_value = [run for run in runs if run.value(key) is None]
 
     def place(run: ListedRun) -> tuple[bool, float, str]:
         value = run.value(key)
         return (True, value, "") if _is_number(value) else (False, 0.0, as_text(value))
 
-    return [*sorted(have, key=place, reverse=descending), *rest]
+    return [*sorted(have, key=place, reverse=descending), *without_value]
 
 
 def _check_key(flag: str, key: str, known: Sequence[str]) -> None:
@@ -199,24 +199,24 @@ class Difference:
 
 def differences(first: Path, second: Path) -> list[Difference]:
     """Return the differences between two runs: settings, data and software, then results."""
-    one, other = read_flat(_only_run(first)), read_flat(_only_run(second))
-    found = []
+    first_record, second_record = read_flat(_only_run(first)), read_flat(_only_run(second))
+    result = []
     for kind, left, right in (
-        ("setting", _compared(one), _compared(other)),
-        ("software", one["software"], other["software"]),
-        ("result", _results(one), _results(other)),
+        ("setting", _compared(first_record), _compared(second_record)),
+        ("software", first_record["software"], second_record["software"]),
+        ("result", _results(first_record), _results(second_record)),
     ):
         for key in dict.fromkeys([*left, *right]):
             if left.get(key) != right.get(key):
-                found.append(Difference(kind=kind, key=key, first=left.get(key), second=right.get(key)))
-    return found
+                result.append(Difference(kind=kind, key=key, first=left.get(key), second=right.get(key)))
+    return result
 
 
 def _only_run(path: Path) -> Path:
-    found = find_run_dirs(path)
-    if len(found) > 1:
-        raise UsageError(f"{path} holds {len(found)} runs; name one of them, such as {found[0]}")
-    return found[0]
+    run_dirs = find_run_dirs(path)
+    if len(run_dirs) > 1:
+        raise UsageError(f"{path} holds {len(run_dirs)} runs; name one of them, such as {run_dirs[0]}")
+    return run_dirs[0]
 
 
 def _compared(record: Mapping[str, Any]) -> dict[str, Any]:

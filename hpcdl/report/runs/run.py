@@ -158,17 +158,17 @@ _ONE_PROCESS = "threads"
 
 def from_record(record: RunRecord, name: str) -> Run:
     """Return the report's view of a record. `name` is its name in the report."""
-    known: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
+    field_values: dict[str, Any] = dict(zip(_ALIKE, _alike(record), strict=True))
     for key in _REAL:
-        known[key] = finite(known[key])
+        field_values[key] = finite(field_values[key])
     if record.model.startswith(EMULATED):
-        known["accuracy"] = None
-        known["history"] = tuple(replace(point, accuracy=None, val_accuracy=None) for point in record.history)
-    software = known["software"]
+        field_values["accuracy"] = None
+        field_values["history"] = tuple(replace(point, accuracy=None, val_accuracy=None) for point in record.history)
+    software = field_values["software"]
     if software.get("mpi") == _ONE_PROCESS:
-        known["software"] = software = {package: held for package, held in software.items() if package != "mpi"}
+        field_values["software"] = software = {package: held for package, held in software.items() if package != "mpi"}
     return Run(
-        **known,
+        **field_values,
         **_of_ranks(record),
         name=name,
         data_content=_data_content(record.data_checksum),
@@ -202,29 +202,29 @@ _values = attrgetter(*_NAMES)
 
 def with_settings(run: Run, settings: Mapping[str, str]) -> Run:
     """Return the run with these `settings`. It is twice as fast as `replace`, which matters for thousands of runs."""
-    known: dict[str, Any] = dict(zip(_NAMES, _values(run), strict=True))
-    known["settings"] = settings
-    return Run(**known)
+    field_values: dict[str, Any] = dict(zip(_NAMES, _values(run), strict=True))
+    field_values["settings"] = settings
+    return Run(**field_values)
 
 
 def _of_ranks(record: RunRecord) -> dict[str, Any]:
     """Return the servers' loads and the busiest rank's exchange, if all ranks counted theirs."""
     ranks = record.rank_records
-    servers = [item for item in ranks if item.role == "server"]
+    servers = [rank for rank in ranks if rank.role == "server"]
     if record.strategy in _UNCOUNTED:
         return {"server_loads": _placed(ranks, servers, record.workers)}
     loads = (
         ServerLoad(
-            rank=item.rank,
-            bytes_per_step=(item.bytes_sent_per_step or 0.0) + (item.bytes_received_per_step or 0.0),
-            busy_seconds=item.busy_seconds_per_step,
+            rank=rank.rank,
+            bytes_per_step=(rank.bytes_sent_per_step or 0.0) + (rank.bytes_received_per_step or 0.0),
+            busy_seconds=rank.busy_seconds_per_step,
         )
-        for item in servers
+        for rank in servers
     )
     pairs = [
-        (item.round_bytes_per_step, item.rounds_per_step)
-        for item in ranks
-        if item.round_bytes_per_step is not None and item.rounds_per_step is not None
+        (rank.round_bytes_per_step, rank.rounds_per_step)
+        for rank in ranks
+        if rank.round_bytes_per_step is not None and rank.rounds_per_step is not None
     ]
     size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
@@ -236,13 +236,13 @@ _UNCOUNTED = frozenset(("grpc-ps", "grpc-ring", "nccl"))
 
 def _placed(ranks: Sequence[RankRecord], servers: Sequence[RankRecord], workers: int) -> tuple[ServerLoad, ...]:
     """Return loads computed from the variables' sizes: each worker gets them and returns gradients; none if unknown."""
-    known = [item.details.get("server_bytes") for item in ranks]
-    sizes = next((sizes for sizes in known if isinstance(sizes, list) and len(sizes) == len(servers)), None)
+    sizes_by_rank = [rank.details.get("server_bytes") for rank in ranks]
+    sizes = next((sizes for sizes in sizes_by_rank if isinstance(sizes, list) and len(sizes) == len(servers)), None)
     if sizes is None or not all(isinstance(size, int | float) and size >= 0 for size in sizes):
         return ()
     return tuple(
-        ServerLoad(rank=item.rank, bytes_per_step=2.0 * workers * size, busy_seconds=None, computed=True)
-        for item, size in zip(servers, sizes, strict=True)
+        ServerLoad(rank=rank.rank, bytes_per_step=2.0 * workers * size, busy_seconds=None, computed=True)
+        for rank, size in zip(servers, sizes, strict=True)
     )
 
 
@@ -256,8 +256,8 @@ def machine_name(machine: str, hosts: Sequence[str]) -> str:
 
 def _step_seconds(record: RunRecord) -> float | None:
     """Return mean seconds of a step after warm-up: from the parts, which sum to it, else from the step times."""
-    known = [record.parts[part] for part in PARTS if part in record.parts]
-    if known and min(known) >= 0 and positive(total := sum(known)):
+    parts_s = [record.parts[part] for part in PARTS if part in record.parts]
+    if parts_s and min(parts_s) >= 0 and positive(total := sum(parts_s)):
         return total
     steps = _warm_steps(record)
     return sum(steps) / len(steps) if steps else None

@@ -82,19 +82,19 @@ class SearchRecord:
     def best_so_far(self) -> list[tuple[SearchTrial, float]]:
         """Return each trial that improved the first objective, in order of their ends, with its value."""
         upwards = self.directions[0] == "maximize"
-        found: list[tuple[SearchTrial, float]] = []
+        improvements: list[tuple[SearchTrial, float]] = []
         ended = [item for item in self.trials if item.values and item.ended_after_s is not None]
         for item in sorted(ended, key=lambda item: item.ended_after_s or 0.0):
             value = item.values[0]
-            if not found or (value > found[-1][1] if upwards else value < found[-1][1]):
-                found.append((item, value))
-        return found
+            if not improvements or (value > improvements[-1][1] if upwards else value < improvements[-1][1]):
+                improvements.append((item, value))
+        return improvements
 
 
 def find_searches(path: Path, walked: Walk) -> list[Path]:
     """Return the searches at `path`, or in a folder in it. `walked` is the result of its walk."""
-    found = [Path(folder) / FILE_NAME for folder, files in walked if FILE_NAME in files]
-    return [item for item in found if item.parent == path] or [item for item in found if item.parent.parent == path]
+    paths = [Path(folder) / FILE_NAME for folder, files in walked if FILE_NAME in files]
+    return [file for file in paths if file.parent == path] or [file for file in paths if file.parent.parent == path]
 
 
 def read_search(path: Path) -> SearchRecord:

@@ -63,22 +63,22 @@ STUDY_FILE, TRIES, PROFILES = "study.json", "tries", "profiles"
 
 def walk(path: Path) -> Walk:
     """Return `path` and the folders below it, but none below a run's, so that thousands of runs are fast. No links."""
-    found = []
+    folders = []
     for folder, below, files in os.walk(path):
         if FILE_NAME in files:
             below.clear()
         if STUDY_FILE in files and TRIES in below:
             below.remove(TRIES)  # a study's tries only choose its settings: they are not measurements
         below.sort()
-        found.append((folder, files))
-    return found
+        folders.append((folder, files))
+    return folders
 
 
 def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
     """Return `path` if it holds a record, else all folders below it that do. `walked` is its walk, if known."""
-    found = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
-    if found:
-        return found
+    run_dirs = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
+    if run_dirs:
+        return run_dirs
     if path.is_dir():
         raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
     kind = "a file" if path.exists() else "absent"
@@ -105,14 +105,14 @@ def gather(
             once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
         named = list(once.values())
     with uncollected():
-        found = _read_all(_named(named), bar or NullProgress())
-    copies = _copies(item for item in found if isinstance(item, Run))
-    kept = [pair for pair in zip(named, found, strict=True) if id(pair[1]) not in copies]
-    found = [item for _, item in kept]
-    runs = tuple(item for item in found if isinstance(item, Run))
-    unreadable = tuple(item for item in found if isinstance(item, str))
-    run_dirs = tuple((item.name, run_dir) for (_, run_dir), item in kept if isinstance(item, Run))
-    inferences = tuple(item for item in found if isinstance(item, Inferred))
+        records = _read_all(_named(named), bar or NullProgress())
+    copies = _copies(record for record in records if isinstance(record, Run))
+    kept_pairs = [pair for pair in zip(named, records, strict=True) if id(pair[1]) not in copies]
+    records = [record for _, record in kept_pairs]
+    runs = tuple(record for record in records if isinstance(record, Run))
+    unreadable = tuple(record for record in records if isinstance(record, str))
+    run_dirs = tuple((record.name, run_dir) for (_, run_dir), record in kept_pairs if isinstance(record, Run))
+    inferences = tuple(record for record in records if isinstance(record, Inferred))
     if not runs and not inferences and unreadable:
         raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
     remarks = (_copied(list(copies.values())),) if copies else ()
@@ -126,13 +126,13 @@ _copy_key = attrgetter("started_at", "hosts", "strategy", "seconds_total", "imag
 def _copies(runs: Iterable[Run]) -> dict[int, tuple[Run, Run]]:
     """Return, by id, runs whose folder is a copy of an earlier one's, with that run: a measurement counts once."""
     first: dict[tuple[object, ...], Run] = {}
-    found = {}
+    copies = {}
     for run in runs:
         if run.started_at and run.images_per_second is not None and run.seconds_total is not None:
             earlier = first.setdefault(_copy_key(run), run)
             if earlier is not run:
-                found[id(run)] = (run, earlier)
-    return found
+                copies[id(run)] = (run, earlier)
+    return copies
 
 
 def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:
@@ -152,13 +152,13 @@ def _named(found: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
 
 def _read_all(named: Sequence[tuple[Path, Path, str]], bar: Progress) -> list[Run | Inferred | str]:
     """Return each run, or the problem of its record. Raises CorruptError for one that was named itself."""
-    found: list[Run | Inferred | str] = []
+    records: list[Run | Inferred | str] = []
     with bar:
         for number, (path, run_dir, name) in enumerate(named):
             if number % _BETWEEN_LOOKS == 0:
                 bar.update(number / len(named))
-            found.append(_read(path, run_dir, name))
-    return found
+            records.append(_read(path, run_dir, name))
+    return records
 
 
 def _read(path: Path, run_dir: Path, name: str) -> Run | Inferred | str:
@@ -202,12 +202,12 @@ def link_of(text: str) -> float:
     if path.is_file():
         return _measured_link(path)
     try:
-        found = float(parse_bytes(text))
+        bytes_per_second = float(parse_bytes(text))
     except ValueError as error:
         raise UsageError(f"--link: {error}; or name a file made by hpcdl bench allreduce --json") from None
-    if found <= 0:
+    if bytes_per_second <= 0:
         raise UsageError(f"--link {text}: a network carries more than nothing; give bytes per second, such as 12.5GB")
-    return found
+    return bytes_per_second
 
 
 def _measured_link(path: Path) -> float:

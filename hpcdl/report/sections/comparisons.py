@@ -34,7 +34,7 @@ def _section(analysis: Analysis, kind: str, name: str, title: str) -> Section | 
     contests = [contest for contest in analysis.contests if contest.kind == kind]
     if not contests:
         return None
-    compared = [item for item in analysis.comparisons if item.kind == kind]
+    compared = [comparison for comparison in analysis.comparisons if comparison.kind == kind]
     rate = Column.rate(analysis.counted)
     items = [_contenders(contests, rate)]
     if compared:
@@ -56,10 +56,12 @@ def verdict_table(title: str, compared: Sequence[Comparison], rate: Column) -> T
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            item.where, measures[item.measure], item.a, item.b, f"{item.ratio.n} : {item.ratio.n_base}",
-            Bounds(value=item.ratio.value, low=item.ratio.low, high=item.ratio.high), item.p_holm, item.verdict,
+            comparison.where, measures[comparison.measure], comparison.a, comparison.b,
+            f"{comparison.ratio.n} : {comparison.ratio.n_base}",
+            Bounds(value=comparison.ratio.value, low=comparison.ratio.low, high=comparison.ratio.high),
+            comparison.p_holm, comparison.verdict,
         )
-        for item in compared
+        for comparison in compared
     ]  # fmt: skip
     return Table(title=title, columns=columns, rows=rows, note="Intervals are those of the single comparison, at 95 %.")
 
@@ -94,11 +96,11 @@ def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:
 
 def build_baseline(analysis: Analysis) -> Section | None:
     """One row for each setting that both studies measured."""
-    compared = [item for item in analysis.comparisons if item.kind == KIND]
+    compared = [comparison for comparison in analysis.comparisons if comparison.kind == KIND]
     if not compared:
         return None
-    faster = sum(item.decided and item.a_is_better for item in compared)
-    slower = sum(item.decided and not item.a_is_better for item in compared)
+    faster = sum(comparison.decided and comparison.a_is_better for comparison in compared)
+    slower = sum(comparison.decided and not comparison.a_is_better for comparison in compared)
     settings = counted(len(compared), "setting")
     lines = [
         f"Of {settings} that both have, {faster} became faster and {slower} slower beyond noise;"

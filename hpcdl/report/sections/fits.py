@@ -56,15 +56,15 @@ def _table(fits: Sequence[CurveFit], names: dict[int, str]) -> Table:
         Column(name="below 80 % from n"), Column(name="in nodes"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
-    for item in fits:
-        law = f"{item.fit.law.name}{' ‡' if item.fit.saturated else ''}"
-        parameters = "; ".join(_parameter_text(name, item.fit.parameters[name]) for name in item.fit.law.own)
-        share = item.nodes_per_n
+    for curve_fit in fits:
+        law = f"{curve_fit.fit.law.name}{' ‡' if curve_fit.fit.saturated else ''}"
+        parameters = "; ".join(_parameter_text(name, curve_fit.fit.parameters[name]) for name in curve_fit.fit.law.own)
+        share = curve_fit.nodes_per_n
         rows.append(
             (
-                f"{names[id(item.curve)]}, {item.curve.mode}", law, parameters, item.fit.r2, item.fit.spread,
-                item.fit.num_runs, crossing_text(item.below),
-                None if share is None else crossing_text(item.below, share),
+                f"{names[id(curve_fit.curve)]}, {curve_fit.curve.mode}", law, parameters, curve_fit.fit.r2,
+                curve_fit.fit.spread, curve_fit.fit.num_runs, crossing_text(curve_fit.below),
+                None if share is None else crossing_text(curve_fit.below, share),
             )
         )  # fmt: skip
     return Table(
@@ -82,13 +82,13 @@ def _communication(fits: Sequence[CommunicationFit]) -> Table:
         Column(name="R²", kind="number"), Column(name="spread", kind="percent"), Column(name="runs", kind="count"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
-    for item in fits:
-        assert item.fit is not None
-        alpha, beta, constant = (item.parameters.get(name) for name in _COEFFICIENTS)
+    for strategy_fit in fits:
+        assert strategy_fit.fit is not None
+        alpha, beta, constant = (strategy_fit.parameters.get(name) for name in _COEFFICIENTS)
         rows.append(
             (
-                item.strategy, item.machine, _bounds(alpha), _bounds(beta, 1e9), _bounds(constant), item.fit.r2,
-                item.fit.spread, item.fit.num_runs,
+                strategy_fit.strategy, strategy_fit.machine, _bounds(alpha), _bounds(beta, 1e9), _bounds(constant),
+                strategy_fit.fit.r2, strategy_fit.fit.spread, strategy_fit.fit.num_runs,
             )
         )  # fmt: skip
     note = (
@@ -132,18 +132,20 @@ def _whole(n: float | None, factor: float) -> str:
 
 def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> Figure:
     series: list[Series] = []
-    for color, item in enumerate(drawn):
-        name = f"{names[id(item.curve)]}, {item.curve.mode}"
-        series += [_measured(item.curve, name, color), _fitted(item, name, color)]
-    ends = [point.n for item in drawn for point in item.curve.points]
+    for color, curve_fit in enumerate(drawn):
+        name = f"{names[id(curve_fit.curve)]}, {curve_fit.curve.mode}"
+        series += [_measured(curve_fit.curve, name, color), _fitted(curve_fit, name, color)]
+    ends = [point.n for curve_fit in drawn for point in curve_fit.curve.points]
     x = [float(min(ends)), max(ends) * _REACH]
     series.append(Series(label="80 %", x=x, y=[0.8, 0.8], style="ideal"))
-    texts = [f"{names[id(item.curve)]}: below 80 % from n = {crossing_text(item.below)}" for item in drawn]
+    texts = [
+        f"{names[id(curve_fit.curve)]}: below 80 % from n = {crossing_text(curve_fit.below)}" for curve_fit in drawn
+    ]
     return Figure(
         name="fits",
         title="Efficiency and the USL's fit; beyond the largest measured n it is extrapolation",
         alt=f"Measured efficiency with fitted curves. {listed(texts, 4)}.",
-        x_label=listed(sorted({item.curve.axis for item in drawn})),
+        x_label=listed(sorted({curve_fit.curve.axis for curve_fit in drawn})),
         y_label="efficiency",
         series=series,
         table=table,
@@ -154,13 +156,13 @@ def _figure(drawn: Sequence[CurveFit], names: dict[int, str], table: Table) -> F
 
 def _measured(curve: Curve, name: str, color: int) -> Series:
     """Return the points relative to the curve's own first point, like the law."""
-    own = [point.efficiency.scaled(1 / curve.points[0].efficiency.value) for point in curve.points]
+    ratios = [point.efficiency.scaled(1 / curve.points[0].efficiency.value) for point in curve.points]
     return Series(
         label=name,
         x=[point.n for point in curve.points],
-        y=[ratio.value for ratio in own],
-        low=[None if ratio.is_wide else ratio.low for ratio in own],
-        high=[None if ratio.is_wide else ratio.high for ratio in own],
+        y=[ratio.value for ratio in ratios],
+        low=[None if ratio.is_wide else ratio.low for ratio in ratios],
+        high=[None if ratio.is_wide else ratio.high for ratio in ratios],
         style="dots",
         color=color,
         strategy=curve.first.strategy,

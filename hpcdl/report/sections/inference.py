@@ -15,11 +15,11 @@ def build(analysis: Analysis) -> Section | None:
     """One row for each number of ranks with the same workload, with its efficiency against the smallest number."""
     if not analysis.inferences:
         return None
-    usable = [item for item in analysis.inferences if item.usable]
+    usable = [call for call in analysis.inferences if call.usable]
     left = len(analysis.inferences) - len(usable)
     lines = [f"Left out of the table: {counted(left, 'call')} that did not finish, or was resumed."] if left else []
-    lines += [f"{item.name}: {text}" for item in analysis.inferences for text in item.warnings]
-    rate = Column.rate(common_unit(item.counted for item in usable))
+    lines += [f"{call.name}: {text}" for call in analysis.inferences for text in call.warnings]
+    rate = Column.rate(common_unit(call.counted for call in usable))
     columns: tuple[Column, ...] = (
         Column(name="model"), Column(name="data"), Column(name="ranks", kind="count"),
         Column(name="nodes", kind="count"), Column(name="threads", kind="count"), Column(name="batch", kind="count"),
@@ -28,12 +28,12 @@ def build(analysis: Analysis) -> Section | None:
         Column(name="first batch", kind="seconds"),
     )  # fmt: skip
     varying = _varying(usable)
-    on_gpus = any(item.accelerators for item in usable)
+    on_gpus = any(call.accelerators for call in usable)
     if on_gpus:
         columns += (Column(name="GPU"), Column(name="GPU utilisation", kind="percent"))
     groups: dict[Hashable, list[Inferred]] = {}
-    for item in usable:
-        groups.setdefault(_workload(item), []).append(item)
+    for call in usable:
+        groups.setdefault(_workload(call), []).append(call)
     rows = [row for group in groups.values() for row in _rows(group, varying, on_gpus=on_gpus)]
     note = (
         "Efficiency: rate per rank against the fewest ranks of the same model, data and settings. Latency: of a batch "
@@ -58,8 +58,8 @@ def _workload(item: Inferred) -> Hashable:
 
 def _varying(usable: Sequence[Inferred]) -> list[str]:
     """Return the settings that differ between the calls."""
-    keys = dict.fromkeys(key for item in usable for key in item.settings)
-    return [key for key in keys if len({item.settings.get(key) for item in usable}) > 1 and key != "batch-size"]
+    keys = dict.fromkeys(key for call in usable for key in call.settings)
+    return [key for key in keys if len({call.settings.get(key) for call in usable}) > 1 and key != "batch-size"]
 
 
 def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -> list[tuple[Cell, ...]]:
@@ -72,7 +72,7 @@ def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -
 
 def _gpus(own: Sequence[Inferred]) -> tuple[Cell, ...]:
     """Return the devices of the calls, and their utilization."""
-    return listed(list(own[0].accelerators)), Interval.of(item.gpu_utilisation for item in own)
+    return listed(list(own[0].accelerators)), Interval.of(call.gpu_utilisation for call in own)
 
 
 def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:
@@ -86,11 +86,11 @@ def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[st
         first.batch_size,
         ", ".join(f"{key} {first.settings.get(key, '')}" for key in varying),
         len(own),
-        Interval.of(item.images_per_second for item in own),
+        Interval.of(call.images_per_second for call in own),
         _efficiency(own, base),
-        Interval.of(item.batch_seconds_median for item in own),
-        Interval.of(item.batch_seconds_p99 for item in own),
-        Interval.of(item.first_batch_seconds for item in own),
+        Interval.of(call.batch_seconds_median for call in own),
+        Interval.of(call.batch_seconds_p99 for call in own),
+        Interval.of(call.first_batch_seconds for call in own),
     )
 
 
@@ -102,7 +102,7 @@ def _efficiency(own: Sequence[Inferred], base: Sequence[Inferred]) -> Bounds:
 
 
 def _per_rank(items: Sequence[Inferred]) -> list[float]:
-    return [(item.images_per_second or 0.0) / item.ranks for item in items]
+    return [(call.images_per_second or 0.0) / call.ranks for call in items]
 
 
 def line(analysis: Analysis) -> str:

@@ -67,8 +67,8 @@ def final_accuracy(run: Run) -> tuple[float, str] | None:
 
 def _measured_on(groups: Sequence[Sequence[Run]]) -> str:
     """Return a sentence that says on which samples the table's accuracies were measured."""
-    found = (final_accuracy(run) for group in groups for run in group)
-    kinds = sorted({final[1] for final in found if final is not None})
+    finals = (final_accuracy(run) for group in groups for run in group)
+    kinds = sorted({final[1] for final in finals if final is not None})
     caption = "Accuracy is at a run's end, the mean over the repeats of a setting, never the best of them"
     return f"{caption}; measured {' or '.join(kinds)}." if kinds else f"{caption}."
 
@@ -91,13 +91,13 @@ def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:
     )  # fmt: skip
     rows = [
         (
-            group[0].model, group[0].strategy, *differing[place : place + 1], group[0].workers,
+            group[0].model, group[0].strategy, *differing[index : index + 1], group[0].workers,
             group[0].batch_per_rank, len(group),
             Interval.of([run.images_per_second for run in group]), Interval.of([run.step_seconds for run in group]),
             Interval.of([run.seconds_per_epoch for run in group]), Interval.of([_accuracy(run) for run in group]),
             Interval.of([run.loss for run in group]),
         )
-        for place, group in enumerate(groups)
+        for index, group in enumerate(groups)
     ]  # fmt: skip
     return Table(
         title="Three measures of each setting",
@@ -146,7 +146,7 @@ def _figures(kind: _Kind, curves: Sequence[tuple[str, Run]]) -> list[Figure]:
     figures = []
     for word, attribute in _AXES:
         series = [
-            found for color, (name, run) in enumerate(curves) for found in _series(kind, attribute, name, run, color)
+            drawn for color, (name, run) in enumerate(curves) for drawn in _series(kind, attribute, name, run, color)
         ]
         if series:
             figures.append(_figure(kind, word, series))
@@ -156,18 +156,18 @@ def _figures(kind: _Kind, curves: Sequence[tuple[str, Run]]) -> list[Figure]:
 def _series(kind: _Kind, attribute: str, name: str, run: Run, color: int) -> list[Series]:
     for field, suffix in ((kind.held_out, ""), (kind.training, " (on training samples)")):
         points = [(getattr(point, attribute), getattr(point, field)) for point in run.history]
-        known = [(x, y) for x, y in points if y is not None and (positive(y) or y == 0)]
-        if len(known) > 1:
-            x, y = zip(*known, strict=True)
+        measured = [(x, y) for x, y in points if y is not None and (positive(y) or y == 0)]
+        if len(measured) > 1:
+            x, y = zip(*measured, strict=True)
             return [Series(label=f"{name}{suffix}", x=x, y=y, style="line", color=color, strategy=run.strategy)]
     return []
 
 
 def _figure(kind: _Kind, word: str, series: Sequence[Series]) -> Figure:
     factor, unit = (100, " %") if kind.percent else (1, "")
-    ends = [f"{item.label} ends at {factor * item.y[-1]:.3g}{unit}" for item in series]
+    ends = [f"{curve.label} ends at {factor * curve.y[-1]:.3g}{unit}" for curve in series]
     label = "epoch" if word == "epochs" else "seconds of training"
-    rows = [(item.label, float(x), y) for item in series for x, y in zip(item.x, item.y, strict=True)]
+    rows = [(curve.label, float(x), y) for curve in series for x, y in zip(curve.x, curve.y, strict=True)]
     columns = (
         Column(name="run"),
         Column(name=label, kind="number"),

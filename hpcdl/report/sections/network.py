@@ -46,14 +46,14 @@ def build(analysis: Analysis) -> Section | None:
 def _distinct(curves: Sequence[Curve], names: Sequence[str]) -> list[_Named]:
     """Return points by name. A point on both a weak and a strong curve is named once."""
     seen: set[frozenset[int]] = set()
-    found = []
+    named = []
     for curve, name in zip(curves, names, strict=True):
         for point in curve.points:
             key = frozenset(id(run) for run in point.runs)
             if key not in seen:
                 seen.add(key)
-                found.append((f"{name}, {counted(point.n, curve.axis[:-1])}, {curve.mode}", point))
-    return found
+                named.append((f"{name}, {counted(point.n, curve.axis[:-1])}, {curve.mode}", point))
+    return named
 
 
 def _traffic(moved: Sequence[_Named], link: float | None) -> Table:
@@ -85,8 +85,8 @@ def _traffic_row(name: str, point: Point, link: float | None) -> tuple[Cell, ...
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and positive(value)]
-    return statistics.fmean(known) if known else None
+    usable = [value for value in values if value is not None and positive(value)]
+    return statistics.fmean(usable) if usable else None
 
 
 def _mean_loads(point: Point) -> list[ServerLoad]:
@@ -97,11 +97,11 @@ def _mean_loads(point: Point) -> list[ServerLoad]:
     return [
         ServerLoad(
             rank=rank,
-            bytes_per_step=statistics.fmean(load.bytes_per_step for load in found),
-            busy_seconds=_mean([load.busy_seconds for load in found]),
-            computed=found[0].computed,
+            bytes_per_step=statistics.fmean(load.bytes_per_step for load in rank_loads),
+            busy_seconds=_mean([load.busy_seconds for load in rank_loads]),
+            computed=rank_loads[0].computed,
         )
-        for rank, found in sorted(loads.items())
+        for rank, rank_loads in sorted(loads.items())
     ]
 
 

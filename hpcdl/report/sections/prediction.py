@@ -22,25 +22,27 @@ def build(analysis: Analysis) -> Section | None:
         return None
     lines: list[str] = []
     items: list[Figure | Table] = []
-    shown = [item for item in analysis.outlooks if item.document]
+    shown = [outlook for outlook in analysis.outlooks if outlook.document]
     if shown:
         lines.append(
             "From these runs alone, for sizes that were not run. Intervals hold one more run nine times of ten, if"
             " what limits it is in the model. `hpcdl predict` asks for other sizes, strategies, networks and machines."
         )
-    for number, item in enumerate(shown, start=1):
-        lines += [f"{item.subject}: {line}" for line in _sentences(item.document)]
-        items += _items(item, f"prediction-{number}")
-    lines += [f"{item.subject} is left out: {item.left_out}" for item in analysis.outlooks if not item.document]
-    lines += [f"{item.subject}: {item.left_out}" for item in shown if item.left_out]
+    for number, outlook in enumerate(shown, start=1):
+        lines += [f"{outlook.subject}: {line}" for line in _sentences(outlook.document)]
+        items += _items(outlook, f"prediction-{number}")
+    lines += [
+        f"{outlook.subject} is left out: {outlook.left_out}" for outlook in analysis.outlooks if not outlook.document
+    ]
+    lines += [f"{outlook.subject}: {outlook.left_out}" for outlook in shown if outlook.left_out]
     return Section(name="prediction", title="Prediction", lines=lines, items=items)
 
 
 def _sentences(document: Row) -> Iterator[str]:
     for row in document["crossings"]:
         if row["what"] == "best strategy":
-            others = listed(row["not_distinguishable"], 6)
-            close = f" (not distinguishable from it: {others})" if others else ""
+            rivals = listed(row["not_distinguishable"], 6)
+            close = f" (not distinguishable from it: {rivals})" if rivals else ""
             instead = f" in place of {row['before']}" if row["before"] else ""
             yield f"{row['strategy']}{instead} is the best from {counted(row['nodes'], 'node')} on{close}."
     for line in document["warnings"]:
@@ -53,16 +55,16 @@ def _sentences(document: Row) -> Iterator[str]:
 def _items(item: Outlook, name: str) -> list[Figure | Table]:
     rows: Sequence[Row] = item.document["predictions"]
     table = _forecasts(item, rows)
-    found: list[Figure | Table] = [
+    items: list[Figure | Table] = [
         dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, item.counted, item.measured,
                                             f"{item.subject}: "), table=table)
         for measure in ("throughput", "efficiency")
     ]  # fmt: skip
-    found.append(table)
+    items.append(table)
     if item.document["backtest"]:
-        found.append(_backtest(item))
+        items.append(_backtest(item))
     below = _below(item)
-    return [*found, below] if below.rows else found
+    return [*items, below] if below.rows else items
 
 
 def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
@@ -135,21 +137,24 @@ def forecast_figure(
     column = Column(name="efficiency", kind="percent") if percent else Column.rate(counting)
     series = []
     for color, strategy in enumerate(list(dict.fromkeys(row["strategy"] for row in rows))[:MOST_CURVES]):
-        own = [row for row in rows if row["strategy"] == strategy]
+        strategy_rows = [row for row in rows if row["strategy"] == strategy]
         series.append(
             Series(
                 label=strategy if percent or not measured else f"{strategy}, predicted",
-                x=[row["nodes"] for row in own],
-                y=[row[key]["mean"] for row in own],
-                low=[row[key]["low"] for row in own],
-                high=[row[key]["high"] for row in own],
+                x=[row["nodes"] for row in strategy_rows],
+                y=[row[key]["mean"] for row in strategy_rows],
+                low=[row[key]["low"] for row in strategy_rows],
+                high=[row[key]["high"] for row in strategy_rows],
                 color=color,
                 strategy=strategy,
             )
         )
-        seen = [item for item in measured if item.strategy == strategy and not percent]
+        seen = [measurement for measurement in measured if measurement.strategy == strategy and not percent]
         if seen:
-            nodes, rates = [item.nodes for item in seen], [item.images_per_second for item in seen]
+            nodes, rates = (
+                [measurement.nodes for measurement in seen],
+                [measurement.images_per_second for measurement in seen],
+            )
             open_ends = [None] * len(seen)
             series.append(Series(label=f"{strategy}, measured", x=nodes, y=rates, low=open_ends, high=open_ends,
                                  style="dots", color=color, strategy=strategy))  # fmt: skip

@@ -24,12 +24,16 @@ def build(analysis: Analysis) -> Section | None:
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         published = [point for point in analysis.references.points if point.mode in (mode, "unstated")]
         # Prefer points of the same networks: the efficiency of another network says little.
-        alike = [point for point in published if point.model in models]
-        published = [point for point in published if point.model in (*models, _UNSPECIFIED)] if alike else published
+        same_model = [point for point in published if point.model in models]
+        published = (
+            [point for point in published if point.model in (*models, _UNSPECIFIED)] if same_model else published
+        )
         if curves and published:
             items += _beside(mode, curves, published)
-    stated = [item for item in analysis.references.statements if not item.mode or item.mode in shown]
-    if not items and not any(item.mode for item in stated):
+    stated = [
+        statement for statement in analysis.references.statements if not statement.mode or statement.mode in shown
+    ]
+    if not items and not any(statement.mode for statement in stated):
         return None
     lines = [
         "Published points are of other people on other machines: they say what was reached there, not what is due here."
@@ -52,15 +56,21 @@ def _statements(statements: Sequence[Statement]) -> Table:
         Column(name="study"),
     )
     rows: list[tuple[Cell, ...]] = [
-        (f"{item.source}: {item.citation}", item.claim, item.sentence, item.confidence, item.study)
-        for item in statements
+        (
+            f"{statement.source}: {statement.citation}",
+            statement.claim,
+            statement.sentence,
+            statement.confidence,
+            statement.study,
+        )
+        for statement in statements
     ]
     return Table(title="Published without a number to draw", columns=columns, rows=rows)
 
 
 def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) -> tuple[Figure, Table]:
     sources = sorted({point.source for point in published})
-    own = [
+    our_series = [
         Series(
             label=f"this study: {name}",
             x=[point.n for point in curve.points],
@@ -72,7 +82,7 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
         )
         for color, (curve, name) in enumerate(list(zip(curves, curve_names(curves), strict=True))[:MOST_CURVES])
     ]
-    theirs = [
+    published_series = [
         _series(f"published: {source}", [point for point in published if point.source == source], MOST_CURVES + number)
         for number, source in enumerate(sources)
     ]
@@ -86,7 +96,7 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
         alt=f"Efficiency of this study with published points: {listed(texts, 8)}.",
         x_label="workers (as each source counts them)",
         y_label="efficiency",
-        series=(*own, *theirs),
+        series=(*our_series, *published_series),
         table=table,
         x_log=True,
         y_percent=True,

@@ -108,12 +108,12 @@ def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Secti
 
 def _bases(curves: Sequence[Curve], names: Sequence[str]) -> str:
     """Return the base of each curve: `1 worker (ps, ring), 2 workers (sync-easgd)`."""
-    found: dict[str, list[str]] = {}
+    names_by_base: dict[str, list[str]] = {}
     for curve, name in zip(curves, names, strict=True):
-        found.setdefault(base_words(curve), []).append(name)
-    if len(found) == 1:
-        return next(iter(found))
-    return listed([f"{base} ({listed(found[base])})" for base in sorted(found)])
+        names_by_base.setdefault(base_words(curve), []).append(name)
+    if len(names_by_base) == 1:
+        return next(iter(names_by_base))
+    return listed([f"{base} ({listed(names_by_base[base])})" for base in sorted(names_by_base)])
 
 
 def base_words(curve: Curve) -> str:

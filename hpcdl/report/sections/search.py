@@ -19,10 +19,10 @@ def build(analysis: Analysis) -> Section | None:
     if not analysis.searches:
         return None
     lines, items = [], []
-    for place, search in enumerate(analysis.searches):
+    for index, search in enumerate(analysis.searches):
         which = f"{search.name}: " if len(analysis.searches) > 1 else ""
         lines.append(f"{which}{winner_line(search)}.")
-        items += _items(search, f"-{place + 1}" if place else "", which)
+        items += _items(search, f"-{index + 1}" if index else "", which)
     return Section(name="search", title="Search for settings", lines=lines, items=items)
 
 
@@ -137,15 +137,15 @@ def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str
 def _places(values: Sequence[object]) -> list[float]:
     """Return each value's position between smallest and largest, by rank so that any scale fits; 0 without a value."""
     numbers = sorted({float(value) for value in values if isinstance(value, int | float)})
-    words = sorted({str(value) for value in values if isinstance(value, str)})
-    order: dict[object, int] = {value: place for place, value in enumerate([*numbers, *words])}
+    texts = sorted({str(value) for value in values if isinstance(value, str)})
+    order: dict[object, int] = {value: position for position, value in enumerate([*numbers, *texts])}
     most = max(len(order) - 1, 1)
     return [order.get(float(value) if isinstance(value, int | float) else value, 0) / most for value in values]
 
 
 def _span(values: Sequence[object]) -> str:
-    known = sorted(value for value in values if isinstance(value, int | float))
-    return f"{_setting_text(known[0])} to {_setting_text(known[-1])}" if known else ""
+    numbers = sorted(value for value in values if isinstance(value, int | float))
+    return f"{_setting_text(numbers[0])} to {_setting_text(numbers[-1])}" if numbers else ""
 
 
 def _values(trial: SearchTrial, count: int) -> list[float | None]:

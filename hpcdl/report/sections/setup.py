@@ -46,9 +46,9 @@ def _setup(runs: Sequence[Run]) -> Table:
         ("fast kernels", [name for run in runs for name in run.fast_kernels]),
     )
     for name, values in facts:
-        found = [value for value in dict.fromkeys(values) if value]
-        if found:
-            rows.append((name, listed(sorted(found, key=_numeric_order), 12)))
+        texts = [value for value in dict.fromkeys(values) if value]
+        if texts:
+            rows.append((name, listed(sorted(texts, key=_numeric_order), 12)))
     software: dict[str, None] = {}
     for run in runs:
         software |= dict.fromkeys(f"{name} {version}" for name, version in run.software.items())
@@ -92,8 +92,8 @@ def _failed(failed: Sequence[Run], rate: Column) -> Table:
         (run.name, run.strategy, run.model, run.workers, run.status, run.message or _reason(run, rate))
         for run in failed[:MOST_FAILED]
     ]
-    rest = len(failed) - len(rows)
-    return Table(title="Runs in no mean", columns=columns, rows=rows, note=f"and {rest:,} more" if rest else "")
+    num_more = len(failed) - len(rows)
+    return Table(title="Runs in no mean", columns=columns, rows=rows, note=f"and {num_more:,} more" if num_more else "")
 
 
 def _reason(run: Run, rate: Column) -> str:

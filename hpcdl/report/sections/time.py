@@ -20,25 +20,25 @@ MOST_BARS = 24
 def build(analysis: Analysis) -> Section | None:
     """Parts of a step at every point that measured them."""
     names, modes = curve_names(analysis.curves), {curve.mode for curve in analysis.curves}
-    found = [
-        (_label(modes, curve.mode, name, item), item)
-        for curve, name, own in zip(analysis.curves, names, analysis.breakdowns, strict=True)
-        for item in own
+    labelled = [
+        (_label(modes, curve.mode, name, breakdown), breakdown)
+        for curve, name, curve_breakdowns in zip(analysis.curves, names, analysis.breakdowns, strict=True)
+        for breakdown in curve_breakdowns
     ]
-    if not found:
+    if not labelled:
         return None
-    table = _table(found)
-    lost = _lost_table(found)
-    items: list[Figure | Table] = [_shares_figure(found[-MOST_BARS:], table), table]
+    table = _table(labelled)
+    lost = _lost_table(labelled)
+    items: list[Figure | Table] = [_shares_figure(labelled[-MOST_BARS:], table), table]
     if lost is not None:
-        losing = [pair for pair in found if max(pair[1].lost.values(), default=0.0) > 0]
+        losing = [pair for pair in labelled if max(pair[1].lost.values(), default=0.0) > 0]
         items += [*([_lost_figure(losing[-MOST_BARS:], lost)] if losing else []), lost]
     lines = [
         "The parts are means over workers and steps after warm-up, and sum to the step. Wait is for the slowest rank;"
         " exposed communication is what computing did not hide. Imbalance is slowest minus mean compute."
     ]
-    if len(found) > MOST_BARS:
-        lines.append(f"The figures show the last {MOST_BARS} of {len(found)} points.")
+    if len(labelled) > MOST_BARS:
+        lines.append(f"The figures show the last {MOST_BARS} of {len(labelled)} points.")
     return Section(name="time", title="Where the time goes", lines=lines, items=items)
 
 
@@ -48,7 +48,7 @@ def _label(modes: Collection[str], mode: str, name: str, item: Breakdown) -> str
 
 
 def _table(found: Sequence[tuple[str, Breakdown]]) -> Table:
-    shown = [name for name in PARTS if any(name in item.parts for _, item in found)]
+    shown = [name for name in PARTS if any(name in breakdown.parts for _, breakdown in found)]
     columns = (
         Column(name="point"), Column(name="runs", kind="count"), Column(name="step", kind="seconds"),
         *(Column(name=name.replace("_", " "), kind="seconds") for name in shown),
@@ -56,10 +56,10 @@ def _table(found: Sequence[tuple[str, Breakdown]]) -> Table:
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            label, item.num_runs, item.step_seconds, *(item.parts.get(name) for name in shown),
-            item.imbalance_seconds, _share(item),
+            label, breakdown.num_runs, breakdown.step_seconds, *(breakdown.parts.get(name) for name in shown),
+            breakdown.imbalance_seconds, _share(breakdown),
         )
-        for label, item in found
+        for label, breakdown in found
     ]  # fmt: skip
     note = "Communication share is (exposed communication + wait) / step."
     return Table(title="Seconds of a step", columns=columns, rows=rows, note=note)
@@ -72,7 +72,7 @@ def _share(item: Breakdown) -> float | None:
 
 
 def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
-    losing = [(label, item) for label, item in found if item.lost]
+    losing = [(label, breakdown) for label, breakdown in found if breakdown.lost]
     if not losing:
         return None
     columns = (
@@ -80,15 +80,18 @@ def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
         *(Column(name=name.replace("_", " "), kind="percent") for name in PARTS),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
-        (label, 1 - sum(item.lost.values()), *(item.lost[name] for name in PARTS)) for label, item in losing
+        (label, 1 - sum(breakdown.lost.values()), *(breakdown.lost[name] for name in PARTS))
+        for label, breakdown in losing
     ]
     note = "Each part's seconds beyond ideal scaling from the base, as a share of the step; they sum to 1 - efficiency."
     return Table(title="Lost efficiency by part", columns=columns, rows=rows, note=note)
 
 
 def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
-    shares = {name: [item.parts.get(name, 0.0) / item.step_seconds for _, item in found] for name in PARTS}
-    texts = [f"{label} {100 * (_share(item) or 0):.0f} %" for label, item in found]
+    shares = {
+        name: [breakdown.parts.get(name, 0.0) / breakdown.step_seconds for _, breakdown in found] for name in PARTS
+    }
+    texts = [f"{label} {100 * (_share(breakdown) or 0):.0f} %" for label, breakdown in found]
     return Figure(
         name="time-parts",
         title="Parts of a step",
@@ -102,8 +105,8 @@ def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figu
 
 
 def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
-    shares = {name: [max(0.0, item.lost[name]) for _, item in losing] for name in PARTS}
-    texts = [f"{label} {100 * sum(item.lost.values()):.0f} %" for label, item in losing]
+    shares = {name: [max(0.0, breakdown.lost[name]) for _, breakdown in losing] for name in PARTS}
+    texts = [f"{label} {100 * sum(breakdown.lost.values()):.0f} %" for label, breakdown in losing]
     return Figure(
         name="time-lost",
         title="Lost efficiency by part (parts that got faster are in the table only)",

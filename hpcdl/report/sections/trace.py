@@ -29,11 +29,11 @@ def build(analysis: Analysis) -> Section | None:
 
 
 def _lines(traced: Sequence[TracedRun]) -> list[str]:
-    slow = [(run, one) for run in traced for one in run.slow_ranks[:1]]
-    texts = [f"rank {one.rank} of {run.name} ({one.cause})" for run, one in slow]
-    found = f"All ranks kept pace in {counted(len(traced), 'traced run')}."
+    slow = [(run, rank) for run in traced for rank in run.slow_ranks[:1]]
+    texts = [f"rank {rank.rank} of {run.name} ({rank.cause})" for run, rank in slow]
+    all_kept_pace = f"All ranks kept pace in {counted(len(traced), 'traced run')}."
     return [
-        f"Waited for step after step: {listed(texts)}." if texts else found,
+        f"Waited for step after step: {listed(texts)}." if texts else all_kept_pace,
         "From spans of every rank on one clock; `hpcdl trace RUN --html FILE` draws their steps.",
     ]
 
@@ -91,7 +91,7 @@ def _path_figure(traced: Sequence[TracedRun], table: Table) -> Figure:
         alt=f"Shares of the critical path by part; the largest: {listed(longest, 8).replace('_', ' ')}.",
         x_label="share of the step",
         y_label="",
-        series=[one for one in series if any(one.y)],
+        series=[curve for curve in series if any(curve.y)],
         table=table,
         y_percent=True,
     )
@@ -103,9 +103,9 @@ def _slow_table(traced: Sequence[TracedRun]) -> Table:
         Column(name="of each step", kind="seconds"), Column(name="because"),
     )  # fmt: skip
     rows = [
-        (run.name, one.rank, one.host, one.cause, one.seconds_per_step, one.evidence)
+        (run.name, rank.rank, rank.host, rank.cause, rank.seconds_per_step, rank.evidence)
         for run in traced
-        for one in run.slow_ranks
+        for rank in run.slow_ranks
     ]
     return Table(title="Ranks that the others wait for", columns=columns, rows=rows)
 
@@ -140,6 +140,6 @@ def _network_table(hosts: Sequence[tuple[str, HostNetwork]]) -> Table:
         Column(name="run"), Column(name="host"), Column(name="mean /s", kind="bytes"),
         Column(name="busiest second", kind="bytes"), Column(name="share of the link", kind="percent"),
     )  # fmt: skip
-    rows = [(name, one.host, one.mean, one.busiest, one.link_share) for name, one in hosts]
+    rows = [(name, host.host, host.mean, host.busiest, host.link_share) for name, host in hosts]
     note = "In and out together, by the kernel's counts of all interfaces but the loopback; shares of both directions."
     return Table(title="Network of hosts", columns=columns, rows=rows, note=note)

@@ -34,18 +34,18 @@ class Contestants:
 
 def build(analysis: Analysis) -> Section | None:
     """A figure and a table for each network with several amounts of traffic; None if there is none."""
-    found = contestants(analysis.runs)
-    if not found:
+    contests = contestants(analysis.runs)
+    if not contests:
         return None
-    figures = [_figure(item, number) for number, item in enumerate(found[:MOST_FIGURES], start=1)]
+    figures = [_figure(contest, number) for number, contest in enumerate(contests[:MOST_FIGURES], start=1)]
     lines = [
         "Bytes are those that one rank has sent by then: those of a measured step times the steps. Curves further to"
         " the left buy their accuracy with less traffic.",
-        *(line for item in found if (line := _sentence(item))),
+        *(line for contest in contests if (line := _sentence(contest))),
     ]
-    if len(found) > MOST_FIGURES:
-        lines.append(f"The figures show {MOST_FIGURES} of {len(found)} such comparisons, those of most workers.")
-    items: list[Figure | Table] = [*figures, *map(_table, found)]
+    if len(contests) > MOST_FIGURES:
+        lines.append(f"The figures show {MOST_FIGURES} of {len(contests)} such comparisons, those of most workers.")
+    items: list[Figure | Table] = [*figures, *map(_table, contests)]
     return Section(name="traffic", title="Accuracy for traffic", lines=lines, items=items)
 
 
@@ -53,25 +53,25 @@ def contestants(runs: Sequence[Run]) -> list[Contestants]:
     """Return those of each network, data set and number of workers with different traffic, most workers first."""
     groups: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
-        known = run.usable and run.workers > 1 and positive(run.bytes_per_step) and _points(run)
-        if known:
+        comparable = run.usable and run.workers > 1 and positive(run.bytes_per_step) and _points(run)
+        if comparable:
             groups.setdefault((run.model, run.data, run.workers), []).append(run)
     several = len({key[:2] for key in groups}) > 1
-    found = []
+    contests = []
     for (model, data, workers), members in groups.items():
         settings = _named(members)
-        per_step = [_mean([run.bytes_per_step or 0.0 for run in own]) for _, own in settings]
+        per_step = [_mean([run.bytes_per_step or 0.0 for run in setting_runs]) for _, setting_runs in settings]
         if max(per_step) < LEAST_RATIO * min(per_step):
             continue
-        place = counted(workers, "worker")
-        found.append(
+        size_text = counted(workers, "worker")
+        contests.append(
             Contestants(
-                subject=", ".join([model, data, place] if several else [place]),
+                subject=", ".join([model, data, size_text] if several else [size_text]),
                 settings=sorted(settings, key=lambda pair: _mean([sent_bytes(run) for run in pair[1]])),
-                target=_target([own for _, own in settings]),
+                target=_target([setting_runs for _, setting_runs in settings]),
             )
         )
-    return sorted(found, key=lambda item: -item.settings[0][1][0].workers)
+    return sorted(contests, key=lambda item: -item.settings[0][1][0].workers)
 
 
 def sent_bytes(run: Run) -> float:
@@ -88,9 +88,9 @@ def bytes_to(run: Run, target: float) -> float | None:
 def _points(run: Run) -> list[tuple[int, float]]:
     """Return steps and accuracies of the run's evaluations: held out if there are any, else of training."""
     for field in ("val_accuracy", "accuracy"):
-        found = [(point.step, value) for point in run.history if (value := getattr(point, field)) is not None]
-        if found and all(0 <= value <= 1 for _, value in found) and found[-1][0] > 0:
-            return found
+        points = [(point.step, value) for point in run.history if (value := getattr(point, field)) is not None]
+        if points and all(0 <= value <= 1 for _, value in points) and points[-1][0] > 0:
+            return points
     return []
 
 
@@ -102,7 +102,7 @@ def _named(runs: Sequence[Run]) -> list[tuple[str, Sequence[Run]]]:
 
 
 def _target(settings: Sequence[Sequence[Run]]) -> float:
-    best = min(_mean([max(value for _, value in _points(run)) for run in own]) for own in settings)
+    best = min(_mean([max(value for _, value in _points(run)) for run in runs]) for runs in settings)
     return math.floor(100 * best + 1e-9) / 100
 
 
@@ -112,14 +112,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def _sentence(item: Contestants) -> str:
     """Return which setting reached the accuracy common to all with the fewest bytes, and which with the most."""
-    known = [
-        (name, _mean([sent for sent in found if sent is not None]))
-        for name, own in item.settings
-        if None not in (found := [bytes_to(run, item.target) for run in own])
+    means = [
+        (name, _mean([sent for sent in amounts if sent is not None]))
+        for name, runs in item.settings
+        if None not in (amounts := [bytes_to(run, item.target) for run in runs])
     ]
-    if item.target <= 0 or len(known) < 2:
+    if item.target <= 0 or len(means) < 2:
         return ""
-    (least, few), (most, many) = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
+    (least, few), (most, many) = min(means, key=lambda pair: pair[1]), max(means, key=lambda pair: pair[1])
     return (
         f"{item.subject}: to {100 * item.target:.0f} % accuracy a rank sent {format_bytes(few)} by {least}, and"
         f" {format_bytes(many)} by {most}, {many / few:,.3g} times as much."
@@ -128,10 +128,10 @@ def _sentence(item: Contestants) -> str:
 
 def _figure(item: Contestants, number: int) -> Figure:
     series, rows = [], []
-    most = max(sent_bytes(run) for _, own in item.settings for run in own)
+    most = max(sent_bytes(run) for _, runs in item.settings for run in runs)
     unit, size = next((pair for pair in _UNITS if most >= pair[1]), ("B", 1))
-    for color, (name, own) in enumerate(item.settings[:MOST_CURVES]):
-        run = max(own, key=lambda one: len(_points(one)))
+    for color, (name, runs) in enumerate(item.settings[:MOST_CURVES]):
+        run = max(runs, key=lambda one: len(_points(one)))
         points = [(step * (run.bytes_per_step or 0.0), value) for step, value in _points(run) if step > 0]
         series.append(
             Series(
@@ -168,14 +168,14 @@ def _table(item: Contestants) -> Table:
         Column(name="sent by a rank", kind="bytes"), Column(name="of the most", kind="percent"),
         Column(name="accuracy", kind="percent"), Column(name=f"sent {target}", kind="bytes"),
     )  # fmt: skip
-    most = max(_mean([sent_bytes(run) for run in own]) for _, own in item.settings)
+    most = max(_mean([sent_bytes(run) for run in runs]) for _, runs in item.settings)
     rows: list[tuple[Cell, ...]] = []
-    for name, own in item.settings:
-        sent = [sent_bytes(run) for run in own]
-        reached = [bytes_to(run, item.target) for run in own]
-        finals = [found[0] for run in own if (found := final_accuracy(run)) is not None]
+    for name, runs in item.settings:
+        sent = [sent_bytes(run) for run in runs]
+        reached = [bytes_to(run, item.target) for run in runs]
+        finals = [final[0] for run in runs if (final := final_accuracy(run)) is not None]
         rows.append((
-            name, len(own), Interval.of(run.bytes_per_step for run in own), Interval.of(sent), _mean(sent) / most,
+            name, len(runs), Interval.of(run.bytes_per_step for run in runs), Interval.of(sent), _mean(sent) / most,
             Interval.of(finals), None if None in reached else Interval.of(reached),
         ))  # fmt: skip
     note = f"{target[3:]}: the highest whole percentage that all settings reached, in the mean of runs; – where not."

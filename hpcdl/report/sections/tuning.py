@@ -116,9 +116,9 @@ def _attempts(tuning: TunedNode, which: str, rate: Column) -> Table:
         rate, Column(name="of the best", kind="percent"), Column(name="samples", kind="count"),
         Column(name="memory per rank", kind="bytes"), Column(name="status"), Column(name="settings"),
     )  # fmt: skip
-    best = max((item.images_per_second or 0.0 for item in tuning.attempts), default=0.0)
+    best = max((attempt.images_per_second or 0.0 for attempt in tuning.attempts), default=0.0)
     note = "± is the half width of the 95 % interval over fresh processes; † measured once."
-    rows = [_attempt_row(item, best) for item in tuning.attempts]
+    rows = [_attempt_row(attempt, best) for attempt in tuning.attempts]
     return Table(title=f"{which}Trials, the fastest first", columns=columns, rows=rows, note=note)
 
 
@@ -138,11 +138,11 @@ def _effects(tuning: TunedNode, which: str) -> list[Table]:
         Column(name="trials", kind="count"),
     )  # fmt: skip
     middle = {
-        name: statistics.fmean(item.ratio for item in tuning.effects if item.setting == name)
-        for name in {item.setting for item in tuning.effects}
+        name: statistics.fmean(effect.ratio for effect in tuning.effects if effect.setting == name)
+        for name in {effect.setting for effect in tuning.effects}
     }
-    rows = [(item.setting, item.value, item.ratio / middle[item.setting] - 1, item.num_trials)
-            for item in tuning.effects]  # fmt: skip
+    rows = [(effect.setting, effect.value, effect.ratio / middle[effect.setting] - 1, effect.num_trials)
+            for effect in tuning.effects]  # fmt: skip
     note = "Speed against the mean of the setting's values, all settings fitted together; the strongest setting first."
     return [Table(title=f"{which}What each setting is worth", columns=columns, rows=rows, note=note)]
 

@@ -58,12 +58,12 @@ def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[
         auto.allreduce(group.messages, buffer, workspace, ADDS[op])
 
     for dtype in dict.fromkeys(value.dtype for value in values):
-        alike = [index for index, value in enumerate(values) if value.dtype == dtype]
-        flat = numpy.concatenate([results[index].reshape(-1) for index in alike]).astype(_wide(dtype), copy=False)
+        same_type = [index for index, value in enumerate(values) if value.dtype == dtype]
+        flat = numpy.concatenate([results[index].reshape(-1) for index in same_type]).astype(_wide(dtype), copy=False)
         group.summing(reduce)(flat)
         flat = (flat / group.size if op == "mean" else flat).astype(dtype, copy=False)
-        parts = numpy.split(flat, numpy.cumsum([results[index].size for index in alike])[:-1])
-        for index, part in zip(alike, parts, strict=True):
+        parts = numpy.split(flat, numpy.cumsum([results[index].size for index in same_type])[:-1])
+        for index, part in zip(same_type, parts, strict=True):
             results[index] = part.reshape(values[index].shape)
     return results
 
@@ -117,11 +117,11 @@ def swap_rows(group: ScriptGroup, value: Array, splits: Any) -> tuple[Array, Arr
     group.agree("alltoall", [f"{value.dtype} (rows, {', '.join(map(str, value.shape[1:]))})"])
     if group.size == 1:
         return value.copy(), counts
-    theirs = swap_numbers(group.messages, counts.reshape(-1, 1))[:, 0]
+    incoming_counts = swap_numbers(group.messages, counts.reshape(-1, 1))[:, 0]
     outgoing = numpy.split(numpy.ascontiguousarray(value), numpy.cumsum(counts)[:-1])
-    incoming = [numpy.empty((count, *value.shape[1:]), value.dtype) for count in theirs]
+    incoming = [numpy.empty((count, *value.shape[1:]), value.dtype) for count in incoming_counts]
     swap_pieces(group.messages, outgoing, incoming)
-    return numpy.concatenate(incoming), theirs
+    return numpy.concatenate(incoming), incoming_counts
 
 
 def _check_movable(values: Sequence[Array]) -> None:

@@ -123,8 +123,8 @@ def grouped_allreduce(
 
     if _are_tensors(values):
         tensors = _tensors()
-        plain = [tensors.as_tensor(value) for value in values]
-        reduced = tensors.allreduce(group, _scaled(plain, prescale_factor), op)
+        converted = [tensors.as_tensor(value) for value in values]
+        reduced = tensors.allreduce(group, _scaled(converted, prescale_factor), op)
     else:
         reduced = reduce_arrays(group, _scaled([numpy.asarray(value) for value in values], prescale_factor), op)
         reduced = [_as_given(array) for array in reduced]
@@ -135,13 +135,13 @@ def _scaled(given: Sequence[Any], factor: float) -> list[Any]:
     """Multiply arrays or tensors by a factor. Raises UsageError if integers would not remain integers."""
     if factor == 1.0:
         return list(given)
-    kinds = [numpy.dtype(_dtype_of(one)) for one in given]
+    kinds = [numpy.dtype(_dtype_of(value)) for value in given]
     for kind in kinds:
         if kind.kind in "iu" and not (
             factor == int(factor) and numpy.iinfo(kind).min <= factor <= numpy.iinfo(kind).max
         ):
             raise UsageError(f"a factor of {factor} for {kind} values: cast them to floating point first")
-    return [one * numpy.asarray(factor, kind) for one, kind in zip(given, kinds, strict=True)]
+    return [value * numpy.asarray(factor, kind) for value, kind in zip(given, kinds, strict=True)]
 
 
 @unconverted
@@ -201,9 +201,9 @@ def reducescatter(value: Value, op: Operation = Mean, *, process_set: ProcessSet
     if not numpy.ndim(reduced):
         raise UsageError("reducescatter of a scalar: give an array, whose rows are dealt out")
     group = group_of(process_set)
-    rows, more = divmod(int(reduced.shape[0]), group.size)
-    start = group.rank * rows + min(group.rank, more)
-    share: Value = reduced[start : start + rows + (group.rank < more)]
+    rows, remainder = divmod(int(reduced.shape[0]), group.size)
+    start = group.rank * rows + min(group.rank, remainder)
+    share: Value = reduced[start : start + rows + (group.rank < remainder)]
     return share
 
 
@@ -246,9 +246,9 @@ def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: Proc
     """Give all ranks the root's values of Keras or TensorFlow variables, also inside a `tf.function`."""
     group = group_of(process_set)
     _check_root(group, root_rank)
-    given = list(variables() if callable(variables) else variables)
-    if given and group.size > 1:
-        _tensors().broadcast_variables(group, given, root_rank)
+    to_send = list(variables() if callable(variables) else variables)
+    if to_send and group.size > 1:
+        _tensors().broadcast_variables(group, to_send, root_rank)
 
 
 def _check_root(group: ScriptGroup, root_rank: int) -> None:

@@ -103,7 +103,7 @@ def _like(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
 
 def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
     """Return reduced tensors. The gradient of a minimum or maximum is shared equally by all elements that attain it."""
-    plain = [tensor.dtype for tensor in tensors]
+    dtypes = [tensor.dtype for tensor in tensors]
 
     def forward(given: Sequence[Any], kind: str) -> list[Any]:
         results = _in_turn(
@@ -120,9 +120,11 @@ def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
             if op in ("sum", "mean"):
                 return total
             if op == "product":
-                return [sum_ * _of_others(group, own) for sum_, own in zip(total, given, strict=True)]
-            hit = [tf.cast(tf.equal(*pair), dtype) for *pair, dtype in zip(given, reduced, plain, strict=True)]
-            return [sum_ * one / many for sum_, one, many in zip(total, hit, forward(hit, "sum"), strict=True)]
+                return [sum_ * _of_others(group, value) for sum_, value in zip(total, given, strict=True)]
+            hit = [tf.cast(tf.equal(*pair), dtype) for *pair, dtype in zip(given, reduced, dtypes, strict=True)]
+            return [
+                sum_ * attained / many for sum_, attained, many in zip(total, hit, forward(hit, "sum"), strict=True)
+            ]
 
         return reduced, gradient
 
@@ -144,8 +146,8 @@ def _of_others(group: ScriptGroup, own: Any) -> Any:
 
 def allgather(group: ScriptGroup, value: Any) -> Any:
     """Return the rows of all ranks. The gradient of this rank's rows is summed over the ranks."""
-    given = as_tensor(value)
-    given = tf.reshape(given, [1]) if given.shape.rank == 0 else given
+    tensor = as_tensor(value)
+    tensor = tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor
 
     @tf.custom_gradient
     def call(rows: Any) -> Any:
@@ -160,7 +162,7 @@ def allgather(group: ScriptGroup, value: Any) -> Any:
 
         return gathered, gradient
 
-    return call(given)
+    return call(tensor)
 
 
 def broadcast(group: ScriptGroup, value: Any, root: int) -> Any:
@@ -181,28 +183,28 @@ def broadcast(group: ScriptGroup, value: Any, root: int) -> Any:
 
 def alltoall(group: ScriptGroup, value: Any, splits: Any) -> tuple[Any, Any]:
     """Exchange rows with each rank. The gradient's rows travel the reverse way."""
-    given = as_tensor(value)
+    tensor = as_tensor(value)
     if splits is None:
-        rows = tf.shape(given, tf.int64)[0]
-        if given.shape.rank is not None and (not given.shape.rank or given.shape[0] is not None):
-            equal_splits(group, given.shape)
+        rows = tf.shape(tensor, tf.int64)[0]
+        if tensor.shape.rank is not None and (not tensor.shape.rank or tensor.shape[0] is not None):
+            equal_splits(group, tensor.shape)
         splits = tf.fill([group.size], rows // group.size)
     given_splits = tf.cast(as_tensor(splits), tf.int64)
 
     @tf.custom_gradient
     def call(rows: Any, counts: Any) -> Any:
         types = [rows.dtype, tf.int64]
-        received, theirs = _in_turn(lambda array, n: swap_rows(group, array, n), [rows, counts], types)
+        received, received_counts = _in_turn(lambda array, n: swap_rows(group, array, n), [rows, counts], types)
         received = tf.ensure_shape(received, [None, *rows.shape[1:]])
 
         def gradient(upstream: Any, _: Any) -> Any:
-            back, _ = _in_turn(lambda array, n: swap_rows(group, array, n), [upstream, theirs], types)
+            back, _ = _in_turn(lambda array, n: swap_rows(group, array, n), [upstream, received_counts], types)
             return tf.ensure_shape(back, rows.shape), None
 
-        return (received, tf.ensure_shape(theirs, [group.size])), gradient
+        return (received, tf.ensure_shape(received_counts, [group.size])), gradient
 
-    received, theirs = call(given, given_splits)
-    return received, theirs
+    received, received_counts = call(tensor, given_splits)
+    return received, received_counts
 
 
 def broadcast_variables(group: ScriptGroup, variables: Sequence[Any], root: int) -> None:

@@ -89,11 +89,11 @@ def adapt(layer: Any, data: Any) -> None:
 def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:
     """Compute mean and variance of all rows from each rank's moments and row count (Chan et al., 1979)."""
     layer.adapt(data)
-    mean, variance = (numpy.asarray(one, numpy.float64) for one in (layer.adapt_mean, layer.adapt_variance))
+    mean, variance = (numpy.asarray(moment, numpy.float64) for moment in (layer.adapt_mean, layer.adapt_variance))
     count = sum(rows.size for rows in _batches(data)) / mean.size
     by_rank = group.messages.allgather_json([count, mean.tolist(), variance.tolist()])
     counts = numpy.array([row[0] for row in by_rank])
-    means, variances = (numpy.array([row[place] for row in by_rank]) for place in (1, 2))
+    means, variances = (numpy.array([row[index] for row in by_rank]) for index in (1, 2))
     if not counts.sum():
         raise UsageError("hpcdl.adapt: no rank has a row of data")
     weights = (counts / counts.sum()).reshape(-1, *[1] * mean.ndim)
@@ -120,9 +120,9 @@ def _batches(data: Any) -> Iterator[Array]:
 def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]:
     """Yield every rank's rows, batch by batch in rank order, until no rank has any left."""
     while True:
-        mine = next(batches, None)
-        text = mine is not None and mine.dtype.kind in "OSU"
-        form = None if mine is None else ["text" if text else mine.dtype.name, list(mine.shape[1:])]
+        batch = next(batches, None)
+        text = batch is not None and batch.dtype.kind in "OSU"
+        form = None if batch is None else ["text" if text else batch.dtype.name, list(batch.shape[1:])]
         forms = [one for one in group.messages.allgather_json(form) if one is not None]
         if not forms:
             return
@@ -130,11 +130,11 @@ def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]
             raise UsageError(f"hpcdl.adapt: ranks give rows of different kinds, {json.dumps(forms)}")
         kind, shape = forms[0]
         if kind == "text":
-            rows = [] if mine is None else [_as_text(one) for one in mine.reshape(-1)]
+            rows = [] if batch is None else [_as_text(one) for one in batch.reshape(-1)]
             by_rank = [row for part in group.messages.allgather_json(rows) for row in part]
             yield tf.reshape(tf.constant([row.encode("utf-8", "surrogateescape") for row in by_rank]), [-1, *shape])
         else:
-            yield gather_arrays(group, [numpy.zeros((0, *shape), kind) if mine is None else mine])[0]
+            yield gather_arrays(group, [numpy.zeros((0, *shape), kind) if batch is None else batch])[0]
 
 
 def _as_text(value: Any) -> str:
@@ -143,9 +143,9 @@ def _as_text(value: Any) -> str:
 
 def check_adapted(model: Any, group: ScriptGroup) -> None:
     """Raise UsageError on every rank if a layer of `model` was adapted differently on another rank. Collective."""
-    known = [(layer.name, digest) for layer in layers_in(model) if (digest := _digest(layer))]
-    rows = group.messages.allgather_json([digest for _, digest in known])
-    for (name, _), *digests in zip(known, *rows, strict=False):
+    own_digests = [(layer.name, digest) for layer in layers_in(model) if (digest := _digest(layer))]
+    rows = group.messages.allgather_json([digest for _, digest in own_digests])
+    for (name, _), *digests in zip(own_digests, *rows, strict=False):
         if len(set(digests)) > 1:
             raise UsageError(
                 f"layer {name} was adapted to other data on each rank; write hpcdl.adapt(layer, data) in the place of "
@@ -187,5 +187,5 @@ def _digest(layer: Any) -> str:
     if isinstance(layer, keras.layers.Discretization):
         return repr(layer.bin_boundaries)
     if callable(getattr(layer, "get_vocabulary", None)):
-        return digest_of(numpy.array(json.dumps([str(one) for one in layer.get_vocabulary()])))
+        return digest_of(numpy.array(json.dumps([str(token) for token in layer.get_vocabulary()])))
     return ""

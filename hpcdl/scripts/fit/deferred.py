@@ -25,7 +25,7 @@ def with_deferred(callbacks: Sequence[Any], work: BackgroundWork | None) -> list
     """Return `callbacks` with the marked ones wrapped to run in `work`, if there is any."""
     if work is None:
         return list(callbacks)
-    return [Deferred(one, work) if getattr(one, "background", False) else one for one in callbacks]
+    return [Deferred(callback, work) if getattr(callback, "background", False) else callback for callback in callbacks]
 
 
 class Deferred(keras.callbacks.Callback):
@@ -75,11 +75,11 @@ class Deferred(keras.callbacks.Callback):
         self._finish()
         if getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, method.__name__):
             return  # the callback does not define this method
-        words = ([] if number is None else [number]) + [dict(logs or {})]
+        arguments = ([] if number is None else [number]) + [dict(logs or {})]
 
         def work(turn: Turn) -> None:
             turn()
-            made = method(*words)
+            made = method(*arguments)
             for _ in made if isinstance(made, Iterator) else ():
                 turn()
 

@@ -63,15 +63,17 @@ class Kept(keras.callbacks.Callback):
 
 def on_rank_0(callbacks: Iterable[Any]) -> list[Any]:
     """Return `callbacks` on rank 0, and none on other ranks, except that BackupAndRestore restores on all of them."""
-    given = list(callbacks)
-    return given if session().communicator.rank == 0 else [Kept(one, _kept(one) or ()) for one in given]
+    writers = list(callbacks)
+    return (
+        writers if session().communicator.rank == 0 else [Kept(callback, _kept(callback) or ()) for callback in writers]
+    )
 
 
 def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]:
     """Apply the same to those callbacks of a fit that write files, and print a line about it once."""
     if group.rank > 0:
-        return [one if (kept := _kept(one)) is None else Kept(one, kept) for one in callbacks]
-    if any(_kept(one) is not None for one in callbacks):
+        return [callback if (kept := _kept(callback)) is None else Kept(callback, kept) for callback in callbacks]
+    if any(_kept(callback) is not None for callback in callbacks):
         group.keep("said that files are rank 0's", _say_who_writes)
     return list(callbacks)
 
@@ -243,9 +245,9 @@ class _Saving:
             remove_file(self._note)
             raise
         touch(self._note, f"written {self._facts()}".encode())
-        for other in self._note.parent.glob(f"{self._name}-*"):
-            if other != self._note:
-                remove_file(other)
+        for note in self._note.parent.glob(f"{self._name}-*"):
+            if note != self._note:
+                remove_file(note)
 
     def _read(self) -> tuple[int | None, str]:
         """Return the rank that writes, and the facts of the written file; None and "" if there is no note yet."""
@@ -257,7 +259,7 @@ class _Saving:
 
     def _facts(self) -> str:
         try:
-            found = self._path.stat()
+            info = self._path.stat()
         except OSError:
             return "nothing"
-        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        return f"{info.st_ino} {info.st_size} {info.st_mtime_ns}"

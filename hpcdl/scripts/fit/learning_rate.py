@@ -53,11 +53,11 @@ def rates_of(optimizers: Iterable[Any]) -> list[Any]:
 
 def set_rates(optimizers: Iterable[Any], rates: Iterable[Any]) -> None:
     """Restore what `rates_of` returned. Factors belong to the callbacks."""
-    for optimizer, one in zip(optimizers, rates, strict=False):
-        if one is not None:
+    for optimizer, pair in zip(optimizers, rates, strict=False):
+        if pair is not None:
             rate = rate_of(optimizer)
             factors = {} if rate is None else rate.factors
-            set_rate(optimizer, Rate(initial=one[0], applied=one[1], factors=factors))
+            set_rate(optimizer, Rate(initial=pair[0], applied=pair[1], factors=factors))
 
 
 def _current(optimizer: Any) -> float:

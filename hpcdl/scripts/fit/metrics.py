@@ -54,21 +54,21 @@ class GatheredMetric(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Keep a batch: arrays with the samples as first dimension."""
-        given = {"y_true": y_true, "y_pred": y_pred, "sample_weight": sample_weight}
-        self._arguments = [name for name, value in given.items() if value is not None]
-        values = [tf.convert_to_tensor(given[name]) for name in self._arguments]
+        arguments = {"y_true": y_true, "y_pred": y_pred, "sample_weight": sample_weight}
+        self._arguments = [name for name, value in arguments.items() if value is not None]
+        values = [tf.convert_to_tensor(arguments[name]) for name in self._arguments]
         return call_python(self._keep, values, tf.bool)
 
     def _keep(self, *arrays: Array) -> bool:
-        self.batches.append([numpy.array(one) for one in arrays])
+        self.batches.append([numpy.array(array) for array in arrays])
         return True
 
     def result(self) -> Any:
         """Return the metric of the kept batches, or inside a graph that of the last batch."""
         if tf.executing_eagerly():
             return tf.constant(self._of(self.batches), tf.float32)
-        found = call_python(lambda: numpy.float32(self._of(self.batches[-1:])), [], tf.float32)
-        return tf.ensure_shape(found, [])
+        value = call_python(lambda: numpy.float32(self._of(self.batches[-1:])), [], tf.float32)
+        return tf.ensure_shape(value, [])
 
     def reset_state(self) -> None:
         """Forget all batches."""
@@ -88,12 +88,12 @@ class GatheredMetric(keras.metrics.Metric):
         metric.reset_state()
         for batch in batches:
             metric.update_state(**dict(zip(self._arguments, batch, strict=True)))
-        found = metric.result()
-        if isinstance(found, dict) or numpy.size(found) != 1:
+        value = metric.result()
+        if isinstance(value, dict) or numpy.size(value) != 1:
             raise UsageError(
                 f"hpcdl.Gathered: the result of {metric.name} is no single number; give one metric for each"
             )
-        return float(numpy.asarray(found).reshape(()))
+        return float(numpy.asarray(value).reshape(()))
 
     def get_config(self) -> dict[str, Any]:
         """Return the inner metric as Keras saves it."""
@@ -113,12 +113,14 @@ def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: 
     """Yield each batch of all ranks together, in rank order. A rank with fewer batches adds none to the last ones."""
     number = max(_by_rank(group, len(batches)))
     forms = [[[one.dtype.str, list(one.shape[1:])] for one in batches[0]]] if batches else []
-    known = [one for row in _by_rank(group, forms) for one in row]
+    all_forms = [one for row in _by_rank(group, forms) for one in row]
     for index in range(number):
-        mine = batches[index] if index < len(batches) else [numpy.zeros((0, *shape), kind) for kind, shape in known[0]]
-        if any(one.ndim == 0 for one in mine):
+        own_batch = (
+            batches[index] if index < len(batches) else [numpy.zeros((0, *shape), kind) for kind, shape in all_forms[0]]
+        )
+        if any(one.ndim == 0 for one in own_batch):
             raise UsageError(f"hpcdl.Gathered({name}): a value without a dimension of samples cannot be gathered")
-        yield gather_arrays(group, mine)
+        yield gather_arrays(group, own_batch)
 
 
 def _by_rank(group: ScriptGroup, mine: Any) -> list[Any]:
@@ -168,18 +170,21 @@ class MetricsOverRanks:
             return plain(self._model, logs)
         if self._communicator.size == 1:
             return plain(self._model, logs)
-        own = _flat(logs)
+        own_logs = _flat(logs)
         by_rank = self._communicator.allgather_json(
-            [{name: value.tolist() for name, value in own.items()}, [one.name for one in self._metrics_in(own)]]
+            [
+                {name: value.tolist() for name, value in own_logs.items()},
+                [one.name for one in self._metrics_in(own_logs)],
+            ]
         )
         by_rank = [row for row in by_rank if row[0]]  # a rank without a step has none
-        if by_rank and not own:
+        if by_rank and not own_logs:
             logs = by_rank[0][0]  # so that Keras, too, goes by the same names on all ranks
             self._model.reset_metrics()  # a batch of a fixed size is counted before Keras finds that there is none
         self._sum_up()
-        found = plain(self._model, logs)
-        if found is not logs or not by_rank:
-            return found
+        result = plain(self._model, logs)
+        if result is not logs or not by_rank:
+            return result
         # A custom train_step returns results of metrics and other values, which are averaged.
         results = {name: numpy.mean([row[name] for row, _ in by_rank], axis=0) for name in by_rank[0][0]}
         for metric in self._model.metrics:
@@ -193,13 +198,15 @@ class MetricsOverRanks:
         return [
             metric
             for metric, results in own_results
-            if all(name in logs and numpy.array_equal(one, logs[name], equal_nan=True) for name, one in results.items())
+            if all(
+                name in logs and numpy.array_equal(value, logs[name], equal_nan=True) for name, value in results.items()
+            )
         ]
 
     def _samples(self) -> float:
         """Return the number of samples that the mean loss has counted in this epoch."""
-        trackers = (one for one in self._model.metrics if one.name == "loss" and hasattr(one, "count"))
-        return next((float(one.count) for one in trackers), 0.0)
+        trackers = (tracker for tracker in self._model.metrics if tracker.name == "loss" and hasattr(tracker, "count"))
+        return next((float(tracker.count) for tracker in trackers), 0.0)
 
     def _sum_up(self) -> None:
         """Sum every metric's state over the ranks, or take its maximum or minimum if `over_ranks` says so."""
@@ -214,29 +221,29 @@ class MetricsOverRanks:
         forms = [f"{how} of {tuple(variable.shape)}" for variable, how in states.values()]
         self._group.agree("metrics over the ranks", forms)
         values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
-        if self._group.rank == 0 and (odd := [one for one in metrics if _may_be_no_sum(one)]):
-            names = ", ".join(one.name for one in odd)
+        if self._group.rank == 0 and (doubtful := [one for one in metrics if _may_be_no_sum(one)]):
+            names = ", ".join(one.name for one in doubtful)
             self._group.keep(f"said that {names} may be no sums", lambda: _say_what_may_be_no_sum(names))
         if not values:
             return
         total = numpy.concatenate([value.reshape(-1) for value in values])
         self._communicator.allreduce(total)
         parts = numpy.split(total, numpy.cumsum([value.size for value in values])[:-1])
-        for (variable, how), part, own in zip(states.values(), parts, values, strict=True):
-            found = part.reshape(own.shape)
+        for (variable, how), part, own_value in zip(states.values(), parts, values, strict=True):
+            combined = part.reshape(own_value.shape)
             if how in ("max", "min"):
-                gathered = numpy.array(self._communicator.allgather_json(own.tolist()))
-                found = getattr(gathered, how)(axis=0)
-            variable.assign(found.astype(variable.dtype))
+                gathered = numpy.array(self._communicator.allgather_json(own_value.tolist()))
+                combined = getattr(gathered, how)(axis=0)
+            variable.assign(combined.astype(variable.dtype))
 
 
 def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
     """Return all metrics once each, including those that Keras groups into one for `compile`."""
-    found: dict[int, Any] = {}
-    for one in metrics:
-        inner = getattr(one, "metrics", None)
-        found |= {id(leaf): leaf for leaf in (leaves_of_metrics(inner) if inner else [one])}
-    return list(found.values())
+    leaves: dict[int, Any] = {}
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        leaves |= {id(leaf): leaf for leaf in (leaves_of_metrics(inner) if inner else [metric])}
+    return list(leaves.values())
 
 
 def _may_be_no_sum(metric: Any) -> bool:
@@ -244,10 +251,12 @@ def _may_be_no_sum(metric: Any) -> bool:
 
     That is so if it has array variables, no variables, or sets its state instead of adding to it.
     """
-    own = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
-    if not own or hasattr(metric, "over_ranks"):
+    custom = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
+    if not custom or hasattr(metric, "over_ranks"):
         return False
-    return not metric.variables or any(len(one.shape) for one in metric.variables) or _sets_state(type(metric))
+    return (
+        not metric.variables or any(len(variable.shape) for variable in metric.variables) or _sets_state(type(metric))
+    )
 
 
 def _sets_state(kind: Any) -> bool:
@@ -260,19 +269,19 @@ def _sets_state(kind: Any) -> bool:
     except (OSError, TypeError, SyntaxError):  # the source is unknown
         return True
     return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Attribute)
-        and one.func.attr == "assign"
-        and not _adds(one)
-        for one in ast.walk(tree)
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "assign"
+        and not _adds(node)
+        for node in ast.walk(tree)
     )
 
 
 def _adds(call: ast.Call) -> bool:
     """Return whether the call is `state.assign(state + something)`."""
     state = ast.unparse(call.func).removesuffix(".assign")
-    sums = [one for one in call.args if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add)]
-    return any(state in (ast.unparse(one.left), ast.unparse(one.right)) for one in sums)
+    sums = [term for term in call.args if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add)]
+    return any(state in (ast.unparse(term.left), ast.unparse(term.right)) for term in sums)
 
 
 def _say_what_may_be_no_sum(names: str) -> bool:
@@ -314,7 +323,7 @@ def apart_from_fit(model: Any) -> Iterator[None]:
 
 def _flat(logs: Any) -> dict[str, Array]:
     """Return logs by name as arrays. A metric with several results (compile_metrics) gives each its own name."""
-    found: dict[str, Array] = {}
+    flat: dict[str, Array] = {}
     for name, value in (logs or {}).items():
-        found |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}
-    return found
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}
+    return flat

@@ -68,9 +68,9 @@ def _first(batch: Any) -> Any:
 
 
 def _symbol_of(one: Any) -> Any:
-    found = one if hasattr(one, "shape") else numpy.asarray(one)
-    dtype = found.dtype.name if hasattr(found.dtype, "name") else str(found.dtype)
-    return keras.KerasTensor((None, *found.shape[1:]), dtype=keras.backend.standardize_dtype(dtype))
+    array = one if hasattr(one, "shape") else numpy.asarray(one)
+    dtype = array.dtype.name if hasattr(array.dtype, "name") else str(array.dtype)
+    return keras.KerasTensor((None, *array.shape[1:]), dtype=keras.backend.standardize_dtype(dtype))
 
 
 @contextlib.contextmanager
@@ -78,9 +78,9 @@ def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
     """Trace a training step inside this context: losses with their own denominator are weighted by it."""
 
     def weigh(loss: Any, denominator: Any) -> Any:
-        mine = tf.stop_gradient(tf.cast(denominator, tf.float64))
-        (total,) = tensors.allreduce(group, [mine], "sum")
-        weight = tf.math.divide_no_nan(mine * group.size, tf.stop_gradient(total))
+        own_denominator = tf.stop_gradient(tf.cast(denominator, tf.float64))
+        (total,) = tensors.allreduce(group, [own_denominator], "sum")
+        weight = tf.math.divide_no_nan(own_denominator * group.size, tf.stop_gradient(total))
         return loss * tf.cast(weight, loss.dtype)
 
     with losses_weighed(weigh):
@@ -122,37 +122,37 @@ def optimizers_of(model: Any) -> list[Any]:
 
     The search covers dicts, lists, inner models and plain objects of the script.
     """
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
+    optimizers: dict[int, Any] = {}
+    seen_ids: set[int] = set()
     # The search is depth-first; the model's own optimizer comes first.
-    waiting = [(one, 0) for one in (*reversed(vars(model).values()), getattr(model, "optimizer", None))]
+    waiting = [(member, 0) for member in (*reversed(vars(model).values()), getattr(model, "optimizer", None))]
     while waiting:
         thing, depth = waiting.pop()
-        if id(thing) in seen:
+        if id(thing) in seen_ids:
             continue
-        seen.add(id(thing))
+        seen_ids.add(id(thing))
         role = _role_of(thing.__class__)
         if role == "optimizer":
-            found[id(thing)] = thing
+            optimizers[id(thing)] = thing
         elif depth < _DEEPEST:
-            held = _held_by(thing, role)
+            members = _held_by(thing, role)
             # Most members are numbers and names: every fit visits hundreds of them several times.
-            waiting += [(one, depth + 1) for one in reversed(held) if _role_of(one.__class__) != "data"]
-    return list(found.values())
+            waiting += [(member, depth + 1) for member in reversed(members) if _role_of(member.__class__) != "data"]
+    return list(optimizers.values())
 
 
 def _held_by(thing: Any, role: str) -> list[Any]:
     """Return the members of a container, a layer or a script's object; none for data."""
     if role == "mapping":
-        held = list(thing.values())
+        members = list(thing.values())
     elif role == "sequence":
-        held = list(thing)
+        members = list(thing)
     elif role == "object" and hasattr(thing, "__dict__"):
-        held = list(vars(thing).values())
+        members = list(vars(thing).values())
     else:
         return []
     # Long containers hold samples, not optimizers.
-    return held if len(held) <= _LONGEST else []
+    return members if len(members) <= _LONGEST else []
 
 
 @functools.lru_cache(maxsize=1024)
@@ -164,16 +164,16 @@ def _role_of(kind: type) -> Literal["optimizer", "mapping", "sequence", "object"
         return "mapping"
     if issubclass(kind, list | tuple | set | frozenset):
         return "sequence"
-    own = not issubclass(kind, type | ModuleType) and kind.__module__.partition(".")[0] not in _LIBRARIES
-    return "object" if own or issubclass(kind, keras.layers.Layer) else "data"
+    from_script = not issubclass(kind, type | ModuleType) and kind.__module__.partition(".")[0] not in _LIBRARIES
+    return "object" if from_script or issubclass(kind, keras.layers.Layer) else "data"
 
 
 def group_of_fit(model: Any) -> ScriptGroup | None:
     """Return the group in which a model's optimizers exchange gradients; None if none of them does."""
-    found = optimizers_of(model)
+    optimizers = optimizers_of(model)
     # Check inner optimizers too: their fit must also end on all ranks alike, or be refused.
-    found += [leaf for one in found for leaf in leaves_of(one) if leaf is not one]
-    groups: list[ScriptGroup] = [one.exchanges() for one in found if hasattr(one, "exchanges")]
+    optimizers += [leaf for optimizer in optimizers for leaf in leaves_of(optimizer) if leaf is not optimizer]
+    groups: list[ScriptGroup] = [optimizer.exchanges() for optimizer in optimizers if hasattr(optimizer, "exchanges")]
     return groups[0] if groups else None
 
 
@@ -274,7 +274,7 @@ def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Call
     @functools.wraps(train_step)
     def counting(data: Any) -> Any:
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        first = next(one for one in tf.nest.flatten(inputs) if one is not None)
+        first = next(array for array in tf.nest.flatten(inputs) if array is not None)
         for counter in counters:
             counter.count_samples(tf.shape(first)[0])
         return train_step(data)

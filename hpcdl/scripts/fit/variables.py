@@ -39,12 +39,16 @@ def combine(variables: Any, how: Combination) -> None:
     if how not in get_args(Combination):
         raise UsageError(f"hpcdl.combine(..., {how!r}): choose one of {', '.join(map(repr, get_args(Combination)))}")
     single = hasattr(variables, "assign") or not isinstance(variables, Iterable)  # a tf.Variable iterates over rows
-    for one in [variables] if single else variables:
-        if not hasattr(one, "assign"):
-            raise UsageError(f"hpcdl.combine takes Keras variables, not {type(one).__name__}; give layer.variables")
-        if how == "mean" and not _is_float(one):
-            raise UsageError(f"{one.path} holds {one.dtype} numbers, which have no mean; use 'sum', 'rank 0' or 'own'")
-        set_own(one, CHOSEN, how)
+    for variable in [variables] if single else variables:
+        if not hasattr(variable, "assign"):
+            raise UsageError(
+                f"hpcdl.combine takes Keras variables, not {type(variable).__name__}; give layer.variables"
+            )
+        if how == "mean" and not _is_float(variable):
+            raise UsageError(
+                f"{variable.path} holds {variable.dtype} numbers, which have no mean; use 'sum', 'rank 0' or 'own'"
+            )
+        set_own(variable, CHOSEN, how)
 
 
 def chosen_for(variable: Any) -> str | None:
@@ -58,19 +62,19 @@ def _is_float(variable: Any) -> bool:
 
 def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
     """Return the weights that no gradient moves, each with its combination and whether the script has chosen it."""
-    found: dict[int, tuple[Any, str, bool]] = {}
-    known = {id(one) for one in model.weights}
+    fixed: dict[int, tuple[Any, str, bool]] = {}
+    weight_ids = {id(one) for one in model.weights}
     for layer, variable in declared_fixed(model):
-        if id(variable) in known:
+        if id(variable) in weight_ids:
             chosen = getattr(variable, CHOSEN, None)
             normal = isinstance(layer, keras.layers.BatchNormalization) or variable.name.startswith(_STATISTICS)
             usual = "mean" if normal and _is_float(variable) else "own"
-            found[id(variable)] = variable, chosen or usual, chosen is not None
+            fixed[id(variable)] = variable, chosen or usual, chosen is not None
     for variable in model.weights:  # the script may also have chosen one that gradients move
         chosen = getattr(variable, CHOSEN, None)
         if chosen is not None:
-            found[id(variable)] = variable, chosen, True
-    return list(found.values())
+            fixed[id(variable)] = variable, chosen, True
+    return list(fixed.values())
 
 
 def own_variables(model: Any, optimizers: Iterable[Any] | None = None) -> list[Any]:
@@ -83,23 +87,25 @@ def own_variables(model: Any, optimizers: Iterable[Any] | None = None) -> list[A
 
 def fixed_and_own(model: Any) -> list[Any]:
     """Return the variables of the model that each rank moves by itself."""
-    return [one for one, how, _ in fixed_variables(model) if how in ("own", "sum")]
+    return [variable for variable, how, _ in fixed_variables(model) if how in ("own", "sum")]
 
 
 def kept_by_optimizers(optimizers: Iterable[Any]) -> list[Any]:
     """Return what optimizers keep for this rank: accumulated gradients, and momenta of the rank's own weights."""
-    given = list(optimizers)
-    sums = [one for optimizer in given for leaf in leaves_of(optimizer) for one in accumulators_of(leaf)]
-    moved = [center for center in map(center_of, given) if center is not None]
-    return [*sums, *(one for center in moved for one in center.own_variables())]
+    all_optimizers = list(optimizers)
+    sums = [
+        variable for optimizer in all_optimizers for leaf in leaves_of(optimizer) for variable in accumulators_of(leaf)
+    ]
+    moved = [center for center in map(center_of, all_optimizers) if center is not None]
+    return [*sums, *(variable for center in moved for variable in center.own_variables())]
 
 
 def shared_variables_of(model: Any) -> list[Any]:
     """Return the weights and optimizer variables, each once, that must be the same on all ranks."""
     optimizers = optimizers_of(model)
-    own = {id(one) for one in own_variables(model, optimizers)}
-    found = {id(one): one for group in [model.weights, *(one.variables for one in optimizers)] for one in group}
-    return [one for one in found.values() if id(one) not in own]
+    own_ids = {id(one) for one in own_variables(model, optimizers)}
+    by_id = {id(one): one for group in [model.weights, *(one.variables for one in optimizers)] for one in group}
+    return [one for one in by_id.values() if id(one) not in own_ids]
 
 
 class CombinedVariables:
@@ -112,7 +118,9 @@ class CombinedVariables:
     def begin(self) -> None:
         """Remember the values that sums start from."""
         self._bases = {
-            id(one): numpy.array(one.numpy()) for one, how, _ in fixed_variables(self._model) if how == "sum"
+            id(variable): numpy.array(variable.numpy())
+            for variable, how, _ in fixed_variables(self._model)
+            if how == "sum"
         }
 
     def combine(self) -> None:
@@ -139,26 +147,26 @@ class CombinedVariables:
         return [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]
 
     def _add_up(self, variable: Any) -> None:
-        own = numpy.asarray(variable.numpy())
-        base = self._bases.get(id(variable), numpy.zeros_like(own))
+        value = numpy.asarray(variable.numpy())
+        base = self._bases.get(id(variable), numpy.zeros_like(value))
         if _is_float(variable):
-            (change,) = self._summed([own.astype(numpy.float64) - base])
+            (change,) = self._summed([value.astype(numpy.float64) - base])
             total = base + change
         else:  # sum integers exactly; floating point is inexact above 2**53
-            rows = self._communicator.allgather_json([own.reshape(-1).tolist(), base.reshape(-1).tolist()])
+            rows = self._communicator.allgather_json([value.reshape(-1).tolist(), base.reshape(-1).tolist()])
             bases = base.reshape(-1).tolist()
-            changes = [[now - then for now, then in zip(*row, strict=True)] for row in rows]
-            exact = [then + sum(column) for then, *column in zip(bases, *changes, strict=True)]
-            total = numpy.array(exact, own.dtype)
-        total = total.astype(own.dtype).reshape(own.shape)
+            changes = [[current - start for current, start in zip(*row, strict=True)] for row in rows]
+            exact = [start + sum(column) for start, *column in zip(bases, *changes, strict=True)]
+            total = numpy.array(exact, value.dtype)
+        total = total.astype(value.dtype).reshape(value.shape)
         variable.assign(total)
         self._bases[id(variable)] = total
 
     def differing_own(self) -> list[str]:
         """Return the paths of variables that differ between ranks without the script's choice. Collective."""
-        unasked = [one for one, how, chosen in fixed_variables(self._model) if how == "own" and not chosen]
-        rows = self._communicator.allgather_json([digest_of(one) for one in unasked])
-        return [one.path for one, *digests in zip(unasked, *rows, strict=False) if len(set(digests)) > 1]
+        unasked = [variable for variable, how, chosen in fixed_variables(self._model) if how == "own" and not chosen]
+        rows = self._communicator.allgather_json([digest_of(variable) for variable in unasked])
+        return [variable.path for variable, *digests in zip(unasked, *rows, strict=False) if len(set(digests)) > 1]
 
 
 def say_what_is_own(paths: list[str]) -> bool:

@@ -68,16 +68,16 @@ class _Script(ast.NodeVisitor):
     def _note(self, node: ast.AST) -> None:
         """Record what a name stands for: imports, optimizers, elastic states, configurations of sessions."""
         if isinstance(node, ast.Import):
-            for one in node.names:
-                root = one.name if one.asname else one.name.partition(".")[0]
-                self._origins[one.asname or root] = root
-                if one.asname and (one.name == "hpcdl" or one.name in names.MODULES):
-                    self._alias = one.asname
+            for alias in node.names:
+                root = alias.name if alias.asname else alias.name.partition(".")[0]
+                self._origins[alias.asname or root] = root
+                if alias.asname and (alias.name == "hpcdl" or alias.name in names.MODULES):
+                    self._alias = alias.asname
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for one in node.names:
-                self._origins[one.asname or one.name] = f"{node.module}.{one.name}"
-                if f"{node.module}.{one.name}" in names.MODULES:
-                    self._alias = one.asname or one.name
+            for alias in node.names:
+                self._origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}" in names.MODULES:
+                    self._alias = alias.asname or alias.name
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             called = self._called(node.value.func)
             for target in node.targets:
@@ -100,37 +100,39 @@ class _Script(ast.NodeVisitor):
         last: int = getattr(node, "end_lineno", None) or first
         text = found or " ".join(ast.unparse(node).split())
         text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-        words = re.sub(r"\bhvd\b", self._alias, instead)
-        self.changes.add(Change(line=first, last=last, found=text, instead=words))
+        replacement = re.sub(r"\bhvd\b", self._alias, instead)
+        self.changes.add(Change(line=first, last=last, found=text, instead=replacement))
 
     # Imports
 
     def visit_Import(self, node: ast.Import) -> None:
         """Check `import a.b as c`."""
-        for one in node.names:
-            self._import(node, one.name, f"import {one.name}" + (f" as {one.asname}" if one.asname else ""), one.asname)
+        for alias in node.names:
+            self._import(
+                node, alias.name, f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""), alias.asname
+            )
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         """Check `from a.b import c, d`."""
         module = node.module or ""
         if node.level or not module:
-            self._beside(node, [module or one.name for one in node.names])
+            self._beside(node, [module or alias.name for alias in node.names])
             return
-        for one in node.names:
-            whole = f"{module}.{one.name}"
-            text = f"from {module} import {one.name}"
-            if module in names.MODULES and whole not in names.MODULES:
+        for alias in node.names:
+            full_name = f"{module}.{alias.name}"
+            text = f"from {module} import {alias.name}"
+            if module in names.MODULES and full_name not in names.MODULES:
                 self.moves = True
-                self._imported(node, one.name, text)
+                self._imported(node, alias.name, text)
             else:
-                self._import(node, whole, text, one.asname or one.name, module)
+                self._import(node, full_name, text, alias.asname or alias.name, module)
 
     def _import(self, node: ast.stmt, name: str, text: str, alias: str | None, module: str = "") -> None:
         package = name.partition(".")[0]
         self.moves = self.moves or package in ("horovod", "hpcdl")
         if name in names.MODULES:
-            known = "" if (alias or "hpcdl") == "hpcdl" else f" as {alias}"
-            self._add(node, f"import hpcdl{known}", text)
+            as_alias = "" if (alias or "hpcdl") == "hpcdl" else f" as {alias}"
+            self._add(node, f"import hpcdl{as_alias}", text)
         elif package == "horovod":
             self._add(node, _longest(names.REFUSED, name)[1], text)
         elif package == "hpcdl" and module == "hpcdl":
@@ -138,14 +140,14 @@ class _Script(ast.NodeVisitor):
         elif name == _TF1:
             self._origins[alias or "tensorflow"] = "tensorflow"
             self._add(node, f"import tensorflow as {alias or 'tf'}", text)
-        elif (gone := _gone(name)) is not None:
-            self._add(node, _import_of(_typed(gone, name), alias if module else None), text)
+        elif (removed := _gone(name)) is not None:
+            self._add(node, _import_of(_typed(removed, name), alias if module else None), text)
         else:
             self._beside(node, [module or name])
 
     def _imported(self, node: ast.stmt, name: str, text: str) -> None:
         """Check a name that is imported from a Horovod module or from hpcdl."""
-        found = _longest(names.HOROVOD, f"hvd.{name}")[1]
+        replacement = _longest(names.HOROVOD, f"hvd.{name}")[1]
         if name in hpcdl.__all__ and name != "callbacks":
             if not text.startswith("from hpcdl "):
                 self._add(node, f"from hpcdl import {name}", text)
@@ -153,7 +155,7 @@ class _Script(ast.NodeVisitor):
             if not text.startswith("from hpcdl "):
                 self._add(node, "import hpcdl as hvd", text)
         else:
-            self._add(node, found or "leave it out: hpcdl has no such name", text)
+            self._add(node, replacement or "leave it out: hpcdl has no such name", text)
 
     def _beside(self, node: ast.stmt, modules: Sequence[str]) -> None:
         """Report the script's own modules that import Horovod as well: they must be checked too."""
@@ -166,12 +168,16 @@ class _Script(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """Report an `if` that only chooses a GPU: it is to be removed as a whole."""
-        calls = [one.value for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
-        if len(calls) == len(node.body) and all(self._called(one.func) in names.PINNING for one in calls):
+        calls = [
+            statement.value
+            for statement in node.body
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        ]
+        if len(calls) == len(node.body) and all(self._called(statement.func) in names.PINNING for statement in calls):
             text = " ".join(ast.unparse(node).split())
             self._add(node, names.NO_PINNING, text)
-            for one in node.orelse:
-                self.visit(one)
+            for statement in node.orelse:
+                self.visit(statement)
         else:
             self.generic_visit(node)
 
@@ -216,19 +222,19 @@ class _Script(ast.NodeVisitor):
         """Check a full name. Return whether its parts need no further check."""
         if not origin:
             return False
-        whole = _common(origin)
-        if whole.startswith("hvd."):
+        full_name = _common(origin)
+        if full_name.startswith("hvd."):
             if not told_at_import:
-                self._of_horovod(node, whole)
+                self._of_horovod(node, full_name)
             return True
-        if whole.startswith("horovod"):
-            if not whole.startswith(names.NOT_MOVED):  # reported at their import
-                self._add(node, _longest(names.REFUSED, whole)[1])
+        if full_name.startswith("horovod"):
+            if not full_name.startswith(names.NOT_MOVED):  # reported at their import
+                self._add(node, _longest(names.REFUSED, full_name)[1])
             return True
-        gone = _gone(origin)
-        if gone is not None and not told_at_import:
-            self._add(node, _typed(gone, origin))
-        return gone is not None
+        removed = _gone(origin)
+        if removed is not None and not told_at_import:
+            self._add(node, _typed(removed, origin))
+        return removed is not None
 
     def _of_horovod(self, node: ast.expr, whole: str) -> None:
         """Report a Horovod name that hpcdl lacks."""
@@ -264,30 +270,30 @@ class _Script(ast.NodeVisitor):
         if called in names.PINNING or on_device:
             self._add(node, names.NO_PINNING)
             return
-        gone = _gone(self._origin(node.func)) if called else None
-        if gone is not None and gone[1].startswith("leave it out"):
-            self._add(node, gone[1])
+        removed = _gone(self._origin(node.func)) if called else None
+        if removed is not None and removed[1].startswith("leave it out"):
+            self._add(node, removed[1])
             return
         if self._whole_call(node, called):
             return
-        done = self._arguments(node, called)
+        handled = self._arguments(node, called)
         self.visit(node.func)
-        for one in (*node.args, *(word.value for word in node.keywords if word not in done)):
-            self.visit(one)
+        for child in (*node.args, *(word.value for word in node.keywords if word not in handled)):
+            self.visit(child)
 
     def _whole_call(self, node: ast.Call, called: str) -> bool:
         """Report a call that is replaced as a whole. Return whether it was one."""
-        given = {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
-        words = [ast.unparse(one) for one in node.args]
+        keywords = {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
+        arguments = [ast.unparse(one) for one in node.args]
         if called == names.WARM_UP:
-            self._add(node, _warm_up(words, given))
+            self._add(node, _warm_up(arguments, keywords))
         elif called == names.SCHEDULE:
             self._add(node, self._schedule(node))
         elif (instead := names.HOROVOD.get(called)) is not None:
             if not (called.startswith(("hvd.callbacks.", "hvd.elastic.")) or "(" in instead or " " in instead):
                 return False
-            text = f"{instead}({', '.join([*words, *(f'{key}={one}' for key, one in given.items())])})"
-            state = f"({words[0] if words else 'state'})"
+            text = f"{instead}({', '.join([*arguments, *(f'{key}={one}' for key, one in keywords.items())])})"
+            state = f"({arguments[0] if arguments else 'state'})"
             self._add(node, text if called in names.STATES else instead.replace("(state)", state))
         elif called in ("keras.backend.set_value", "keras.backend.get_value"):
             return self._backend_value(node, called)
@@ -313,8 +319,8 @@ class _Script(ast.NodeVisitor):
     def _backend_value(self, node: ast.Call, called: str) -> bool:
         """Report K.set_value or K.get_value of a learning rate or another variable. Return whether it is done."""
         variable = node.args[0] if node.args else node
-        for one in node.args[1:]:
-            self.visit(one)
+        for argument in node.args[1:]:
+            self.visit(argument)
         of_rate = isinstance(variable, ast.Attribute) and variable.attr in ("lr", "learning_rate")
         if of_rate and isinstance(variable, ast.Attribute):
             rate = f"{ast.unparse(variable.value)}.learning_rate"
@@ -334,7 +340,7 @@ class _Script(ast.NodeVisitor):
         """Return the one hpcdl callback that replaces all LearningRateScheduleCallbacks of a script."""
         if node is not self._schedules[0]:
             return f"leave it out: the one on line {self._schedules[0].lineno} holds it"
-        rows = [_stage(one) for one in self._schedules]
+        rows = [_stage(call) for call in self._schedules]
         initial = next((rate for *_, rate in rows if rate), "")
         stages = " else ".join(f"{factor} if {when}" for when, factor, _ in rows)
         rate = f", initial_rate={initial}" if initial else ""
@@ -343,26 +349,26 @@ class _Script(ast.NodeVisitor):
     def _arguments(self, node: ast.Call, called: str) -> list[ast.keyword]:
         """Report removed arguments. Return those that need no further check."""
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        gone: Mapping[str, str] = names.CALLBACK_ARGUMENTS.get(called, {})
+        replacements: Mapping[str, str] = names.CALLBACK_ARGUMENTS.get(called, {})
         if called.startswith("keras.optimizers."):
-            gone = names.OPTIMIZER_ARGUMENTS
+            replacements = names.OPTIMIZER_ARGUMENTS
         elif called.startswith("keras.layers."):
-            gone = names.LAYER_ARGUMENTS
+            replacements = names.LAYER_ARGUMENTS
         elif not called.startswith(("hvd.", "keras.", "tensorflow.")) and method in names.METHOD_ARGUMENTS:
-            gone = names.METHOD_ARGUMENTS[method]
-        done = []
-        for one in node.keywords:
-            instead = gone.get(one.arg or "")
+            replacements = names.METHOD_ARGUMENTS[method]
+        handled = []
+        for keyword in node.keywords:
+            instead = replacements.get(keyword.arg or "")
             if instead is not None:
-                self._argument(one, instead)
-                done += [one] if instead.startswith("leave") else []
+                self._argument(keyword, instead)
+                handled += [keyword] if instead.startswith("leave") else []
         if called.startswith("hvd."):
-            done += self._arguments_of_horovod(node, called)
+            handled += self._arguments_of_horovod(node, called)
         elif called == "keras.callbacks.ModelCheckpoint":
             self._file_name(node)
         elif method in ("save", "save_weights") and called == "":
             self._saved_name(node, method)
-        return done
+        return handled
 
     def _argument(self, one: ast.keyword, instead: str) -> None:
         value = ast.unparse(one.value)
@@ -373,36 +379,36 @@ class _Script(ast.NodeVisitor):
         name = called.removeprefix("hvd.")
         if name not in hpcdl.__all__ or name in ("callbacks", "data"):
             return []
-        known, most, open_ended = _signature(name)
+        accepted, most, open_ended = _signature(name)
         if name == "init":
-            if node.args or not {one.arg for one in node.keywords} <= known:
+            if node.args or not {keyword.arg for keyword in node.keywords} <= accepted:
                 self._add(node, "hvd.init(): it takes all ranks of the launcher")
             return []
-        done = []
-        for one in node.keywords:
-            instead = names.ARGUMENTS.get((called, one.arg or ""), "" if open_ended else _NO_ARGUMENT)
-            if one.arg is None or one.arg in known or not instead:
+        handled = []
+        for keyword in node.keywords:
+            instead = names.ARGUMENTS.get((called, keyword.arg or ""), "" if open_ended else _NO_ARGUMENT)
+            if keyword.arg is None or keyword.arg in accepted or not instead:
                 continue
-            if one.arg == "average":
-                averages = not (isinstance(one.value, ast.Constant) and one.value.value is False)
+            if keyword.arg == "average":
+                averages = not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
                 instead = "op=hvd.Average" if averages else "op=hvd.Sum"
-            elif one.arg == "compression":
-                value = self._called(one.value)
+            elif keyword.arg == "compression":
+                value = self._called(keyword.value)
                 instead = {"hvd.Compression.fp16": 'compress="fp16"', "hvd.Compression.none": "leave it out"}.get(
                     value, instead
                 )
-            self._argument(one, instead)
-            done += [one] if instead != "compress=" else []
+            self._argument(keyword, instead)
+            handled += [keyword] if instead != "compress=" else []
         for index, word in enumerate(node.args):
             if index >= most or (index == 1 and name == "allreduce" and isinstance(word, ast.Constant)):
                 self._add(word, "name the argument, or leave it out: hpcdl's takes no such one by its place")
-        return done
+        return handled
 
     def _file_name(self, node: ast.Call) -> None:
         """Check the file name of ModelCheckpoint, if it is a constant."""
-        words = {one.arg: one.value for one in node.keywords}
-        path = node.args[0] if node.args else words.get("filepath")
-        weights = words.get("save_weights_only")
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        path = node.args[0] if node.args else keywords.get("filepath")
+        weights = keywords.get("save_weights_only")
         only = isinstance(weights, ast.Constant) and weights.value is True
         endings = (".weights.h5",) if only else (".keras", ".h5")
         if isinstance(path, ast.Constant) and isinstance(path.value, str) and not path.value.endswith(endings):
@@ -425,38 +431,38 @@ def _common(origin: str) -> str:
     for module in (*names.MODULES, "hpcdl"):
         if origin.startswith(f"{module}."):
             return f"hvd{origin.removeprefix(module)}"
-    for module, own in (("tensorflow.keras", "keras"), ("tensorflow.optimizers", "keras.optimizers")):
+    for module, prefix in (("tensorflow.keras", "keras"), ("tensorflow.optimizers", "keras.optimizers")):
         if origin == module or origin.startswith(f"{module}."):
-            return own + origin.removeprefix(module)
+            return prefix + origin.removeprefix(module)
     return origin
 
 
 def _gone(origin: str) -> tuple[str, str] | None:
     """Return the part of a name that TensorFlow 2 and Keras 3 lack, and its replacement; None if they have it."""
-    whole = _common(origin)
-    if origin.startswith(f"{_TF1}.") and whole.split(".")[1] in names.LEFT_IN_VERSION_1:
+    full_name = _common(origin)
+    if origin.startswith(f"{_TF1}.") and full_name.split(".")[1] in names.LEFT_IN_VERSION_1:
         return None
-    found, instead = _longest(names.REMOVED, whole)
-    if found:
-        return found, instead
+    part, instead = _longest(names.REMOVED, full_name)
+    if part:
+        return part, instead
     if not origin.startswith("tensorflow."):
-        found, instead = _longest(names.STILL_IN_TF_KERAS, whole)
-        if found:
-            return found, instead
-        if whole.startswith(f"{names.BACKEND}."):
-            name = whole.split(".")[2]
+        part, instead = _longest(names.STILL_IN_TF_KERAS, full_name)
+        if part:
+            return part, instead
+        if full_name.startswith(f"{names.BACKEND}."):
+            name = full_name.split(".")[2]
             return None if name in names.LEFT_IN_BACKEND else (f"{names.BACKEND}.{name}", f"keras.ops.{name}")
-    if origin.startswith(f"{_TF1}.") and not whole.startswith("keras"):
-        return whole, names.VERSION_1
+    if origin.startswith(f"{_TF1}.") and not full_name.startswith("keras"):
+        return full_name, names.VERSION_1
     return None
 
 
 def _typed(gone: tuple[str, str], origin: str) -> str:
     """Return the replacement of a full name whose beginning has been removed."""
-    found, instead = gone
-    rest = _common(origin).removeprefix(found)
+    removed, instead = gone
+    suffix = _common(origin).removeprefix(removed)
     dotted = all(part.isidentifier() for part in instead.split("."))
-    text = f"{instead}{rest}" if dotted else instead
+    text = f"{instead}{suffix}" if dotted else instead
     return f"tf.{text}" if text.startswith("keras.") and origin.startswith("tensorflow.") else text
 
 
@@ -469,16 +475,16 @@ def _import_of(text: str, alias: str | None) -> str:
         parts[0] = "tensorflow"
     if len(parts) == 1 or alias is None:
         return f"import {'.'.join(parts)}"
-    known = "" if parts[-1] == alias else f" as {alias}"
-    return f"from {'.'.join(parts[:-1])} import {parts[-1]}{known}"
+    as_alias = "" if parts[-1] == alias else f" as {alias}"
+    return f"from {'.'.join(parts[:-1])} import {parts[-1]}{as_alias}"
 
 
 def _longest(table: Mapping[str, str], name: str) -> tuple[str, str]:
     """Return the entry for `name` or its longest known prefix; empty texts if there is none."""
     parts = name.split(".")
     heads = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
-    found = next((head for head in heads if head in table), "")
-    return found, table.get(found, "")
+    prefix = next((head for head in heads if head in table), "")
+    return prefix, table.get(prefix, "")
 
 
 def _warm_up(words: Sequence[str], given: Mapping[str, str]) -> str:
@@ -491,16 +497,20 @@ def _warm_up(words: Sequence[str], given: Mapping[str, str]) -> str:
 def _stage(node: ast.Call) -> tuple[str, str, str]:
     """Return when a schedule applies, its factor, and the initial rate."""
     places = ("initial_lr", "multiplier", "start_epoch", "end_epoch", "staircase")
-    given = dict(zip(places, map(ast.unparse, node.args), strict=False))
-    given |= {one.arg: ast.unparse(one.value) for one in node.keywords if one.arg}
-    factor, start, end = given.get("multiplier", "1.0"), given.get("start_epoch", "0"), given.get("end_epoch", "None")
+    arguments = dict(zip(places, map(ast.unparse, node.args), strict=False))
+    arguments |= {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg}
+    factor, start, end = (
+        arguments.get("multiplier", "1.0"),
+        arguments.get("start_epoch", "0"),
+        arguments.get("end_epoch", "None"),
+    )
     try:
         factor = str(float(ast.literal_eval(factor)))
     except (ValueError, SyntaxError):
         called = f"({factor})" if "lambda" in factor else factor
-        factor = f"{called}({'epochs' if given.get('staircase') == 'False' else 'int(epochs)'})"
+        factor = f"{called}({'epochs' if arguments.get('staircase') == 'False' else 'int(epochs)'})"
     when = f"epochs >= {start}" if end == "None" else f"{start} <= epochs < {end}"
-    return when, factor, given.get("initial_lr", "")
+    return when, factor, arguments.get("initial_lr", "")
 
 
 @functools.cache
@@ -513,10 +523,10 @@ def _signature(name: str) -> tuple[frozenset[str], int, bool]:
     assert module is not None and module.origin is not None
     for node in ast.parse(Path(module.origin).read_bytes()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            function, own = _function(node)
-            words = [one.arg for one in function.args.args][own:]
-            named = frozenset([*words, *(one.arg for one in function.args.kwonlyargs)])
-            return named, len(words), function.args.kwarg is not None
+            function, num_added = _function(node)
+            positional = [argument.arg for argument in function.args.args][num_added:]
+            named = frozenset([*positional, *(argument.arg for argument in function.args.kwonlyargs)])
+            return named, len(positional), function.args.kwarg is not None
     return frozenset(), 0, True  # a constant, which is not called
 
 
@@ -524,7 +534,7 @@ def _function(node: ast.FunctionDef | ast.ClassDef) -> tuple[ast.FunctionDef, in
     """Return the function that is called, and the number of arguments that Python adds."""
     if isinstance(node, ast.FunctionDef):
         return node, 0
-    made: Iterator[ast.FunctionDef] = (
-        one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+    methods: Iterator[ast.FunctionDef] = (
+        member for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
     )
-    return next(made), 1
+    return next(methods), 1

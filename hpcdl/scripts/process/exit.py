@@ -46,10 +46,10 @@ def leave_together(communicator: Observed, watch: Watchdog, *, called: str = "")
     `communicator` must be separate, so that the script's own operations cannot match. Other ranks may take as long as
     they like: this rank answers and blames none. `called`: the function by which the script left.
     """
-    seen = communicator.monitor
+    monitor = communicator.monitor
     how = f"its script has called {called}(0)" if called else "its script has come to its end"
-    watch.leaves(f"{how} {after_updates(seen.num_updates)}")
-    seen.doing("leaving: its script is over")
+    watch.leaves(f"{how} {after_updates(monitor.num_updates)}")
+    monitor.doing("leaving: its script is over")
     communicator.barrier()
 
 
@@ -76,16 +76,16 @@ def users_own(error: BaseException) -> BaseException:
 
     The cause of the new error is `error`, which keeps its traceback.
     """
-    found = original(error)
-    message = str(found.args[0]) if isinstance(found, KeyError) and found.args else str(found)
-    if isinstance(found, HpcdlError) or not any(mark in message for mark in _WRAPPED):
+    cause = original(error)
+    message = str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else str(cause)
+    if isinstance(cause, HpcdlError) or not any(mark in message for mark in _WRAPPED):
         return error
     lines = [line.strip() for line in _BOLD.sub("", message).splitlines() if line.strip()]
     places = [place for line in lines if (match := _PLACE.match(line)) and (place := _place(*match.groups()))]
-    places = places or [place for frame in traceback.extract_tb(found.__traceback__) if (place := _place(*frame[:3]))]
-    own = InFunction(f"{_text_in(lines, type(found).__name__)}{f' ({places[-1]})' if places else ''}")
-    own.__cause__ = error
-    return own
+    places = places or [place for frame in traceback.extract_tb(cause.__traceback__) if (place := _place(*frame[:3]))]
+    in_script = InFunction(f"{_text_in(lines, type(cause).__name__)}{f' ({places[-1]})' if places else ''}")
+    in_script.__cause__ = error
+    return in_script
 
 
 def _place(path: str, line: Any, name: str) -> str:
@@ -181,13 +181,13 @@ class Ending:
             leave_as_fork(error)
         from hpcdl.run.ended import one_line, verdict
 
-        mine, found = self.communicator, original(users_own(error))
-        state, exit_code = verdict(found)
+        communicator, cause = self.communicator, original(users_own(error))
+        state, exit_code = verdict(cause)
         if speaks_first(self.watch.folder, state):
             show(error)
-            sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {one_line(found)}\n")
+            sys.stderr.write(f"hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(cause)}\n")
             sys.stderr.flush()
-        mine.abort(exit_code)
+        communicator.abort(exit_code)
 
     def _left_at_once(self, status: int) -> NoReturn:
         """Treat os._exit as sys.exit, without Python's cleanup: a launcher might not notice it.
@@ -206,11 +206,11 @@ class Ending:
         self._leave_at_once(status)
 
     def _say_and_abort(self, code: int, called: str) -> None:
-        mine = self.communicator
+        communicator = self.communicator
         if speaks_first(self.watch.folder, "failed"):
-            sys.stderr.write(f"hpcdl: rank {mine.rank} on {mine.host}: {exited(code, called)}\n")
+            sys.stderr.write(f"hpcdl: rank {communicator.rank} on {communicator.host}: {exited(code, called)}\n")
             sys.stderr.flush()
-        mine.abort(code)
+        communicator.abort(code)
 
     def _note(self, code: Any) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -220,9 +220,9 @@ class Ending:
         """End a script that reached its last line or called sys.exit. A code other than 0 ends all ranks."""
         if os.getpid() != self._process:  # its own code, which no other process records
             leave_as_fork(SystemExit(self.exit_called[0] if self.exit_called else 0))
-        mine = self.communicator
+        communicator = self.communicator
         code, called_s = self.exit_called or (0, 0.0)
-        called = mine.monitor.moved_s() < called_s  # else the script caught it and continued
+        called = communicator.monitor.moved_s() < called_s  # else the script caught it and continued
         if code and called:
             self._say_and_abort(code, "sys.exit")
         leave_together(self.last, self.watch, called="sys.exit" if called else "")
@@ -274,8 +274,8 @@ def leaving_in_order() -> Iterator[None]:
     plain, process = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
-        mine = os.getpid() == process and threading.current_thread() is threading.main_thread()
-        if mine and not called_by_hpcdl(sys._getframe(1)):
+        in_main = os.getpid() == process and threading.current_thread() is threading.main_thread()
+        if in_main and not called_by_hpcdl(sys._getframe(1)):
             raise LeftAtOnce(status)
         plain(status)
 

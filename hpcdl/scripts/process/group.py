@@ -47,8 +47,8 @@ class ScriptGroup:
         """Return the object that `make` returned when `key` was first requested."""
         if key not in self._kept:
             self._kept[key] = make()
-        kept: Kept = self._kept[key]
-        return kept
+        entry: Kept = self._kept[key]
+        return entry
 
     def forget(self, key: Any) -> None:
         """Forget the object of `key`, so that the next request makes a new one."""
@@ -126,17 +126,17 @@ class ScriptGroup:
         """Raise an error that names the difference between the ranks. Collective."""
         answers = self._control.allgather_json([list(mine), list(names)])
         texts: list[list[str]] = [text for text, _ in answers]
-        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
-        pairs = enumerate(itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more"))
+        other_rank = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
+        pairs = enumerate(itertools.zip_longest(texts[0], texts[other_rank], fillvalue="nothing more"))
         row, pair = next(
-            ((row, pair) for row, pair in pairs if pair[0] != pair[1]), (0, (texts[0][0], texts[other][0]))
+            ((row, pair) for row, pair in pairs if pair[0] != pair[1]), (0, (texts[0][0], texts[other_rank][0]))
         )
         first, second = (
             f"{answers[rank][1][row]}: {line}" if 0 < row < len(answers[rank][1]) else line
-            for rank, line in zip((0, other), pair, strict=True)
+            for rank, line in zip((0, other_rank), pair, strict=True)
         )
         raise UsageError(
             f"the ranks are not in the same collective: {f'{texts[0][0]}: ' if row else ''}rank 0 has {first}, "
-            f"rank {other} has {second}; let every rank make the same calls with the same shapes, and take the same "
-            "number of steps (hpcdl.join)"
+            f"rank {other_rank} has {second}; let every rank make the same calls with the same shapes, and take the "
+            "same number of steps (hpcdl.join)"
         )

@@ -68,10 +68,10 @@ def _used(choice: str) -> tuple[str, ...]:
     # A separate thread is outside the graph being traced, so a tape works there. Inside tf.init_scope no tape records,
     # so no gradient would be compared.
     with ThreadPoolExecutor(1) as beside:
-        found = beside.submit(use_chosen_kernels, None, choice).result()
-    for text in found.warnings:
+        kernels = beside.submit(use_chosen_kernels, None, choice).result()
+    for text in kernels.warnings:
         warnings.warn(text, stacklevel=3)
-    return found.names
+    return kernels.names
 
 
 class StepMeter:
@@ -160,7 +160,7 @@ class ScriptRun:
         self.started = results.with_devices(self.started, communicator)
         meter = self.meter
         traffic = communicator.monitor.traffic()
-        own = RankRecord(
+        rank_record = RankRecord(
             rank=communicator.rank,
             host=communicator.host,
             **traffic.per_step(meter.num_steps, countable=meter.num_steps > 0),
@@ -171,7 +171,7 @@ class ScriptRun:
             gpu_utilisation=gpu.mean if runtime.device_computed_on() else None,
             details={"samples": meter.samples, "steps": meter.num_steps, "counted_steps": meter.num_counted},
         )
-        ranks = results.gather_ranks(communicator, own)
+        ranks = results.gather_ranks(communicator, rank_record)
         self.strategies = list(itertools.chain(*communicator.allgather_json(self.strategies)))
         if communicator.rank == 0:
             write_record(self.run_dir, self._finished(self.started, ranks))

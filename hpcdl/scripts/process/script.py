@@ -142,10 +142,10 @@ def _in_users_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = users_own(error)
-        if own is error:
+        script_error = users_own(error)
+        if script_error is error:
             raise
-        raise own from error
+        raise script_error from error
 
 
 @contextlib.contextmanager
@@ -154,10 +154,10 @@ def _naming_way_back(run_dir: Path, script: str, arguments: list[str]) -> Iterat
     try:
         yield
     except Exception as error:
-        found = original(error)
-        if not isinstance(found, NotFiniteError):
+        cause = original(error)
+        if not isinstance(cause, NotFiniteError):
             raise
-        raise NotFiniteError(f"{found}; {script_way_back(run_dir, [script, *arguments])}") from error
+        raise NotFiniteError(f"{cause}; {script_way_back(run_dir, [script, *arguments])}") from error
 
 
 def _failure(leaving: SystemExit) -> HpcdlError:

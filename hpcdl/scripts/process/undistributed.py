@@ -83,11 +83,11 @@ class TrainingWatch:
         from hpcdl.step.keras_internals import trained_by  # Keras has been imported by then
 
         moved = list(trained_by(optimizer) if variables is None else variables)
-        there = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
+        gradients = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
         return [
-            _name_of(one)
-            for one, grad in zip(moved, there, strict=True)
-            if grad is not None and _key_of(one) not in self._exchanged and getattr(one, CHOSEN, None) != "own"
+            _name_of(weight)
+            for weight, grad in zip(moved, gradients, strict=True)
+            if grad is not None and _key_of(weight) not in self._exchanged and getattr(weight, CHOSEN, None) != "own"
         ]
 
     def check_end(self) -> None:
@@ -114,8 +114,8 @@ _watches: list[TrainingWatch] = []
 
 def _key_of(variable: Any) -> str:
     """Return a key that identifies a variable, the same for Keras's and TensorFlow's object of it."""
-    held = getattr(getattr(variable, "value", None), "_unique_id", None)
-    return str(held or getattr(variable, "_unique_id", id(variable)))
+    unique_id = getattr(getattr(variable, "value", None), "_unique_id", None)
+    return str(unique_id or getattr(variable, "_unique_id", id(variable)))
 
 
 def _name_of(variable: Any) -> str:

@@ -68,7 +68,7 @@ def sweep(communicator: Communicator) -> list[Pair]:
     """Measure the pairs one after another while the other ranks wait; every rank calls it and gets all pairs."""
     hosts = communicator.allgather_json(communicator.host)
     buffers = [numpy.zeros(num_bytes, numpy.uint8) for num_bytes in (SHORT_BYTES, LONG_BYTES)]
-    own: list[tuple[tuple[int, int], AlphaBeta]] = []
+    own_fits: list[tuple[tuple[int, int], AlphaBeta]] = []
     for low, high in choose_pairs(communicator.size):
         communicator.barrier()
         if communicator.rank in (low, high):
@@ -79,11 +79,11 @@ def sweep(communicator: Communicator) -> list[Pair]:
             ]
             fit = alpha_beta([SHORT_BYTES, LONG_BYTES], seconds)
             if communicator.rank == low and fit is not None:
-                own.append(((low, high), fit))
-    found = communicator.allgather_json([[*ranks, fit.latency_s, fit.seconds_per_byte] for ranks, fit in own])
+                own_fits.append(((low, high), fit))
+    fits = communicator.allgather_json([[*ranks, fit.latency_s, fit.seconds_per_byte] for ranks, fit in own_fits])
     return [
         Pair(ranks=(low, high), hosts=(hosts[low], hosts[high]), latency_s=latency, seconds_per_byte=per_byte)
-        for of_rank in found
+        for of_rank in fits
         for low, high, latency, per_byte in of_rank
     ]
 
@@ -154,16 +154,16 @@ class AllreduceResult:
 def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
     """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
     sizes = parse_sizes(config.run.sizes)
-    if (place := launched()) is not None:
+    if (rank_place := launched()) is not None:
         result = as_started(
-            place, lambda: None, lambda group: measure_on_rank(config, group, lambda done, what: None)
+            rank_place, lambda: None, lambda group: measure_on_rank(config, group, lambda done, what: None)
         )  # fmt: skip
-        return result if place.rank == 0 else None
+        return result if rank_place.rank == 0 else None
     if config.run.ranks < 2:
         raise UsageError(f"--ranks {config.run.ranks}: an all-reduce needs at least two ranks; use --ranks 2")
     with progress("all-reduces", len(sizes)) as bar:
-        found = on_fresh_ranks("hpcdl.bench.allreduce", as_toml_values(config), config.run.ranks, bar)
-        return from_json(AllreduceResult, found)
+        document = on_fresh_ranks("hpcdl.bench.allreduce", as_toml_values(config), config.run.ranks, bar)
+        return from_json(AllreduceResult, document)
 
 
 def parse_sizes(text: str, multiple_of: int = 4) -> list[int]:

@@ -160,10 +160,10 @@ class Plan:
         least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
         may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
         shrunk = ("--min-workers", least) if may_be_fewer else ()
-        place = "host" if self.num_nodes > 1 else "rank"
+        unit = "host" if self.num_nodes > 1 else "rank"
         # In an asynchronous run a rank takes as many steps as it can, so few on a busy machine.
-        at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
-        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=place, at=at, half=at // 2)
+        strike_at = STRIKE_AT if features.synchronous else STRIKE_AT // 3
+        injected = FAULTS[fault].format(last=self.num_ranks - 1, place=unit, at=strike_at, half=strike_at // 2)
         return [*SAVING.get(fault, BY_CHECKPOINTS), *shrunk, "--inject", injected]
 
 
@@ -174,15 +174,15 @@ def try_out(
 
     Writes the card after each case. Raises StoppedEarly after a signal: the interrupted run does not count.
     """
-    trials, asked = [*earlier], list[int]()
-    done = Counter((trial.strategy, trial.fault) for trial in earlier)
-    waiting = [case for case in plan.cases() if case[2] >= done[case[:2]]]
-    with caught(asked.append):
+    trials, stop_signals = [*earlier], list[int]()
+    num_done = Counter((trial.strategy, trial.fault) for trial in earlier)
+    waiting = [case for case in plan.cases() if case[2] >= num_done[case[:2]]]
+    with caught(stop_signals.append):
         for strategy, fault, number in waiting:
             on_progress(f"{strategy}: {fault}")
             run_dir = _free(plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-').replace(',', '')}-{number}")
-            trial = _try(strategy, fault, plan, run_dir, lambda: bool(asked))
-            if asked:
+            trial = _try(strategy, fault, plan, run_dir, lambda: bool(stop_signals))
+            if stop_signals:
                 still = len(earlier) + len(waiting) - len(trials)
                 raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; continue with --resume")
             trials.append(trial)
@@ -193,22 +193,22 @@ def try_out(
 
 def _free(folder: Path) -> Path:
     """Return `folder`, or one with another number if an incomplete run occupies it."""
-    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
-    return next(place for place in (folder, *itertools.islice(others, 1000)) if not place.exists())
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in (folder, *itertools.islice(numbered, 1000)) if not candidate.exists())
 
 
 def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callable[[], bool]) -> Trial:
     features, load = find_strategy(strategy).features, os.getloadavg()[0]
     journal = JournalReader(run_dir)
-    words = [
+    arguments = [
         "train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--strategy", strategy,
         "--ranks", plan.num_ranks,
         "--batch-size", 16, "--steps", STEPS, "--profile", "none", "--elastic",
         "--stall-timeout", "10s", "--run-dir", run_dir, *plan.words(fault, strategy),
     ]  # fmt: skip
-    words += ["--optimizer", features.optimizers[0]] if features.optimizers else []
-    words += [] if features.mpi else ["--allow-grpc"]
-    exit_code, said = _run(own_program("hpcdl", *map(str, words)), stopping)
+    arguments += ["--optimizer", features.optimizers[0]] if features.optimizers else []
+    arguments += [] if features.mpi else ["--allow-grpc"]
+    exit_code, last_line = _run(own_program("hpcdl", *map(str, arguments)), stopping)
     events = journal.read()
     struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
     return Trial(
@@ -218,7 +218,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callabl
         struck=struck is not None,
         recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
-        said="" if exit_code == 0 else said,
+        said="" if exit_code == 0 else last_line,
         load=round(load, 1),
     )
 
@@ -237,8 +237,8 @@ def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> t
     )
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            _, said = process.communicate(timeout=LOOK_S)
-            return process.returncode, (said.strip().splitlines() or [""])[-1]
+            _, stderr = process.communicate(timeout=LOOK_S)
+            return process.returncode, (stderr.strip().splitlines() or [""])[-1]
         if stopping() or time.monotonic() > deadline:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -301,9 +301,9 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     Creates the folder if it is missing. A run that its fault never struck is repeated. Raises UsageError if the card
     was made with other settings, or if the job has fewer than `nodes` nodes.
     """
-    here = plan.num_nodes
-    if nodes is not None and here < nodes:
-        raise UsageError(f"--nodes {nodes}, but this job has {here}; ask the scheduler for more")
+    num_nodes = plan.num_nodes
+    if nodes is not None and num_nodes < nodes:
+        raise UsageError(f"--nodes {nodes}, but this job has {num_nodes}; ask the scheduler for more")
     if not plan.out.exists() or not any(plan.out.iterdir()):
         make_output_folder(plan.out)
         return []
@@ -315,10 +315,11 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     if not card.exists():
         raise UsageError(f"{plan.out} has no {JSON_CARD} to continue; choose another folder with --out")
     facts, trials = read_card(card)
-    for name, now in _size(plan).items():
-        if facts.get(name) != now:
+    for name, value in _size(plan).items():
+        if facts.get(name) != value:
             raise UsageError(
-                f"{card} was made with {facts.get(name)} {name}, this would be {now}; choose another folder with --out"
+                f"{card} was made with {facts.get(name)} {name}, this would be {value}; choose another folder with "
+                "--out"
             )
     return [trial for trial in trials if trial.struck]
 
@@ -328,7 +329,7 @@ def read_card(path: Path) -> tuple[dict[str, str], list[Trial]]:
     try:
         document = read_json(path)
         facts = {str(name): str(value) for name, value in document["facts"].items()}
-        return facts, [from_json(Trial, one) for one in document["trials"]]
+        return facts, [from_json(Trial, trial) for trial in document["trials"]]
     except (AttributeError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"{path} is not a certify card: {error}; choose another folder with --out") from error
 
@@ -372,16 +373,16 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def told_left_out(document: Mapping[str, Any]) -> list[str]:
     """Return a line for each fault that was not tested."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for one in document["left_out"]:
-        reasons.setdefault((one["fault"], one["why"]), []).append(one["strategy"])
+    for case in document["left_out"]:
+        reasons.setdefault((case["fault"], case["why"]), []).append(case["strategy"])
     return [f"{fault} ({', '.join(strategies)}): {why}" for (fault, why), strategies in reasons.items()]
 
 
 def _recovered(seconds: Mapping[str, float | None], tries: int) -> str:
-    median, most = seconds["median"], seconds["max"]
-    if median is None or most is None:
+    median, longest = seconds["median"], seconds["max"]
+    if median is None or longest is None:
         return "-"
-    return f"{median:.1f} s" + (f", at most {most:.1f} s" if tries > 1 else "")
+    return f"{median:.1f} s" + (f", at most {longest:.1f} s" if tries > 1 else "")
 
 
 def document_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -393,8 +394,8 @@ def document_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
 def write_card(plan: Plan, trials: Sequence[Trial]) -> Path:
     """Write the resilience card: OUT/card.json, OUT/card.md and OUT/card.html; return the path of the last."""
     document, facts = document_of(plan, trials), facts_of(plan, trials)
-    whole = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
-    write_output(plan.out / JSON_CARD, json_text(whole))
+    complete = {**document, "facts": facts, "trials": [asdict(trial) for trial in trials]}
+    write_output(plan.out / JSON_CARD, json_text(complete))
     write_output(plan.out / TEXT, card_text(document, facts))
     path = plan.out / PAGE
     body = _card_body(document, facts)

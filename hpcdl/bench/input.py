@@ -149,29 +149,29 @@ def run(resolved: ResolvedConfig[InputBenchConfig], data: str) -> InputResult | 
 
     Raises UsageError if the training split has fewer samples than all ranks read at once.
     """
-    place = placement()
-    if place is not None:
+    rank_place = placement()
+    if rank_place is not None:
         from hpcdl.launch.train import with_ranks
 
-        resolved = with_ranks(resolved, place)
-        if place.size > 1:
-            wanted = resolved.config.run
+        resolved = with_ranks(resolved, rank_place)
+        if rank_place.size > 1:
+            settings = resolved.config.run
             result = as_started(
-                place,
-                lambda: _checked(data, wanted),
-                lambda group: measure_on_rank(wanted, data, group, lambda done, what: None),
+                rank_place,
+                lambda: _checked(data, settings),
+                lambda group: measure_on_rank(settings, data, group, lambda done, what: None),
             )
-            return result if place.rank == 0 else None
+            return result if rank_place.rank == 0 else None
     if resolved.config.run.ranks > 1:
         return _on_fresh_ranks(resolved.config, data)
-    wanted = resolved.config.run
-    dataset = _checked(data, wanted)
+    settings = resolved.config.run
+    dataset = _checked(data, settings)
     from hpcdl.supervision import runtime
 
     runtime.silence()
     runtime.import_tensorflow()
-    with progress("reading", _num_batches(wanted)) as bar:
-        return measure_input(dataset, wanted, observe(alone()), bar.update)
+    with progress("reading", _num_batches(settings)) as bar:
+        return measure_input(dataset, settings, observe(alone()), bar.update)
 
 
 def _checked(data: str, wanted: InputBenchRun) -> Dataset:
@@ -220,19 +220,19 @@ def measure_input(dataset: Dataset, wanted: InputBenchRun, group: Observed, on_p
             delivered = _timed(sizes, steps, 0.0, group, lambda done: on_progress(steps + done, "as training gets it"))
             utilisation = None
             if step_seconds:
-                found = _timed(
+                reading = _timed(
                     sizes, steps, step_seconds, group, lambda done: on_progress(2 * steps + done, "with steps")
                 )
-                utilisation = 1 - sum(found.waits) / found.seconds
+                utilisation = 1 - sum(reading.waits) / reading.seconds
         finally:
             batches.close()
-    own = RankReading(
+    own_reading = RankReading(
         rank=group.rank, host=group.host, stored=_sketched(stored, group), delivered=_sketched(delivered, group),
         utilisation=utilisation, operations=operations,
     )  # fmt: skip
     group.monitor.doing("waiting for the others")
     with group.monitor.patiently():
-        every = [from_json(RankReading, found) for found in group.allgather_json(dataclasses.asdict(own))]
+        every = [from_json(RankReading, reading) for reading in group.allgather_json(dataclasses.asdict(own_reading))]
     return combined(dataset.name, wanted, every, num_epochs)
 
 
@@ -303,22 +303,22 @@ def _timed(
     sizes: Iterator[int], steps: int, step_seconds: float, group: Observed, on_progress: Callable[[int], None]
 ) -> Reading:
     """Take `steps` batches, each followed by the sleep of a step; starts when all ranks have warmed up."""
-    seen = group.monitor
+    monitor = group.monitor
     for _ in range(_WARM_UP):
-        seen.doing("reading the first batches")
+        monitor.doing("reading the first batches")
         next(sizes)
     waits, num_bytes = [], 0
-    with seen.patiently():
+    with monitor.patiently():
         group.barrier()
     started = time.perf_counter()
-    for done in range(steps):
-        seen.doing("reading", done)
+    for number in range(steps):
+        monitor.doing("reading", number)
         began = time.perf_counter()
         num_bytes += next(sizes)
         waits.append(time.perf_counter() - began)
         if step_seconds:
             time.sleep(step_seconds)
-        on_progress(done)
+        on_progress(number)
     return Reading(seconds=max(time.perf_counter() - started, 1e-9), num_bytes=num_bytes, waits=waits)
 
 
@@ -332,13 +332,13 @@ def _sketched(reading: Reading, group: Observed) -> Reading:
 def combined(data: str, wanted: InputBenchRun, every: Sequence[RankReading], num_epochs: float) -> InputResult:
     """Combine the measurements of all ranks."""
     samples = wanted.batch_size * wanted.steps
-    known = [
+    utilisations = [
         RankUtilisation(rank=one.rank, host=one.host, accelerator_utilisation=one.utilisation)
         for one in every
         if one.utilisation is not None
     ]
-    worst = min(known, key=lambda one: one.accelerator_utilisation, default=None)
-    mean = statistics.fmean(one.accelerator_utilisation for one in known) if known else None
+    worst = min(utilisations, key=lambda one: one.accelerator_utilisation, default=None)
+    mean = statistics.fmean(one.accelerator_utilisation for one in utilisations) if utilisations else None
     counts = [_count([one.operations[part] for one in every]) for part in range(len(every[0].operations))]
     return InputResult(
         data=data,
@@ -367,19 +367,19 @@ def _rates(every: Sequence[tuple[RankReading, Reading]], samples: int) -> Rates:
     median_s = statistics.median(samples / reading.seconds for _, reading in every)
     paces = [
         RankPace(
-            rank=one.rank,
-            host=one.host,
+            rank=of_rank.rank,
+            host=of_rank.host,
             samples_per_second=samples / reading.seconds,
             bytes_per_second=reading.num_bytes / reading.seconds,
             of_median=samples / reading.seconds / median_s,
         )
-        for one, reading in every
+        for of_rank, reading in every
     ]
-    found = quantiles([wait for _, reading in every for wait in reading.waits], _QUANTILES)
+    waits = quantiles([wait for _, reading in every for wait in reading.waits], _QUANTILES)
     return Rates(
         samples_per_second=len(every) * samples / last_s,
         bytes_per_second=sum(reading.num_bytes for _, reading in every) / last_s,
-        batch_seconds={f"p{100 * level:g}": value for level, value in zip(_QUANTILES, found, strict=True)},
+        batch_seconds={f"p{100 * level:g}": value for level, value in zip(_QUANTILES, waits, strict=True)},
         slowest=min(paces, key=lambda pace: pace.samples_per_second),
         median_samples_per_second=median_s,
         fastest=max(paces, key=lambda pace: pace.samples_per_second),
@@ -393,8 +393,8 @@ def _count(of_ranks: Sequence[FileOperations]) -> OperationCount:
 
 
 def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:
-    wanted = load(InputBenchConfig, [Layer(origin=REQUEST_FILE, values=request["settings"])]).config.run
-    return dataclasses.asdict(measure_on_rank(wanted, request["data"], group, on_progress))
+    settings = load(InputBenchConfig, [Layer(origin=REQUEST_FILE, values=request["settings"])]).config.run
+    return dataclasses.asdict(measure_on_rank(settings, request["data"], group, on_progress))
 
 
 if __name__ == "__main__":

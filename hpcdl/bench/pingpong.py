@@ -69,15 +69,15 @@ def run(config: PingpongBenchConfig) -> PingpongResult | None:
     Returns None on all ranks of a launcher but the first.
     """
     mpi = config.run.transport == "mpi"
-    if (place := launched()) is not None:
+    if (rank_place := launched()) is not None:
         result = as_started(
-            place, lambda: _check(config), lambda group: measure_on_rank(config, group, _no_progress), mpi=mpi
+            rank_place, lambda: _check(config), lambda group: measure_on_rank(config, group, _no_progress), mpi=mpi
         )  # fmt: skip
-        return result if place.rank == 0 else None
+        return result if rank_place.rank == 0 else None
     _check(config)
     with progress("messages", len(_sizes(config))) as bar:
-        found = on_fresh_ranks("hpcdl.bench.pingpong", as_toml_values(config), 2, bar, mpi=mpi)
-    return from_json(PingpongResult, found)
+        document = on_fresh_ranks("hpcdl.bench.pingpong", as_toml_values(config), 2, bar, mpi=mpi)
+    return from_json(PingpongResult, document)
 
 
 def _no_progress(done: int, what: str) -> None:
@@ -102,8 +102,8 @@ def _check(config: PingpongBenchConfig) -> None:
 def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: ReportProgress) -> PingpongResult:
     """Do one rank's part; every rank gets the result. Collective."""
     hosts = world.allgather_json(world.host)
-    other = choose_partner(hosts)
-    member = world.rank in (0, other)
+    partner = choose_partner(hosts)
+    member = world.rank in (0, partner)
     pair = world.split(0 if member else 1)
     rows: list[PingpongRow] = []
     calls: list[float] = []
@@ -122,18 +122,18 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: R
         world.barrier()
     fit = alpha_beta([row.bytes for row in rows], [row.seconds for row in rows])
     grpc = config.run.transport == "grpc"
-    own = PingpongResult(
+    measured = PingpongResult(
         transport=config.run.transport,
         library=world.library if not grpc else "TensorFlow's gRPC",
-        ranks=[0, other],
-        hosts=[hosts[0], hosts[other]],
-        nodes=len({hosts[0], hosts[other]}),
+        ranks=[0, partner],
+        hosts=[hosts[0], hosts[partner]],
+        nodes=len({hosts[0], hosts[partner]}),
         rows=rows,
         link=fit,
         call_seconds=statistics.median(calls) if calls else None,
         warnings=[GRPC_WARNING] if grpc else [],
     )
-    return from_json(PingpongResult, world.allgather_json(dataclasses.asdict(own))[0])
+    return from_json(PingpongResult, world.allgather_json(dataclasses.asdict(measured))[0])
 
 
 def choose_partner(hosts: Sequence[str]) -> int:
@@ -172,8 +172,8 @@ def _by_grpc(world: Observed, pair: Communicator) -> Trips:
     """Return the trips by tensors between TensorFlow's servers, on request of the first rank alone."""
     from hpcdl.supervision import runtime
 
-    seen = world.monitor
-    seen.doing("importing TensorFlow")
+    monitor = world.monitor
+    monitor.doing("importing TensorFlow")
     runtime.import_tensorflow()
     from hpcdl.strategies.tensorflow_grpc.cluster import GrpcLink
 
@@ -183,7 +183,7 @@ def _by_grpc(world: Observed, pair: Communicator) -> Trips:
     def trips(num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
         if pair.rank > 0:
             return [], []
-        with seen.waiting_for("messages over gRPC", hidden=True):
+        with monitor.waiting_for("messages over gRPC", hidden=True):
             return link.trips(num_bytes, repeats)
 
     return trips

@@ -38,9 +38,9 @@ class PrecisionResult:
 
 def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None]) -> PrecisionResult:
     """Compare in this process; `on_progress` gets how many of `num_parts` are done."""
-    wanted = config.run
-    check_model_spec(wanted.model)
-    dataset = open_dataset(str(wanted.data)) if wanted.data else None
+    settings = config.run
+    check_model_spec(settings.model)
+    dataset = open_dataset(str(settings.data)) if settings.data else None
     from hpcdl.supervision import runtime
 
     runtime.silence()
@@ -49,35 +49,35 @@ def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None])
     from hpcdl.step import measure as precision
     from hpcdl.step.measure import made_up_batches
 
-    runtime.configure(deterministic=False, seed=wanted.seed)
+    runtime.configure(deterministic=False, seed=settings.seed)
     on_progress(0, "one batch")
-    classes = wanted.classes or (dataset.num_classes if dataset else None)
+    classes = settings.classes or (dataset.num_classes if dataset else None)
     shape = dataset.sample_shape if dataset else None
-    model = load_model(wanted.model, classes=classes, input_shape=shape)
+    model = load_model(settings.model, classes=classes, input_shape=shape)
     if dataset is None:
-        batch = next(made_up_batches(model, wanted.batch_size, wanted.seed))
+        batch = next(made_up_batches(model, settings.batch_size, settings.seed))
     else:
         from hpcdl.data.read.pipeline import training_batches
 
-        stream = training_batches(dataset, batch_size=wanted.batch_size, worker=0, num_workers=1, seed=wanted.seed)
+        stream = training_batches(dataset, batch_size=settings.batch_size, worker=0, num_workers=1, seed=settings.seed)
         batch = next(iter(stream))
         stream.close()
-    found = precision.compare(
-        lambda: load_model(wanted.model, classes=classes, input_shape=shape), batch, wanted.precision
+    differences = precision.compare(
+        lambda: load_model(settings.model, classes=classes, input_shape=shape), batch, settings.precision
     )
-    accuracy: dict[str, list[float]] = {FLOAT32: [], wanted.precision: []}
-    seeds = range(wanted.seed, wanted.seed + wanted.repeats)
+    accuracy: dict[str, list[float]] = {FLOAT32: [], settings.precision: []}
+    seeds = range(settings.seed, settings.seed + settings.repeats)
     for number, seed in enumerate(seeds):
         on_progress(1 + number, "digits")
         for name, reached in accuracy.items():
-            reached.append(precision.digits_accuracy(name, epochs=wanted.epochs, seed=seed))
+            reached.append(precision.digits_accuracy(name, epochs=settings.epochs, seed=seed))
     return PrecisionResult(
-        model=wanted.model,
-        batch_size=wanted.batch_size,
-        precision=wanted.precision,
-        **dataclasses.asdict(found),
+        model=settings.model,
+        batch_size=settings.batch_size,
+        precision=settings.precision,
+        **dataclasses.asdict(differences),
         digits=DigitsResult(
-            network=precision.DIGITS_NETWORK, epochs=wanted.epochs, seeds=list(seeds), accuracy=accuracy
+            network=precision.DIGITS_NETWORK, epochs=settings.epochs, seeds=list(seeds), accuracy=accuracy
         ),
     )
 

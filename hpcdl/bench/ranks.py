@@ -41,8 +41,8 @@ Result = TypeVar("Result")
 
 def launched() -> Placement | None:
     """Return this process's placement among the ranks of a launcher; None if it is alone."""
-    place = placement()
-    return place if place is not None and place.size > 1 else None
+    rank_place = placement()
+    return rank_place if rank_place is not None and rank_place.size > 1 else None
 
 
 def on_fresh_ranks(
@@ -71,17 +71,17 @@ def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
     """Yield a folder visible to all ranks; remove it unless an error message names it."""
     base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
     make_folder(base)
-    made, pointed_at = make_private_folder("hpcdl-bench-", base), False
+    folder, pointed_at = make_private_folder("hpcdl-bench-", base), False
     try:
-        yield made.path
+        yield folder.path
     except RankError as error:
         if error.exit_code == Interrupted.exit_code:
             raise Interrupted("stopped by Ctrl-C or a signal; nothing is left to continue with") from error
-        pointed_at = str(made.path) in str(error)
+        pointed_at = str(folder.path) in str(error)
         raise
     finally:
         if not pointed_at:
-            made.remove()
+            folder.remove()
 
 
 def as_started(

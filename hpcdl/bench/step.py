@@ -72,19 +72,19 @@ class StepResult:
 def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
     """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
-    if (place := launched()) is not None:
-        given = with_ranks(resolved, place)
+    if (rank_place := launched()) is not None:
+        on_ranks = with_ranks(resolved, rank_place)
         result = as_started(
-            place, lambda: _check(given), lambda group: measure_on_rank(given.config, group), mpi=mpi
+            rank_place, lambda: _check(on_ranks), lambda group: measure_on_rank(on_ranks.config, group), mpi=mpi
         )  # fmt: skip
-        return result if place.rank == 0 else None
+        return result if rank_place.rank == 0 else None
     _check(resolved)
     config = resolved.config
     request, settings = as_toml_values(config), _settings(config)
-    found = on_fresh_ranks(
+    document = on_fresh_ranks(
         "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=mpi
     )  # fmt: skip
-    return from_json(StepResult, found)
+    return from_json(StepResult, document)
 
 
 def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
@@ -127,14 +127,14 @@ def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResu
     strategy = load_strategy(info)
     group = communicator.split(0 if context.is_worker else 1) if num_servers else communicator
     if context.is_worker:
-        own = _work(config, context, strategy, group, communicator)
+        measured = _work(config, context, strategy, group, communicator)
     else:
         server = strategy.server(context)
         communicator.monitor.doing("serving")
         with communicator.monitor.patiently():
             server.serve()
-        own = {}
-    return _summary(config, num_workers, len(set(hosts)), communicator.allgather_json(own))
+        measured = {}
+    return _summary(config, num_workers, len(set(hosts)), communicator.allgather_json(measured))
 
 
 def _work(
@@ -142,8 +142,8 @@ def _work(
 ) -> dict[str, Any]:
     from hpcdl.supervision import runtime
 
-    seen = world.monitor
-    seen.doing("importing TensorFlow")
+    monitor = world.monitor
+    monitor.doing("importing TensorFlow")
     runtime.import_tensorflow(fixed_shapes=True)
     from hpcdl.rank.results import peak_memory_bytes, refuse_shared_devices
     from hpcdl.step import measure
@@ -152,15 +152,15 @@ def _work(
     from hpcdl.step.step import inside_engine
     from hpcdl.strategies.elastic.flat import FlatWorker
 
-    seen.doing("building the model")
-    wanted, features = config.run, context.info.features
-    runtime.configure(deterministic=wanted.deterministic, seed=wanted.seed, precision=config.model.precision)
+    monitor.doing("building the model")
+    settings, features = config.run, context.info.features
+    runtime.configure(deterministic=settings.deterministic, seed=settings.seed, precision=config.model.precision)
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
     worker = strategy.worker(context)
     refuse_shared_devices(context.info, group)
     worker.learning_rate = config.optimizer.learning_rate
     if isinstance(worker, FlatWorker):  # a center that has all its updates would accept no more
-        worker.replica.total = 1 + context.num_workers * (wanted.steps + wanted.warmup_steps)
+        worker.replica.total = 1 + context.num_workers * (settings.steps + settings.warmup_steps)
     model, batches, counted = _model_and_batches(config, group)
     choice = "off" if config.model.xla else config.model.fast_kernels
     kernels = use_chosen_kernels(model, choice, xla=features.keras_optimizer)
@@ -171,16 +171,16 @@ def _work(
         lambda: build_optimizer(config.optimizer, variables, loss_scaling=scaled),
         worker,
         count,
-        lambda: inside_engine(seen, mpi=features.mpi, num_workers=group.size),
+        lambda: inside_engine(monitor, mpi=features.mpi, num_workers=group.size),
     )
     chosen = _chosen_buckets(config, worker, model, batches, group)
-    before = seen.traffic()
-    seen.doing("computing")
+    before = monitor.traffic()
+    monitor.doing("computing")
     times = measure.measure_steps(kinds, batches, group, count)
     countable = features.mpi or group.size == 1
-    sent = (seen.traffic() - before).per_step(wanted.steps + wanted.warmup_steps, countable=countable)
-    seen.doing("leaving")
-    with seen.patiently():
+    sent = (monitor.traffic() - before).per_step(settings.steps + settings.warmup_steps, countable=countable)
+    monitor.doing("leaving")
+    with monitor.patiently():
         worker.finish()
     device = runtime.device_in_use()
     return {
@@ -235,21 +235,21 @@ def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[An
     from hpcdl.models.load import load_model
     from hpcdl.step.measure import made_up_batches
 
-    wanted = config.run
-    dataset = open_dataset(str(wanted.data)) if wanted.data else None
+    settings = config.run
+    dataset = open_dataset(str(settings.data)) if settings.data else None
     model = load_model(
         config.model.model,
         classes=config.model.classes or (dataset.num_classes if dataset else None),
         input_shape=dataset.sample_shape if dataset else None,
     )
-    batch_size = wanted.batch_size * config.exchange.accumulate
+    batch_size = settings.batch_size * config.exchange.accumulate
     if dataset is None:
         counted = IMAGES if len(model.input_shape) == 4 else SAMPLES
-        return model, made_up_batches(model, batch_size, wanted.seed + group.rank), counted
+        return model, made_up_batches(model, batch_size, settings.seed + group.rank), counted
     from hpcdl.data.read.pipeline import training_batches
 
     stream = training_batches(
-        dataset, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=wanted.seed
+        dataset, batch_size=batch_size, worker=group.rank, num_workers=group.size, seed=settings.seed
     )
     return model, iter(stream), dataset.counted
 
@@ -300,7 +300,7 @@ def _summary(
 def _median(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> float | None:
     """Return the seconds of the median step: by each step's slowest worker, or over every worker's own steps."""
     steps = [*zip(*(rank[kind] for rank in workers), strict=True)]
-    seconds = [max(step) for step in steps] if together else [own for step in steps for own in step]
+    seconds = [max(step) for step in steps] if together else [step_s for step in steps for step_s in step]
     return statistics.median(seconds) if seconds else None
 
 

@@ -101,8 +101,8 @@ def check_facts(facts: Any, kind: type[Facts] | None = None) -> None:
     missing = [item.name for item in dataclasses.fields(kind or TrainFacts) if _is_needed(item, facts)]
     if kind is not None and missing:
         raise ValueError(f"its facts have no {', '.join(missing)}")
-    found = from_json(kind, facts) if kind else from_json(_kind_of(facts), {**_STAND_IN, **facts})
-    for name, value in vars(found).items():
+    checked = from_json(kind, facts) if kind else from_json(_kind_of(facts), {**_STAND_IN, **facts})
+    for name, value in vars(checked).items():
         if isinstance(value, int | float) and not _AT_LEAST.get(name, 0) <= value <= _MOST:
             raise ValueError(f"{name} is {value!r}")
 
@@ -214,10 +214,10 @@ class CheckpointWriter:
             problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
         gathered = self._gather(turn, [problem, files])
         problem = next((text for text, _ in gathered if text), "")
-        done = False
+        over = False
         if self._communicator.rank == 0:
-            done = self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
-        if self._gather(turn, done)[0]:
+            over = self._finish(snapshot, temporary, problem, {k: v for _, part in gathered for k, v in part.items()})
+        if self._gather(turn, over)[0]:
             self.newest = snapshot.step
 
     def _write_arrays(self, folder: Path, snapshot: Snapshot, turn: Turn) -> dict[str, Any]:
@@ -226,8 +226,8 @@ class CheckpointWriter:
         files = {}
         if self._communicator.rank == 0:
             files[SHARED_FILE] = write_arrays(folder / SHARED_FILE, snapshot.shared, turn)
-        own = own_file(self._communicator.rank)
-        files[own] = write_arrays(folder / own, snapshot.own, turn)
+        own_name = own_file(self._communicator.rank)
+        files[own_name] = write_arrays(folder / own_name, snapshot.own, turn)
         return files
 
     def _begin(self, step: int) -> tuple[str, str]:
@@ -337,8 +337,8 @@ def read_own(run_dir: Path, step: int, rank: int) -> dict[str, Array]:
 
 def list_checkpoints(folder: Path) -> list[int]:
     """Return the steps of the finished checkpoints, newest first."""
-    found = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
-    return sorted((int(number) for number in found if number.isdigit()), reverse=True)
+    numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
 
 
 def folder_of(folder: Path, step: int) -> Path:
@@ -442,8 +442,8 @@ def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce
 
 def check_room(folder: Path, num_bytes: int) -> None:
     """Raise OSError if `num_bytes` more would leave less than a tenth of the storage of `folder` free."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize - int(_RESERVE * found.f_blocks * found.f_frsize)
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize - int(_RESERVE * space.f_blocks * space.f_frsize)
     if num_bytes > free:
         raise OSError(f"{format_bytes(num_bytes)} are needed, {format_bytes(max(0, free))} may be taken")
 

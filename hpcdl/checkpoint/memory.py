@@ -177,14 +177,14 @@ class LocalCopies:
 
     def whole(self) -> list[int]:
         """Return the steps of the valid copies, newest first; each damaged copy is logged."""
-        found = []
+        valid_steps = []
         for step in steps_in(self.folder, self._rank):
             try:
                 check_copy(self.folder, step, self._rank)
-                found.append(step)
+                valid_steps.append(step)
             except CorruptError as error:
                 self.log(f"{error}; an older state is taken")
-        return found
+        return valid_steps
 
     def read_shared(self, step: int) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return from rank 0's copy the state common to all ranks, and the facts."""
@@ -341,8 +341,8 @@ def _make(folder: Path, run_dir: Path) -> None:
 
 
 def _is_mine(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -431,11 +431,11 @@ def _rebuild_of(rank: int, holdings: Sequence[Holding]) -> Rebuild | None:
         if lost is None:
             continue
         of_group = {
-            other.parity.index: other
-            for other in holdings
-            if other.parity is not None
-            and other.parity.hosts == holding.parity.hosts
-            and _ranks_of(other.parity.nodes[other.parity.index]) <= set(other.ranks)
+            member.parity.index: member
+            for member in holdings
+            if member.parity is not None
+            and member.parity.hosts == holding.parity.hosts
+            and _ranks_of(member.parity.nodes[member.parity.index]) <= set(member.ranks)
         }
         needed = [node for node in range(len(holding.parity.nodes)) if node != lost]
         if needed and all(node in of_group for node in needed):
@@ -455,12 +455,12 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
     """
     hosts: list[str] = communicator.allgather_json(communicator.host)
     leads = hosts.index(communicator.host) == communicator.rank
-    mine = [_held(folder, step, communicator.rank) for step in steps_in_folder(folder)] if leads else []
-    held: dict[int, list[Holding]] = {}
-    for answer in communicator.allgather_json([(step, asdict(holding)) for step, holding in mine]):
+    own_holdings = [_held(folder, step, communicator.rank) for step in steps_in_folder(folder)] if leads else []
+    holdings: dict[int, list[Holding]] = {}
+    for answer in communicator.allgather_json([(step, asdict(holding)) for step, holding in own_holdings]):
         for step, document in answer:
-            held.setdefault(step, []).append(_holding(document))
-    plans = (plan_for(step, held[step]) for step in sorted(held, reverse=True) if step > behind)
+            holdings.setdefault(step, []).append(_holding(document))
+    plans = (plan_for(step, holdings[step]) for step in sorted(holdings, reverse=True) if step > behind)
     plan = next(filter(None, plans), None)
     if plan is None:
         return
@@ -469,8 +469,8 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
         if communicator.rank == 0:
             gone = rebuild.holders[0].parity
             assert gone is not None
-            left = " and ".join(host for number, host in enumerate(gone.hosts) if number != rebuild.lost)
-            log(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {left}")
+            sources = " and ".join(host for number, host in enumerate(gone.hosts) if number != rebuild.lost)
+            log(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {sources}")
     for rank, holder in sorted(plan.where.items()):
         reader = hosts.index(hosts[rank % communicator.size])
         if reader != holder:
@@ -487,11 +487,11 @@ def _held(folder: Path, step: int, leader: int) -> tuple[int, Holding]:
         except CorruptError:
             continue  # as good as lost; the rank that would read it reports it
     try:
-        found = check_parity(folder, names_of(step))
+        parity_and_ranks = check_parity(folder, names_of(step))
     except CorruptError:
-        found = None
-    if found is not None:
-        parity, num_ranks = found[0], max(num_ranks, found[1])
+        parity_and_ranks = None
+    if parity_and_ranks is not None:
+        parity, num_ranks = parity_and_ranks[0], max(num_ranks, parity_and_ranks[1])
     return step, Holding(leader=leader, ranks=ranks, num_ranks=num_ranks, parity=parity)
 
 
@@ -510,18 +510,18 @@ def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communi
                 communicator.isend(contribution(folder, names, holder.parity, stripe), rebuild.at, _RECOVERY_TAG).wait()
     if communicator.rank != rebuild.at:
         return
-    own = rebuild.holders[0].parity
-    assert own is not None
-    stripes = {stripe: contribution(folder, names, own, stripe) for stripe in _stripes(own, rebuild.lost)}
+    own_parity = rebuild.holders[0].parity
+    assert own_parity is not None
+    stripes = {stripe: contribution(folder, names, own_parity, stripe) for stripe in _stripes(own_parity, rebuild.lost)}
     for holder in rebuild.holders[1:]:
         for total in stripes.values():
             incoming = numpy.zeros_like(total)
             communicator.irecv(incoming, holder.leader, _RECOVERY_TAG).wait()
             numpy.bitwise_xor(total, incoming, out=total)
-    files = own.nodes[rebuild.lost]
+    files = own_parity.nodes[rebuild.lost]
     content = numpy.zeros(size_of(files), numpy.uint8)
     for stripe, chunk in stripes.items():
-        begin, end = chunk_of(rebuild.lost, stripe, own.length, content.size)
+        begin, end = chunk_of(rebuild.lost, stripe, own_parity.length, content.size)
         content[begin:end] = chunk[: end - begin]
     write_files(folder, files, content)
 

@@ -83,8 +83,8 @@ def groups_of(hosts: Sequence[str], most: int) -> list[list[str]]:
 
 def chunk_of(node: int, stripe: int, length: int, num_bytes: int) -> tuple[int, int]:
     """Return begin and end of the chunk for `stripe` (another node's number) in the bytes that `node` stores."""
-    place = stripe if stripe < node else stripe - 1
-    return min(place * length, num_bytes), min((place + 1) * length, num_bytes)
+    number = stripe if stripe < node else stripe - 1
+    return min(number * length, num_bytes), min((number + 1) * length, num_bytes)
 
 
 def read_chunk(folder: Path, files: Files, begin: int, end: int) -> Array:
@@ -161,11 +161,11 @@ class GroupParity:
         if len(self._own_group) == 1:  # the run has no other node left
             return
         try:
-            kept = self._gather(turn, _own_files(folder, names, self._group.rank))
-            if not all(kept):  # an incomplete step is useless
+            files_of_ranks = self._gather(turn, _own_files(folder, names, self._group.rank))
+            if not all(files_of_ranks):  # an incomplete step is useless
                 return
             if self.leads:
-                self._keep(folder, names, [self._of_node(host, kept) for host in self._own_group], turn)
+                self._keep(folder, names, [self._of_node(host, files_of_ranks) for host in self._own_group], turn)
             self._gather(turn, None)
         except RankError:
             return  # the watch, or the process that started the ranks, reports the lost rank
@@ -179,7 +179,7 @@ class GroupParity:
 
     def _of_node(self, host: str, kept: Sequence[Files]) -> Files:
         """Return the files that `host` stores; `kept` are the files of each rank."""
-        of_ranks = (files for files, theirs in zip(kept, self._hosts, strict=True) if theirs == host)
+        of_ranks = (files for files, host_of_rank in zip(kept, self._hosts, strict=True) if host_of_rank == host)
         return sorted((name, size) for files in of_ranks for name, size in files)
 
     def _leader(self, host: str) -> int:

@@ -56,14 +56,14 @@ def _as_array(tensor: Any) -> Array:
 
 def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -> None:
     """Restore the arrays of `copy_of`; UsageError names the first variable that does not fit."""
-    mine = {name: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
-    if len(mine) != len(variables):
+    values = {name: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
+    if len(values) != len(variables):
         raise UsageError(
-            f"the checkpoint has {len(mine)} {prefix} variables, this model {len(variables)}; "
+            f"the checkpoint has {len(values)} {prefix} variables, this model {len(variables)}; "
             "resume with the model and optimizer that the run began with"
         )
     for index, variable in enumerate(variables):
-        value = mine[f"{prefix}/{index}"]
+        value = values[f"{prefix}/{index}"]
         if value.shape != tuple(variable.shape):
             raise UsageError(f"{variable.path} has shape {tuple(variable.shape)}, the checkpoint {value.shape}")
         variable.assign(value)
@@ -71,8 +71,8 @@ def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -
 
 def seed_variables(model: keras.Model) -> list[Any]:
     """Return the random states of the model's layers (such as dropout); each rank has its own."""
-    known = {id(variable) for variable in model.weights}
-    return [variable for variable in model.variables if id(variable) not in known]
+    weight_ids = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weight_ids]
 
 
 def moving_statistics(model: keras.Model) -> dict[int, Any]:
@@ -85,14 +85,14 @@ def mean_statistics(statistics: Mapping[int, Array], group: Communicator) -> dic
     """Return the means over the ranks of the values of `moving_statistics`. Collective, one message for all."""
     if not statistics:
         return {}
-    own = statistics.values()
-    total = numpy.concatenate([value.reshape(-1).astype(numpy.float64) for value in own])
+    values = statistics.values()
+    total = numpy.concatenate([value.reshape(-1).astype(numpy.float64) for value in values])
     if group.size > 1:
         group.allreduce(total)
-    parts = numpy.split(total / group.size, numpy.cumsum([value.size for value in own])[:-1])
+    parts = numpy.split(total / group.size, numpy.cumsum([value.size for value in values])[:-1])
     return {
         index: part.reshape(value.shape).astype(value.dtype)
-        for index, part, value in zip(statistics, parts, own, strict=True)
+        for index, part, value in zip(statistics, parts, values, strict=True)
     }
 
 
@@ -116,8 +116,8 @@ def assign_own_statistics(model: keras.Model, arrays: Mapping[str, Array]) -> No
 def average_moving_statistics(model: keras.Model, group: Communicator) -> None:
     """Set batch normalisation's running means and variances to the mean over the ranks; collective."""
     if group.size > 1:
-        own = {index: _as_array(variable.value.value()) for index, variable in moving_statistics(model).items()}
-        for index, mean in mean_statistics(own, group).items():
+        own_values = {index: _as_array(variable.value.value()) for index, variable in moving_statistics(model).items()}
+        for index, mean in mean_statistics(own_values, group).items():
             model.weights[index].assign(mean)
 
 
@@ -131,17 +131,17 @@ def load_weights(model: keras.Model, path: Any) -> str:
     except ValueError as error:
         raise UsageError(f"--init-weights {path}: {error}") from error
     offered = {layer.name: layer for layer in source.layers}
-    taken, left = 0, []
+    num_taken, fresh_names = 0, []
     for layer in model.layers:
         if not layer.weights:
             continue
         twin = offered.get(layer.name)
         if twin is not None and [w.shape for w in twin.weights] == [w.shape for w in layer.weights]:
             layer.set_weights(twin.get_weights())
-            taken += 1
+            num_taken += 1
         else:
-            left.append(layer.name)
-    if not taken:
+            fresh_names.append(layer.name)
+    if not num_taken:
         raise UsageError(f"--init-weights {path}: no layer of it fits this model; save it from the same network")
-    fresh = f"; fresh: {', '.join(left)}" if left else ""
-    return f"weights of {taken} layers from {path}{fresh}"
+    fresh = f"; fresh: {', '.join(fresh_names)}" if fresh_names else ""
+    return f"weights of {num_taken} layers from {path}{fresh}"

@@ -60,11 +60,11 @@ def allreduce(
     if communicator.size == 1 or buffer.size == 0:
         finished(flattened(buffer))
         return
-    kept = workspace or Workspace()
-    name = choose(communicator, buffer.nbytes, kept)
-    COLLECTIVES.load(name)(communicator, buffer, kept, add, finished)
+    memory = workspace or Workspace()
+    name = choose(communicator, buffer.nbytes, memory)
+    COLLECTIVES.load(name)(communicator, buffer, memory, add, finished)
     if workspace is None:
-        kept.close()
+        memory.close()
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4) -> Cost:
@@ -95,8 +95,8 @@ def _agree(communicator: Communicator) -> Timetable:
     """Return rank 0's table on every rank; measure one if it has none."""
     hosts = communicator.allgather_json(communicator.host)
     path = table_file(communicator.library, communicator.size, len(set(hosts)), hosts[0])
-    found = load_table(path) if communicator.rank == 0 else None
-    (document, *_) = communicator.allgather_json(asdict(found) if found else None)
+    saved_table = load_table(path) if communicator.rank == 0 else None
+    (document, *_) = communicator.allgather_json(asdict(saved_table) if saved_table else None)
     if document is not None:
         return from_json(Timetable, document)
     table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
@@ -170,7 +170,7 @@ def measure(
     One call of each is a warm-up. `of_tries` reduces `repeats` tries to one number; once a size has taken
     `time_limit_s`, only two tries. Algorithms that are BEHIND skip large sizes. `tick` is called after each size.
     """
-    kept = workspace or Workspace()
+    memory = workspace or Workspace()
     rows: list[Row] = []
     for num_bytes in sizes:
         samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows)}
@@ -182,14 +182,14 @@ def measure(
             for name in samples:
                 if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
                     continue
-                seconds = _time_once(communicator, name, num_bytes, kept)
+                seconds = _time_once(communicator, name, num_bytes, memory)
                 spent_s += seconds
                 if repeat > 0:
                     samples[name].append(seconds)
         rows.append(Row(bytes=num_bytes, seconds={name: of_tries(tries) for name, tries in samples.items()}))
         tick()
     if workspace is None:
-        kept.close()
+        memory.close()
     nodes = len(set(communicator.allgather_json(communicator.host)))
     return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
 

@@ -71,18 +71,18 @@ def _core(
 ) -> Iterator[None]:
     edges = _edges(part.size, fold.num_core)
     halvings = _halvings(number, fold.num_core)
-    for partner, mine, theirs in halvings:
-        kept = part[edges[mine[0]] : edges[mine[1]]]
-        landing = scratch[: kept.size]
+    for partner, own_range, sent_range in halvings:
+        kept_part = part[edges[own_range[0]] : edges[own_range[1]]]
+        landing = scratch[: kept_part.size]
         receive = communicator.irecv(landing, fold.rank_of(partner), tag)
-        send = communicator.isend(part[edges[theirs[0]] : edges[theirs[1]]], fold.rank_of(partner), tag)
+        send = communicator.isend(part[edges[sent_range[0]] : edges[sent_range[1]]], fold.rank_of(partner), tag)
         yield
         receive.wait()
-        add(kept, landing)
+        add(kept_part, landing)
         send.wait()
-    for partner, mine, theirs in reversed(halvings):
-        receive = communicator.irecv(part[edges[theirs[0]] : edges[theirs[1]]], fold.rank_of(partner), tag)
-        send = communicator.isend(part[edges[mine[0]] : edges[mine[1]]], fold.rank_of(partner), tag)
+    for partner, own_range, sent_range in reversed(halvings):
+        receive = communicator.irecv(part[edges[sent_range[0]] : edges[sent_range[1]]], fold.rank_of(partner), tag)
+        send = communicator.isend(part[edges[own_range[0]] : edges[own_range[1]]], fold.rank_of(partner), tag)
         yield
         receive.wait()
         send.wait()
@@ -101,8 +101,8 @@ def _halvings(number: int, num_core: int) -> list[tuple[int, tuple[int, int], tu
     while distance:
         middle = low + distance
         lower, upper = (low, middle), (middle, high)
-        mine, theirs = (upper, lower) if number & distance else (lower, upper)
-        rounds.append((number ^ distance, mine, theirs))
-        low, high = mine
+        own_range, sent_range = (upper, lower) if number & distance else (lower, upper)
+        rounds.append((number ^ distance, own_range, sent_range))
+        low, high = own_range
         distance //= 2
     return rounds

@@ -67,13 +67,13 @@ def allreduce(
     if communicator.size == 1 or buffer.size == 0:
         finished(flat)
         return
-    kept = workspace or Workspace()
-    nodes = kept.keep("nodes", lambda: find_nodes(communicator, kept.message_bytes), Nodes.free)
+    memory = workspace or Workspace()
+    nodes = memory.keep("nodes", lambda: find_nodes(communicator, memory.message_bytes), Nodes.free)
     length = nodes.window.shape[-1] // flat.itemsize
     slices = [_Slice(nodes, flat[start : start + length]) for start in range(0, flat.size, length)]
-    _pipeline(nodes, slices, _stages(nodes, kept, add or plain_add, finished))
+    _pipeline(nodes, slices, _stages(nodes, memory, add or plain_add, finished))
     if workspace is None:
-        kept.close()
+        memory.close()
 
 
 def cost(num_ranks: int, num_bytes: int, item_bytes: int = 4, num_nodes: int = 1) -> Cost:
@@ -128,22 +128,22 @@ _Stage = Callable[[_Slice], None]
 
 def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) -> list[_Stage]:
     """Return the stages of a slice, in order; all ranks of the node meet between two stages."""
-    mine, several = nodes.node.rank, nodes.num_nodes > 1
+    own_rank, several = nodes.node.rank, nodes.num_nodes > 1
 
     def put(one: _Slice) -> None:
         for part in one.others:
-            one.rows[mine, part] = one.part[part]
+            one.rows[own_rank, part] = one.part[part]
 
     def add_up(one: _Slice) -> None:
-        own = one.part[one.own]
+        own_part = one.part[one.own]
         for rank in range(nodes.node.size):
-            if rank != mine:
-                add(own, one.rows[rank, one.own])
-        one.sums[one.own] = own
+            if rank != own_rank:
+                add(own_part, one.rows[rank, one.own])
+        one.sums[one.own] = own_part
 
     def cross(one: _Slice) -> None:
-        if mine < nodes.num_lanes:
-            start, end = span(one.part.size, nodes.num_lanes, mine)
+        if own_rank < nodes.num_lanes:
+            start, end = span(one.part.size, nodes.num_lanes, own_rank)
             ring.allreduce(nodes.lane, one.sums[start:end], workspace, add)
 
     def take(one: _Slice) -> None:

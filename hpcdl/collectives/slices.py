@@ -77,9 +77,9 @@ class Workspace:
     def keep(self, key: Any, make: Callable[[], Kept], close: Callable[[Kept], None] = lambda _: None) -> Kept:
         """Return the result of `make` from the first call with `key`; `Workspace.close` calls `close` on it."""
         if key not in self._kept:
-            made = make()
-            self._kept[key] = made
-            self._closers.append(lambda: close(made))
+            new = make()
+            self._kept[key] = new
+            self._closers.append(lambda: close(new))
         kept: Kept = self._kept[key]
         return kept
 
@@ -111,9 +111,9 @@ def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming:
 
 def swap_numbers(communicator: Communicator, numbers: Array) -> Array:
     """Send row r of `numbers` (ranks, n), int64, to each rank r; row r of the result comes from rank r."""
-    theirs = numpy.empty_like(numbers)
-    swap_pieces(communicator, list(numbers), list(theirs))
-    return theirs
+    received = numpy.empty_like(numbers)
+    swap_pieces(communicator, list(numbers), list(received))
+    return received
 
 
 def gather_pieces(communicator: Communicator, mine: Sequence[Array]) -> list[list[Array]]:
@@ -192,11 +192,11 @@ def run_sliced(
 
 def _message_length(flat: Array, shares: int, most_bytes: int) -> int:
     """Return the elements of a message: SLOTS slices if that makes messages neither too short nor too long."""
-    most = max(1, most_bytes // flat.itemsize)
-    least = min(most, LEAST_BYTES // flat.itemsize)
+    longest = max(1, most_bytes // flat.itemsize)
+    least = min(longest, LEAST_BYTES // flat.itemsize)
     even = -(-flat.size // (shares * SLOTS))
     # Never longer than the buffer: short buffers must not pay for long scratch.
-    return min(max(least, min(even, most)), -(-flat.size // shares))
+    return min(max(least, min(even, longest)), -(-flat.size // shares))
 
 
 def flattened(buffer: Array) -> Array:

@@ -86,7 +86,7 @@ def all_finite(values: Array, exponent: int | None = None) -> bool:
 
 def not_finite(bad: Sequence[str], what: str, step: int | None, rank: int) -> NotFiniteError:
     """Return the error for a rank whose `what` (`the gradient`) holds NaN or infinity in the variables `bad`."""
-    where = "" if step is None else f" at step {step}"
+    at_step = "" if step is None else f" at step {step}"
     of = f" of {bad[0]}" if bad and bad[0] else ""
-    more = f" and {len(bad) - 1} more" if of and len(bad) > 1 else ""
-    return NotFiniteError(f"{what}{of}{more} is not finite{where} on rank {rank}")
+    omission = f" and {len(bad) - 1} more" if of and len(bad) > 1 else ""
+    return NotFiniteError(f"{what}{of}{omission} is not finite{at_step} on rank {rank}")

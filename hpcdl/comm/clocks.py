@@ -56,8 +56,8 @@ def parents_of(identities: Sequence[str]) -> list[int]:
         first.setdefault(identity, rank)
     leaders = list(first.values())
     above = {leaders[0]: 0}
-    for place, leader in enumerate(leaders[1:], 1):
-        above[leader] = leaders[place - (1 << place.bit_length() - 1)]
+    for number, leader in enumerate(leaders[1:], 1):
+        above[leader] = leaders[number - (1 << number.bit_length() - 1)]
     return [above.get(rank, first[identity]) for rank, identity in enumerate(identities)]
 
 
@@ -68,16 +68,16 @@ def measure(
     group = for_control(communicator)
     identities: list[str] = group.allgather_json(clock_identity() if identity is None else identity)
     parents = parents_of(identities)
-    own = ClockPoint(parent=0, own_s=0.0, parent_s=0.0, error_s=0.0)
+    point = ClockPoint(parent=0, own_s=0.0, parent_s=0.0, error_s=0.0)
     for child in sorted(range(1, group.size), key=lambda rank: _round(rank, parents)):
         if identities[child] == identities[parents[child]]:
             continue
         if group.rank == parents[child]:
             _answer(group, child, clock)
         elif group.rank == child:
-            own = _ping(group, parents[child], clock)
-    if own.error_s:
-        return own
+            point = _ping(group, parents[child], clock)
+    if point.error_s:
+        return point
     now_s = clock()
     error_s = SAME_CLOCK_ERROR_S if group.rank else 0.0
     return ClockPoint(parent=parents[group.rank], own_s=now_s, parent_s=now_s, error_s=error_s)
@@ -102,12 +102,12 @@ def _answer(group: Communicator, child: int, clock: Callable[[], float]) -> None
 def _ping(group: Communicator, parent: int, clock: Callable[[], float]) -> ClockPoint:
     """Return the point of the fastest of several round trips."""
     stamp = numpy.zeros(1)
-    found: list[ClockPoint] = []
+    points: list[ClockPoint] = []
     for _ in range(PINGS):
         sent = clock()
         group.isend(stamp, parent).wait()
         group.irecv(stamp, parent).wait()
         received = clock()
         half_s = max((received - sent) / 2, 1e-9)
-        found.append(ClockPoint(parent=parent, own_s=sent + half_s, parent_s=float(stamp[0]), error_s=half_s))
-    return min(found, key=lambda point: point.error_s)
+        points.append(ClockPoint(parent=parent, own_s=sent + half_s, parent_s=float(stamp[0]), error_s=half_s))
+    return min(points, key=lambda point: point.error_s)

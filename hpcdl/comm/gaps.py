@@ -137,8 +137,8 @@ class IdleCore:
         if time.monotonic() - before[0] > 10 * _LOOK_S:
             before = self._now()
             time.sleep(_LOOK_S)
-        self._mark = now = self._now()
-        return now[1] - before[1] < (self._num_cores - 0.5) * (now[0] - before[0])
+        self._mark = after = self._now()
+        return after[1] - before[1] < (self._num_cores - 0.5) * (after[0] - before[0])
 
     def _now(self) -> tuple[float, float]:
         return time.monotonic(), time.process_time() - time.thread_time()

@@ -146,9 +146,9 @@ class Traffic:
 
     def per_step(self, num_steps: int, *, countable: bool = True) -> dict[str, Any]:
         """Return means under the field names of a RankRecord; None if a part is unknown or not `countable`."""
-        known = countable and not self.unknown
+        is_known = countable and not self.unknown
         names = ("bytes_sent", "bytes_received", "rounds", "round_bytes")
-        return {f"{name}_per_step": getattr(self, name) / max(num_steps, 1) if known else None for name in names}
+        return {f"{name}_per_step": getattr(self, name) / max(num_steps, 1) if is_known else None for name in names}
 
 
 class Wait(NamedTuple):
@@ -279,8 +279,8 @@ class RankMonitor:
 
     def waits(self) -> list[Wait]:
         """Return the operations in progress, the oldest first."""
-        found = [wait for lane in tuple(self._lanes) for wait in lane.waits()]
-        return sorted((wait._replace(patient=self.patient) for wait in found), key=lambda wait: wait.since_s)
+        all_waits = [wait for lane in tuple(self._lanes) for wait in lane.waits()]
+        return sorted((wait._replace(patient=self.patient) for wait in all_waits), key=lambda wait: wait.since_s)
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
@@ -298,10 +298,10 @@ class RankMonitor:
     @contextlib.contextmanager
     def waiting_for(self, operation: str, peers: Iterable[int] = (), *, hidden: bool = False) -> Iterator[None]:
         """For waits without a message: inside, this rank waits for `peers` (ranks of the world; none: all others)."""
-        others = tuple(peers) or tuple(rank for rank in range(self.size) if rank != self.rank)
-        lane = self.lane(CONTROL, others)
+        awaited = tuple(peers) or tuple(rank for rank in range(self.size) if rank != self.rank)
+        lane = self.lane(CONTROL, awaited)
         lane.hidden = hidden
-        lane.enter(operation, 0, others)
+        lane.enter(operation, 0, awaited)
         try:
             yield
         finally:
@@ -415,11 +415,11 @@ class Lane:
 
     def waits(self) -> list[Wait]:
         """Return the collective in progress, and the messages in progress."""
-        found = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
+        all_waits = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
         operation, peers, since_s = self._operation, self._peers, self._since_s
         if operation is not None and peers:
-            found.append(Wait(operation, peers, since_s, hidden=self.hidden))
-        return found
+            all_waits.append(Wait(operation, peers, since_s, hidden=self.hidden))
+        return all_waits
 
 
 class ObservedRequest:
@@ -669,8 +669,8 @@ def observe(communicator: Communicator, monitor: RankMonitor | None = None) -> O
     """Return `communicator`, the world or one in its place, under observation; unchanged if it already is."""
     if isinstance(communicator, Observed):
         return communicator
-    seen = monitor or RankMonitor(communicator.rank, communicator.size, communicator.host)
-    return Observed(communicator, seen, seen.lane(CONTROL, range(communicator.size)))
+    rank_monitor = monitor or RankMonitor(communicator.rank, communicator.size, communicator.host)
+    return Observed(communicator, rank_monitor, rank_monitor.lane(CONTROL, range(communicator.size)))
 
 
 def waiting_for(communicator: Communicator, operation: str, peers: Iterable[int]) -> AbstractContextManager[None]:

@@ -102,9 +102,9 @@ def greet(rank: int, place: tuple[str, int], secret: bytes, timeout_s: float) ->
     connection = socket.create_connection(place, timeout=timeout_s)
     try:
         challenge = _read(connection, _NONCE_BYTES)
-        own = secrets.token_bytes(_NONCE_BYTES)
-        keys = _keys(secret, challenge + own, rank)
-        connection.sendall(_GREETING.pack(rank, own, _mac(keys[0], _PROOF, b"worker")))
+        own_nonce = secrets.token_bytes(_NONCE_BYTES)
+        keys = _keys(secret, challenge + own_nonce, rank)
+        connection.sendall(_GREETING.pack(rank, own_nonce, _mac(keys[0], _PROOF, b"worker")))
         if not hmac.compare_digest(_read(connection, 32), _mac(keys[1], _PROOF, b"leader")):
             raise ConnectionError("it does not know the job's secret")
     except OSError as error:
@@ -119,8 +119,8 @@ def welcome(connection: socket.socket, secret: bytes, timeout_s: float) -> Chann
     try:
         challenge = secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(challenge)
-        rank, theirs, proof = _GREETING.unpack(_read(connection, _GREETING.size))
-        keys = _keys(secret, challenge + theirs, rank)
+        rank, nonce, proof = _GREETING.unpack(_read(connection, _GREETING.size))
+        keys = _keys(secret, challenge + nonce, rank)
         if not hmac.compare_digest(proof, _mac(keys[0], _PROOF, b"worker")):
             return None
         connection.sendall(_mac(keys[1], _PROOF, b"leader"))
@@ -240,10 +240,10 @@ def join(rank: int, size: int, address: str, secret_file: Path, timeout_s: float
         return TcpGroup(0, size, _gather_ranks(size, address, secret, announcement, timeout_s))
     deadline_s = time.monotonic() + timeout_s
     while True:
-        place = _read_announcement(announcement, secret)
-        if place is not None:
+        leader = _read_announcement(announcement, secret)
+        if leader is not None:
             with contextlib.suppress(ConnectionRefusedError):
-                return TcpGroup(rank, size, [greet(rank, place, secret, timeout_s)])
+                return TcpGroup(rank, size, [greet(rank, leader, secret, timeout_s)])
         if time.monotonic() > deadline_s:
             raise RankError(f"rank {rank}: rank 0 has not announced itself within {timeout_s:g} s", rank=0)
         time.sleep(0.05)
@@ -292,8 +292,8 @@ def listen(address: str) -> socket.socket:
 def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, timeout_s: float) -> list[Channel]:
     channels: dict[int, Channel] = {}
     with listen(address) as listener, contextlib.ExitStack() as on_failure:
-        place = [address, listener.getsockname()[1]]
-        write_json(announcement, {"place": place, "signature": _signature(place, secret)})
+        own_address = [address, listener.getsockname()[1]]
+        write_json(announcement, {"place": own_address, "signature": _signature(own_address, secret)})
         on_failure.callback(remove_file, announcement)
         deadline_s = time.monotonic() + timeout_s
         while len(channels) < size - 1:

@@ -55,8 +55,8 @@ class World:
             if not queue or queue[0].sends == mine.sends:
                 queue.append(mine)
                 return
-            other = queue.popleft()
-            source, target = (mine, other) if mine.sends else (other, mine)
+            partner = queue.popleft()
+            source, target = (mine, partner) if mine.sends else (partner, mine)
             if source.buffer.nbytes != target.buffer.nbytes:
                 problem = f"{source.buffer.nbytes} bytes were sent where {target.buffer.nbytes} are expected"
                 source.problem = target.problem = problem
@@ -242,7 +242,7 @@ class ThreadCommunicator:
     def split(self, color: int, key: int = 0) -> Communicator:
         """Return the group of the ranks with the same `color`."""
         answers = self.allgather_json([color, key])
-        order = sorted((theirs[1], rank) for rank, theirs in enumerate(answers) if theirs[0] == color)
+        order = sorted((answer[1], rank) for rank, answer in enumerate(answers) if answer[0] == color)
         ranks = [rank for _, rank in order]
         self._num_groups += 1
         name = (*self._name, self._num_groups, color)

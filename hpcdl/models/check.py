@@ -89,20 +89,20 @@ def _check_outputs(
 ) -> None:
     """Collect mismatches of the outputs for a few samples with the targets' `shapes`, the classes and the losses."""
     if shapes and len(shapes) > 1:
-        for output, name, wanted in zip(outputs, losses, shapes.values(), strict=True):
+        for output, name, shape in zip(outputs, losses, shapes.values(), strict=True):
             if name != CROSS_ENTROPY:
                 with refusals.gathered():
-                    _check_target(output.shape[1:], spec, name, wanted)
+                    _check_target(output.shape[1:], spec, name, shape)
         return
     (loss,) = losses
-    wanted = next(iter(shapes.values())) if shapes else ()
+    shape = next(iter(shapes.values())) if shapes else ()
     for output in outputs if loss == CROSS_ENTROPY else outputs[:1]:  # other losses take only the main output
         with refusals.gathered():
-            if wanted and loss == CROSS_ENTROPY:
-                _check_numbers(output.shape[1:], spec, wanted)
-                _check_target(output.shape[1:-1], spec, loss, wanted)
-            elif wanted and loss not in ONE_OUTPUT_PER_CLASS:
-                _check_target(output.shape[1:], spec, loss, wanted)
+            if shape and loss == CROSS_ENTROPY:
+                _check_numbers(output.shape[1:], spec, shape)
+                _check_target(output.shape[1:-1], spec, loss, shape)
+            elif shape and loss not in ONE_OUTPUT_PER_CLASS:
+                _check_target(output.shape[1:], spec, loss, shape)
             else:
                 _check_units(output.shape[1:], spec, loss, classes)
         with refusals.gathered():
@@ -199,10 +199,10 @@ def _check_inputs(model: keras.Model, spec: str, taken_shape: Shape | Shapes | N
         )
     if not inputs:
         return
-    taken = tuple(inputs[0].shape)[1:]
-    if taken_shape is not None and not _fits(taken_shape, taken):
+    model_shape = tuple(inputs[0].shape)[1:]
+    if taken_shape is not None and not _fits(taken_shape, model_shape):
         raise UsageError(
-            f"model {spec!r} takes samples of {taken}, but the data has {taken_shape}; "
+            f"model {spec!r} takes samples of {model_shape}, but the data has {taken_shape}; "
             "let its function take input_shape, or make shards with another --image-size"
         )
     if not any_type and not str(inputs[0].dtype).startswith(("float", "bfloat")):
@@ -212,15 +212,15 @@ def _check_inputs(model: keras.Model, spec: str, taken_shape: Shape | Shapes | N
 
 
 def _check_named_inputs(inputs: Sequence[Any], spec: str, shapes: Shapes) -> None:
-    taken = {item.name: tuple(item.shape)[1:] for item in inputs}
-    if inputs and taken.keys() != shapes.keys():
+    model_shapes = {item.name: tuple(item.shape)[1:] for item in inputs}
+    if inputs and model_shapes.keys() != shapes.keys():
         raise UsageError(
-            f"model {spec!r} has the inputs {', '.join(taken)}, but the data has {', '.join(shapes)}; "
+            f"model {spec!r} has the inputs {', '.join(model_shapes)}, but the data has {', '.join(shapes)}; "
             "give each keras.Input the name of a field, as name="
         )
     for name, shape in shapes.items() if inputs else ():
-        if not _fits(shape, taken[name]):
-            raise UsageError(f"model {spec!r} takes {name} of {taken[name]}, but the data has {shape}")
+        if not _fits(shape, model_shapes[name]):
+            raise UsageError(f"model {spec!r} takes {name} of {model_shapes[name]}, but the data has {shape}")
 
 
 def _fits(sample: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
@@ -234,21 +234,21 @@ def _probed(
     shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
     random = np.random.default_rng(0)
     if isinstance(shape, Mapping):
-        samples: Any = {name: random.random((_NUM_PROBES, *own), np.float32) for name, own in shape.items()}
+        samples: Any = {name: random.random((_NUM_PROBES, *sides), np.float32) for name, sides in shape.items()}
     elif (not shape and output_shapes is None) or None in shape:
         return []
     else:
         samples = random.random((_NUM_PROBES, *shape), np.float32)
     try:
-        given = model(samples, training=False)
+        answer = model(samples, training=False)
     except (Exception, SystemExit) as error:  # the user's layers may raise anything
         first = next(iter(str(error).strip().splitlines()), "no details")
         raise UsageError(f"model {spec!r} fails on a batch of samples: {type(error).__name__}: {first}") from error
     several = output_shapes if output_shapes is not None and len(output_shapes) > 1 else {}
-    if isinstance(given, Mapping) and several and given.keys() == several.keys():
-        given = [given[name] for name in several]
-    if isinstance(given, Mapping):
-        names = ", ".join(map(repr, given))
+    if isinstance(answer, Mapping) and several and answer.keys() == several.keys():
+        answer = [answer[name] for name in several]
+    if isinstance(answer, Mapping):
+        names = ", ".join(map(repr, answer))
         raise UsageError(
             f"model {spec!r} gives its outputs by name ({names}); "
             + (
@@ -257,7 +257,7 @@ def _probed(
                 else "return one output, or a list with the main one first"
             )
         )
-    outputs = [*given] if isinstance(given, list | tuple) else [given]
+    outputs = [*answer] if isinstance(answer, list | tuple) else [answer]
     if not outputs:
         raise UsageError(f"model {spec!r} gives no output; return one, or a list with the main one first")
     if several and len(outputs) != len(several):
@@ -310,8 +310,8 @@ def _sums_to_one(output: np.ndarray[Any, Any]) -> bool:
 
 def _last_activation(model: keras.Model) -> str:
     """Return the name of the last layer's activation; empty if there is none, or if the last layer is unknown."""
-    own = _flat(model) if getattr(model, "outputs", None) else ()
-    layers = [layer for layer in own if not isinstance(layer, keras.layers.InputLayer)]
+    all_layers = _flat(model) if getattr(model, "outputs", None) else ()
+    layers = [layer for layer in all_layers if not isinstance(layer, keras.layers.InputLayer)]
     if not layers:
         return ""
     kind = type(layers[-1]).__name__.lower()

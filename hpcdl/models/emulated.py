@@ -55,20 +55,20 @@ class EmulatedComputing(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Return the specs of the network's own outputs."""
-        found = [keras.KerasTensor(output.shape, output.dtype) for output in self.network.outputs]
-        return found[0] if len(found) == 1 else found
+        specs = [keras.KerasTensor(output.shape, output.dtype) for output in self.network.outputs]
+        return specs[0] if len(specs) == 1 else specs
 
     def call(self, inputs: Any) -> Any:
         """Return equal probabilities for every class, after the wait."""
         rows = tf.shape(inputs)[0]
         weights = [variable.value for variable in self.network.trainable_variables]
-        done = _waited(self._wait, tf.constant(0.0), weights)
-        made = [
-            tf.cast(done, output.dtype)
+        zero = _waited(self._wait, tf.constant(0.0), weights)
+        outputs = [
+            tf.cast(zero, output.dtype)
             + tf.fill([rows, *output.shape[1:]], tf.cast(1 / output.shape[-1], output.dtype))
             for output in self.network.outputs
         ]
-        return made[0] if len(made) == 1 else made
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _wait(self, after: Sequence[Tensor], until: float) -> Tensor:
         """Return zero once all of `after` is ready and the step has reached `until`: FORWARD to 1, its end."""
@@ -91,7 +91,7 @@ class EmulatedComputing(keras.layers.Layer):
 def pieces(num_weights: int) -> list[list[int]]:
     """Return the indices of weights whose gradients become ready together, in the order of the backward pass."""
     parts = np.array_split(np.arange(num_weights)[::-1], min(num_weights, MOST_PIECES))
-    return [[int(place) for place in part] for part in parts]
+    return [[int(index) for index in part] for part in parts]
 
 
 LAYERS = {"hpcdl>EmulatedComputing": EmulatedComputing}
@@ -107,9 +107,9 @@ def _waited(wait: Callable[[Sequence[Tensor], float], Tensor], after: Tensor, we
             gradients: list[Tensor] = []
             parts = pieces(len(values))
             ready, changing = upstream, tf.reshape(values[0], [-1])[0]
-            for done, part in enumerate(parts, start=1):
-                ready = wait([ready, changing], FORWARD + (1 - FORWARD) * done / len(parts))
-                gradients += [tf.zeros_like(values[place]) + tf.cast(ready, values[place].dtype) for place in part]
+            for number, part in enumerate(parts, start=1):
+                ready = wait([ready, changing], FORWARD + (1 - FORWARD) * number / len(parts))
+                gradients += [tf.zeros_like(values[index]) + tf.cast(ready, values[index].dtype) for index in part]
             return [0.0 * upstream, *gradients[::-1]]
 
         return wait([start], FORWARD), pass_backward

@@ -50,8 +50,8 @@ def user_function(builder: UserFunction) -> Callable[..., Any]:
     module = _file_module(builder, existing_file(builder)) if builder.path else _named_module(builder)
     function = getattr(module, builder.function, None)
     if function is None:
-        known = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
-        raise function_missing(builder, known)
+        names = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
+        raise function_missing(builder, names)
     if not callable(function):
         raise UsageError(
             f"{builder.what} {str(builder)!r} is not a function but {type(function).__name__}; {ASKED[builder.what]}"
@@ -62,13 +62,13 @@ def user_function(builder: UserFunction) -> Callable[..., Any]:
 def _file_module(builder: UserFunction, path: Path) -> ModuleType:
     # A separate name: a file called json.py must not become the module json.
     name = f"hpcdl_user_{builder.what}_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
         raise UsageError(f"{builder.what} {str(builder)!r}: {path} is no Python file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as an import does: classes in the file look up their module here
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         del sys.modules[name]
         raise failed(builder, error, str(path)) from error
@@ -156,7 +156,7 @@ def facts_of(spec: str) -> OwnModel:
     model = _saved(Path(spec).expanduser()) if spec.endswith(SAVED) else _built_anew(parse_function(spec))
     if not model.built:
         raise UsageError(f"--model {spec} has no weights yet; give it a keras.Input")
-    lengths = tuple(math.prod(one.shape) for one in model.trainable_variables)
+    lengths = tuple(math.prod(variable.shape) for variable in model.trainable_variables)
     if not lengths:
         raise UsageError(f"--model {spec} has nothing to train: every layer has trainable=False, or no weights")
     return OwnModel(lengths=lengths, macs=macs_of(model))
@@ -213,7 +213,7 @@ def _macs_of_operation(operation: Any) -> int:
     """Count an operation's multiply-accumulates; ValueError if its shapes do not determine them."""
     if operation.type in _OPAQUE:
         raise ValueError(f"{operation.type} hides its operations")
-    shapes = [_known(one.shape) if operation.type in _COUNTED else () for one in operation.inputs]
+    shapes = [_known(tensor.shape) if operation.type in _COUNTED else () for tensor in operation.inputs]
     if operation.type in ("MatMul", "BatchMatMul", "BatchMatMulV2"):
         turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
         return math.prod(_known(operation.outputs[0].shape)) * shapes[0][-2 if turned else -1]
@@ -288,9 +288,9 @@ def load_model(
             _check(model, spec, loss, num_classes, shape, output_shapes)
         return model
     policy = _policy()
-    given = {"num_classes": classes, "input_shape": shape}
-    made = call(builder, user_function(builder), {name: value for name, value in given.items() if value is not None})
-    model = _built(builder, made, shape)
+    facts = {"num_classes": classes, "input_shape": shape}
+    answer = call(builder, user_function(builder), {name: value for name, value in facts.items() if value is not None})
+    model = _built(builder, answer, shape)
     _check(model, str(builder), loss, classes, shape, output_shapes, scaled=scaled, policy=policy)
     return model
 

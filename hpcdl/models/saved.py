@@ -112,20 +112,20 @@ def _counted(most_bytes: int) -> Iterator[None]:
             )
         plain(self, initializer, shape, dtype, *more, **named)
 
-    own = "__init__" in vars(keras.Variable)
+    has_own_init = "__init__" in vars(keras.Variable)
     keras.Variable.__init__ = counting
     try:
         yield
     finally:
-        if own:
+        if has_own_init:
             keras.Variable.__init__ = plain
         else:
             del keras.Variable.__init__
 
 
 def _bytes_of(dtype: Any) -> int:
-    found = re.search(r"\d+", str(dtype))
-    return max(1, int(found[0]) // 8) if found else 4
+    match = re.search(r"\d+", str(dtype))
+    return max(1, int(match[0]) // 8) if match else 4
 
 
 def _size_of(file: IO[bytes]) -> int:
@@ -197,9 +197,9 @@ class _Window(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read into `buffer`; return the number of bytes."""
-        wanted = max(0, min(len(buffer), self._size - self._at))
+        num_bytes = max(0, min(len(buffer), self._size - self._at))
         self._file.seek(self._begin + self._at)
-        content = self._file.read(wanted)
+        content = self._file.read(num_bytes)
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
@@ -283,24 +283,24 @@ def _check_chunks(array: Any, filters: list[int]) -> None:
 def _chunks(array: Any) -> list[Any]:
     if not hasattr(array.id, "chunk_iter"):  # an old HDF5, which searches for each chunk
         return [array.id.get_chunk_info(number) for number in range(array.id.get_num_chunks())]
-    found: list[Any] = []
-    array.id.chunk_iter(found.append)
-    return found
+    chunks: list[Any] = []
+    array.id.chunk_iter(chunks.append)
+    return chunks
 
 
 def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
     """Raise ValueError if a config names a class or function whose use would run code from the file."""
     waiting = [config]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        if not isinstance(one, dict):
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, dict):
             continue
-        waiting += one.values()
-        named = [one[key] for key in ("class_name", "registered_name", "spec_name") if isinstance(one.get(key), str)]
-        if one.get("class_name") == "function" and isinstance(one.get("config"), str):
-            named.append(one["config"])
+        waiting += part.values()
+        named = [part[key] for key in ("class_name", "registered_name", "spec_name") if isinstance(part.get(key), str)]
+        if part.get("class_name") == "function" and isinstance(part.get("config"), str):
+            named.append(part["config"])
         for name in named:
             kind = re.split(r"[>.:]", name)[-1]
             if kind in CODE and name not in (known or ()):
@@ -308,7 +308,7 @@ def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
                     f"it holds {kind}, which is not loaded: {CODE[kind]}; save the model with a class of your own in "
                     "its place"
                 )
-        module = one.get("module")
+        module = part.get("module")
         if known is not None and named and isinstance(module, str) and not any(name in known for name in named):
             _check_module(module, named[-1])
 

@@ -234,20 +234,20 @@ def parse_emulation(spec: str) -> Emulation | None:
     """Parse `emulated:resnet50:0.7s` or `emulated:resnet50:0.7s:5%`; None for another spec."""
     if not spec.startswith(EMULATED):
         return None
-    name, _, rest = spec.removeprefix(EMULATED).partition(":")
-    wait, _, noise = rest.partition(":")
+    name, _, numbers = spec.removeprefix(EMULATED).partition(":")
+    wait, _, noise = numbers.partition(":")
     if name not in MODELS:
         raise UnknownNameError("model to emulate", name, MODELS)
     try:
-        found = Emulation(network=name, seconds=parse_seconds(wait), noise=float(noise.removesuffix("%") or 0) / 100)
+        result = Emulation(network=name, seconds=parse_seconds(wait), noise=float(noise.removesuffix("%") or 0) / 100)
     except ValueError:
-        found = Emulation(network=name, seconds=math.nan)
-    if not (0 < found.seconds <= MOST_WAIT_S and 0 <= found.noise <= 1):
+        result = Emulation(network=name, seconds=math.nan)
+    if not (0 < result.seconds <= MOST_WAIT_S and 0 <= result.noise <= 1):
         raise UsageError(
             f"model {spec!r} is not understood; give the network, its time for a step and how much that varies:"
             " emulated:resnet50:0.7s or emulated:resnet50:0.7s:5%"
         )
-    return found
+    return result
 
 
 def parse_spec(spec: str) -> str | UserFunction:
@@ -264,17 +264,17 @@ def parse_spec(spec: str) -> str | UserFunction:
 def parse_function(spec: str, what: str = "model") -> UserFunction:
     """Return the user's function that `spec` names, to be used as `what`; UsageError if it names none."""
     source, colon, function = spec.rpartition(":")
-    asked = UserFunction(function="", what=what)
+    blank = UserFunction(function="", what=what)
     if not colon and _names_file(spec):
         usual = "build" if what == "model" else what
         raise UsageError(f"{what} {spec!r} names a file but no function in it; write {spec}:{usual}")
     if not source or not function.isidentifier():
-        raise UsageError(f"{what} {spec!r} is not understood; give {asked.forms}")
+        raise UsageError(f"{what} {spec!r} is not understood; give {blank.forms}")
     if _names_file(source):
-        return replace(asked, path=Path(source).expanduser(), function=function)
+        return replace(blank, path=Path(source).expanduser(), function=function)
     if not all(part.isidentifier() for part in source.split(".")):
-        raise UsageError(f"{what} {spec!r}: {source!r} is neither a .py file nor a module; give {asked.forms}")
-    return replace(asked, module=source, function=function)
+        raise UsageError(f"{what} {spec!r}: {source!r} is neither a .py file nor a module; give {blank.forms}")
+    return replace(blank, module=source, function=function)
 
 
 def _names_file(source: str) -> bool:
@@ -329,15 +329,15 @@ def existing_file(builder: UserFunction) -> Path:
 
 def _module_source(builder: UserFunction) -> Path | None:
     """Return the source file of a module, found without importing its packages; None if it has none (compiled)."""
-    top, *rest = builder.module.split(".")
-    found: ModuleSpec | None = importlib.util.find_spec(top)
-    for part in rest:
-        locations = found.submodule_search_locations if found else None
+    top, *submodules = builder.module.split(".")
+    module_spec: ModuleSpec | None = importlib.util.find_spec(top)
+    for part in submodules:
+        locations = module_spec.submodule_search_locations if module_spec else None
         # Look up only the last part of the name: for a full name the finder would import the packages.
-        found = PathFinder.find_spec(part, list(locations)) if locations is not None else None
-    if found is None:
+        module_spec = PathFinder.find_spec(part, list(locations)) if locations is not None else None
+    if module_spec is None:
         raise module_missing(builder)
-    return Path(found.origin) if found.origin and found.origin.endswith(".py") else None
+    return Path(module_spec.origin) if module_spec.origin and module_spec.origin.endswith(".py") else None
 
 
 def module_missing(builder: UserFunction) -> UsageError:
@@ -382,7 +382,7 @@ def _bound_names(body: Sequence[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         else:
-            names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and _stored(item)}
+            names |= {inside.id for inside in ast.walk(node) if isinstance(inside, ast.Name) and _stored(inside)}
             inner = [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
             names |= _bound_names(inner)
     return names

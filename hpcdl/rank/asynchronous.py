@@ -135,7 +135,7 @@ class AsynchronousTrainer(Trainer):
         departures = self._gather(departure)
         self._take_statistics(departures)
         parts.outcome.clock.flush()
-        if self._replica.count < self._replica.total and all(one.reason != TARGET for one in departures):
+        if self._replica.count < self._replica.total and all(leaver.reason != TARGET for leaver in departures):
             self._end_early(departures)
         if parts.group.rank == 0 and self._replica.count != self._evaluated_count:
             self._end_epoch(began)
@@ -151,9 +151,9 @@ class AsynchronousTrainer(Trainer):
         departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
         parts.host.group = survivors(observe(parts.group), self._replica.num_lost)
-        found = [Departure(**one) for one in parts.group.allgather_json(vars(departure))]
-        lost = set(range(self._num_workers)) - {one.worker for one in found}
-        return [*found, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
+        departures = [Departure(**leaver) for leaver in parts.group.allgather_json(vars(departure))]
+        lost = set(range(self._num_workers)) - {leaver.worker for leaver in departures}
+        return [*departures, *(Departure(reason=LOST, worker=worker) for worker in sorted(lost))]
 
     def _take_statistics(self, departures: list[Departure]) -> None:
         """If worker 0 left before the others, replace its moving statistics by those of the worker with most steps.
@@ -161,7 +161,7 @@ class AsynchronousTrainer(Trainer):
         Worker 0's own are old, or contain the cause of its failure. Collective over the workers that are not lost.
         """
         present = departures[: self.parts.group.size]
-        donors = [index for index, one in enumerate(present) if one.reason != ERROR]
+        donors = [index for index, leaver in enumerate(present) if leaver.reason != ERROR]
         if donors and present[0].reason in (ERROR, SIGNAL):
             best = max(donors, key=lambda index: present[index].steps)
             broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
@@ -213,10 +213,10 @@ class AsynchronousTrainer(Trainer):
     def _end_early(self, departures: list[Departure]) -> None:
         """Every worker left before the end: save a checkpoint and raise the reason."""
         parts = self.parts
-        reasons = [one.reason for one in departures]
+        reasons = [leaver.reason for leaver in departures]
         reason = next((reason for reason in (TIME, SIGNAL, FOR_MORE) if reason in reasons), None)
         if reason is None:
-            first = next(one for one in departures if one.reason == ERROR)
+            first = next(leaver for leaver in departures if leaver.reason == ERROR)
             raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
         if parts.group.rank == 0:
             parts.host.position.step = parts.host.steps_done()
@@ -234,8 +234,8 @@ def replica_of(worker: Worker) -> Replica:
 
 def _warnings(departures: list[Departure]) -> list[str]:
     return [
-        f"worker {one.worker} left before the end ({': '.join(filter(None, [one.reason, one.text]))}); "
+        f"worker {leaver.worker} left before the end ({': '.join(filter(None, [leaver.reason, leaver.text]))}); "
         "the others continued"
-        for one in departures
-        if one.reason in (SIGNAL, ERROR, LOST, EVICTED)
+        for leaver in departures
+        if leaver.reason in (SIGNAL, ERROR, LOST, EVICTED)
     ]

@@ -81,8 +81,8 @@ class ComputedShare:
         """Return this share as JSON for rank 0, with at most `most_times` batch times."""
         times = sorted(self.batch_seconds)
         if len(times) > most_times:
-            times = [times[place] for place in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
-        own = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
+            times = [times[index] for index in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
+        lists = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
         numbers = ("num_samples", "num_not_finite", "seconds", "gpu_utilisation", "stopped")
         facts = {
             "num_batches": len(self.batch_seconds),
@@ -90,7 +90,7 @@ class ComputedShare:
             "memory": peak_memory_bytes(),
             "processors": processors(),
         }
-        return {**own, **{name: getattr(self, name) for name in numbers}, **facts}
+        return {**lists, **{name: getattr(self, name) for name in numbers}, **facts}
 
 
 def main() -> None:
@@ -165,12 +165,12 @@ def infer_rank(
             ),
         )
         record = with_devices(record, communicator)
-        done, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
-        todo = [task for task in outputs.tasks() if task not in done]
+        whole_shards, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
+        todo = [task for task in outputs.tasks() if task not in whole_shards]
         if todo or not complete:  # an earlier call may have been killed after its last shard
-            own = todo[communicator.rank :: communicator.size]
-            share = _computed(predictor, outputs, out, own, communicator, stop, journal)
-            _end(communicator, out, outputs, record, done, share, injection)
+            own_tasks = todo[communicator.rank :: communicator.size]
+            share = _computed(predictor, outputs, out, own_tasks, communicator, stop, journal)
+            _end(communicator, out, outputs, record, whole_shards, share, injection)
     communicator.barrier()
 
 
@@ -214,8 +214,8 @@ def _function(plan: InferencePlan) -> str:
 
 
 def _shard_samples(plan: InferencePlan, predictor: Predictor) -> int:
-    if wanted := plan.config.run.shard_samples:
-        return -(-wanted // plan.batch_size) * plan.batch_size
+    if num_samples := plan.config.run.shard_samples:
+        return -(-num_samples // plan.batch_size) * plan.batch_size
     counts = {split.name: split.num_samples for split in plan.splits}
     return whole_batches(counts, plan.batch_size, sum(item.row_bytes for item in predictor.fields))
 
@@ -251,8 +251,8 @@ def _begun(
         assert record.inference is not None
         before = read_record(out) if (out / FILE_NAME).exists() else None
         check_same(out, before.inference if before else None, dict(record.inference.identity))
-        done, damaged = outputs.begin(out)
-        if before is None and done:
+        whole_shards, damaged = outputs.begin(out)
+        if before is None and whole_shards:
             raise CorruptError(f"{out} holds outputs, and no {FILE_NAME} that says of what; name another --out")
         for text in notes:
             journal.write("message", text=text)
@@ -260,30 +260,30 @@ def _begun(
             journal.write("message", text=f"warning: {text}")
         for text in damaged:
             journal.write("message", text=f"warning: computed again, for it is damaged: {text}")
-        _say_shares(outputs, done, communicator.size, journal)
+        _say_shares(outputs, whole_shards, communicator.size, journal)
         complete = (out / MANIFEST_NAME).is_file()
-        if len(done) < len(outputs.tasks()) or not complete:
+        if len(whole_shards) < len(outputs.tasks()) or not complete:
             write_record(out, record)
-        return [dataclasses.asdict(result) for result in done.values()], complete
+        return [dataclasses.asdict(result) for result in whole_shards.values()], complete
 
     communicator.monitor.doing("looking at what is there")
     documents, complete = decided(communicator, begin)
-    found = [from_json(ShardResult, document) for document in documents]
-    return {(result.split, result.number): result for result in found}, complete
+    results = [from_json(ShardResult, document) for document in documents]
+    return {(result.split, result.number): result for result in results}, complete
 
 
 def _say_shares(outputs: OutputsPlan, done: Done, num_ranks: int, journal: Journal) -> None:
     total = len(outputs.tasks())
-    left = total - len(done)
+    num_left = total - len(done)
     if done:
         journal.write("message", text=f"{len(done)} of {counted(total, 'shard')} are there and whole")
-    if not left:
+    if not num_left:
         journal.write("message", text="nothing is left to compute")
-    elif left < num_ranks:
-        idle = num_ranks - left
+    elif num_left < num_ranks:
+        idle = num_ranks - num_left
         journal.write(
             "message",
-            text=f"warning: {counted(left, 'shard')} for {num_ranks} ranks: {idle} have nothing to do; "
+            text=f"warning: {counted(num_left, 'shard')} for {num_ranks} ranks: {idle} have nothing to do; "
             "use fewer --ranks, or in a new --out smaller --shard-samples",
         )
 
@@ -410,14 +410,14 @@ def _end(
     injection: Injection,
 ) -> None:
     """Rank 0 writes manifest and record of all ranks' work. Raises StoppedEarly on every rank if one was stopped."""
-    most = max(1, _MOST_TIMES // communicator.size)
-    shares = communicator.allgather_json(share.as_json(most))
-    if any(own["stopped"] for own in shares):
+    most_times = max(1, _MOST_TIMES // communicator.size)
+    shares = communicator.allgather_json(share.as_json(most_times))
+    if any(part["stopped"] for part in shares):
         raise StoppedEarly("stopped by a signal; whole shards are kept, continue with the same command and --resume")
 
     def finish() -> bool:
-        found = [from_json(ShardResult, document) for own in shares for document in own["results"]]
-        outputs.finish(out, {**done, **{(result.split, result.number): result for result in found}})
+        results = [from_json(ShardResult, document) for part in shares for document in part["results"]]
+        outputs.finish(out, {**done, **{(result.split, result.number): result for result in results}})
         over = dataclasses.replace(record, warnings=injection.settled(record.warnings))
         write_record(out, _finished(over, outputs, done, shares, _num_not_finite_kept(out, outputs, done)))
         return True
@@ -427,7 +427,7 @@ def _end(
 
 def _num_not_finite_kept(out: Path, outputs: OutputsPlan, done: Done) -> int:
     """Count the samples with NaN or infinity in the shards of earlier calls: a killed call records no count."""
-    found = 0
+    count = 0
     for result in done.values():
         assert result.entry is not None
         shard = OpenShard(out / result.entry.file, result.entry, operations=FileOperationsCounter(), verified=False)
@@ -436,21 +436,21 @@ def _num_not_finite_kept(out: Path, outputs: OutputsPlan, done: Done) -> int:
             arrays = {item.name: np.empty((stop - first, *item.shape), item.dtype) for item in outputs.fields}
             for name, array in arrays.items():
                 shard.read_block(name, block, array)
-            found += num_not_finite(arrays)
+            count += num_not_finite(arrays)
         shard.close()
-    return found
+    return count
 
 
 def _finished(
     record: RunRecord, outputs: OutputsPlan, done: Done, shares: Sequence[Mapping[str, Any]], kept_not_finite: int
 ) -> RunRecord:
     assert record.inference is not None
-    times = [seconds for own in shares for seconds in own["batch_seconds"]]
-    median, most = quantiles(times, [0.5, 0.99]) if times else (None, None)
-    computed = sum(own["num_samples"] for own in shares)
-    seconds = max(own["seconds"] for own in shares)
-    not_finite = kept_not_finite + sum(own["num_not_finite"] for own in shares)
-    hosts = [own["host"] for own in shares]
+    times = [seconds for part in shares for seconds in part["batch_seconds"]]
+    median, p99 = quantiles(times, [0.5, 0.99]) if times else (None, None)
+    computed = sum(part["num_samples"] for part in shares)
+    seconds = max(part["seconds"] for part in shares)
+    not_finite = kept_not_finite + sum(part["num_not_finite"] for part in shares)
+    hosts = [part["host"] for part in shares]
     warnings = [*record.warnings]
     if not_finite:
         warnings.append(f"the outputs of {counted(not_finite, 'sample')} hold NaN or infinity")
@@ -458,7 +458,7 @@ def _finished(
         record,
         status="finished",
         finished_at=now_text(),
-        steps=sum(own["num_batches"] for own in shares),
+        steps=sum(part["num_batches"] for part in shares),
         images_per_second=computed / seconds if computed else None,
         seconds_total=seconds,
         warnings=warnings,
@@ -466,12 +466,12 @@ def _finished(
             RankRecord(
                 rank=rank,
                 host=hosts[rank],
-                peak_memory_bytes=own["memory"],
-                processors=own["processors"],
-                gpu_utilisation=own["gpu_utilisation"],
-                details={"num_samples": own["num_samples"], "seconds": own["seconds"]},
+                peak_memory_bytes=part["memory"],
+                processors=part["processors"],
+                gpu_utilisation=part["gpu_utilisation"],
+                details={"num_samples": part["num_samples"], "seconds": part["seconds"]},
             )
-            for rank, own in enumerate(shares)
+            for rank, part in enumerate(shares)
         ],
         inference=dataclasses.replace(
             record.inference,
@@ -479,7 +479,7 @@ def _finished(
             num_kept=sum(len(outputs.samples_of(task)) for task in done),
             num_not_finite=not_finite,
             batch_seconds_median=median,
-            batch_seconds_p99=most,
+            batch_seconds_p99=p99,
         ),
     )
 

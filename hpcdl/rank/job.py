@@ -69,8 +69,8 @@ def _run_rank(
     watch.limits = Limits(stall_s=run_plan.config.safety.stall_timeout, busy_s=run_plan.config.safety.busy_timeout)
     watch.hosts = dict(enumerate(hosts))
     if not run_plan.info.features.synchronous:  # worker 0 evaluates and saves the center
-        seen = communicator.monitor
-        watch.actions.is_optional = lambda rank: rank != seen.first_left and rank < run_plan.num_workers
+        monitor = communicator.monitor
+        watch.actions.is_optional = lambda rank: rank != monitor.first_left and rank < run_plan.num_workers
     watch.besides = _pace_keeper(run_plan, hosts, watch).look
     started = results.first_record(run_plan, hosts, software, os.environ.get("HPCDL_PROFILE", ""))
     unbound = communicator.allgather_json(runtime.binding_warning())

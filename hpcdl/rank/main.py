@@ -83,14 +83,16 @@ def supervised(
     all survivors are done.
     """
     outlive("stderr")  # a launcher's log on a full disk must not keep this rank from ending the others
-    place = placement() or ALONE
+    rank_place = placement() or ALONE
     folder = Path(os.environ[STATUS_VARIABLE])
     launch = os.environ.get(LAUNCH_VARIABLE, "")
-    report, reported = StatusReport(folder=folder, rank=place.rank, line=hold_line(launch)), list[str]()
+    report, reported = StatusReport(folder=folder, rank=rank_place.rank, line=hold_line(launch)), list[str]()
     try:
         report.publish("running")  # signals reach this rank from here on; those that came before are delivered at once
-        set_up_process(place.local_rank)
-        failed, communicator = _watched(body, report, reported, place, folder / WATCH_FOLDER / launch, stall_s, show)
+        set_up_process(rank_place.local_rank)
+        failed, communicator = _watched(
+            body, report, reported, rank_place, folder / WATCH_FOLDER / launch, stall_s, show
+        )
     except HpcdlError as error:  # a signal, before the code that ends the other ranks runs
         state, exit_code = verdict(error)
         if not reported:
@@ -165,8 +167,8 @@ def _watched(
 
 def _grows(error: BaseException) -> bool:
     """Whether this rank stopped so that the run can restart with more ranks."""
-    found = original(error)
-    return isinstance(found, StoppedEarly) and found.grows
+    cause = original(error)
+    return isinstance(cause, StoppedEarly) and cause.grows
 
 
 def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[str, int]]:
@@ -180,12 +182,12 @@ def _met(communicator: Observed, watch: Watchdog, folder: Path) -> list[tuple[st
 
 def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
     """Return once all ranks are done and rank 0 has noted it: how a process exits after that is no failure."""
-    left = surviving(communicator)
-    left.barrier()
-    if left.rank == 0:
+    survivors = surviving(communicator)
+    survivors.barrier()
+    if survivors.rank == 0:
         note()
     with contextlib.suppress(HpcdlError):
-        left.barrier()
+        survivors.barrier()
 
 
 if __name__ == "__main__":

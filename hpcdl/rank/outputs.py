@@ -72,13 +72,13 @@ class Predictor:
         began = time.perf_counter()
         self._call = _graph_of(self._model, inputs)
         try:
-            made = self._call(inputs)
+            answer = self._call(inputs)
         except (HpcdlError, tf.errors.ResourceExhaustedError):
             raise
         except Exception as error:  # the layers of a user's own model may raise anything
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UsageError(f"the model of {self.plan.model} does not take {self.dataset.name}: {reason}") from error
-        arrays = self._named(made)
+        arrays = self._named(answer)
         seconds = time.perf_counter() - began
         count = tf.nest.flatten(inputs)[0].shape[0]
         for name, array in arrays.items():
@@ -96,11 +96,12 @@ class Predictor:
     def outputs(self, inputs: Any) -> dict[str, Array]:
         """Return a batch's outputs by field, each (samples, *shape). Raises UsageError if the shape changes."""
         arrays = self._named(self._call(inputs))
-        for item in self.fields:
-            if arrays[item.name].shape[1:] != tuple(item.shape):
+        for expected in self.fields:
+            if arrays[expected.name].shape[1:] != tuple(expected.shape):
                 raise UsageError(
-                    f"the model of {self.plan.model} gives {item.name} of shape {list(arrays[item.name].shape[1:])}, "
-                    f"and of {list(item.shape)} for the first batch; only outputs of one shape can be written"
+                    f"the model of {self.plan.model} gives {expected.name} of shape "
+                    f"{list(arrays[expected.name].shape[1:])}, and of {list(expected.shape)} for the first batch; only "
+                    "outputs of one shape can be written"
                 )
         return arrays
 
@@ -167,15 +168,15 @@ def _loaded(plan: InferencePlan) -> tuple[keras.Model, list[str]]:
 
 def _check_input(model: keras.Model, dataset: Dataset, path: Path) -> None:
     """Raise UsageError if a model with one input declares a sample shape other than the dataset's."""
-    taken = getattr(model, "input_shape", None)
-    if len(dataset.inputs) > 1 or not isinstance(taken, tuple):
+    model_shape = getattr(model, "input_shape", None)
+    if len(dataset.inputs) > 1 or not isinstance(model_shape, tuple):
         return
-    given = model_shapes(dataset)[0]
-    fits = len(taken) == len(given) + 1 and all(
-        side is None or side == own for side, own in zip(taken[1:], given, strict=True)
+    data_shape = model_shapes(dataset)[0]
+    fits = len(model_shape) == len(data_shape) + 1 and all(
+        side is None or side == data_side for side, data_side in zip(model_shape[1:], data_shape, strict=True)
     )
     if not fits:
-        raise UsageError(f"the model of {path} takes samples of {taken[1:]}, {dataset.name} has {given}")
+        raise UsageError(f"the model of {path} takes samples of {model_shape[1:]}, {dataset.name} has {data_shape}")
 
 
 def _digest(model: keras.Model) -> str:
@@ -240,9 +241,9 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
     model, model_warnings = load_run(run_dir, data)
     if len(dataset.inputs) < 2:
-        taken, given = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
-        if taken != given:
-            raise UsageError(f"the model of {run_dir} takes samples of {taken}, {data} has {given}")
+        model_shape, data_shape = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
+        if model_shape != data_shape:
+            raise UsageError(f"the model of {run_dir} takes samples of {model_shape}, {data} has {data_shape}")
     config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))
@@ -260,11 +261,11 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
         raise UsageError(f"{target} exists; choose another folder")
     model, model_warnings = load_run(run_dir)
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
-    made = make_output_folder(target, "")
+    new_folders = make_output_folder(target, "")
     try:
         return writers[form](model, target), model_warnings
     except BaseException:  # half a model would block the next try
-        for folder in made:
+        for folder in new_folders:
             folder.remove(if_empty=folder.path != target)
         raise
 

@@ -87,17 +87,17 @@ def facts_of_place(hosts: Sequence[str], software: Mapping[str, str], profile: s
 def refuse_shared_devices(info: StrategyInfo, workers: Communicator) -> None:
     """Raise UsageError if ranks share a GPU and the strategy needs one per rank; collective over the workers."""
     if info.features.own_device:
-        found = workers.allgather_json([workers.host, asdict(device_in_use())])
-        for line in _sharing(found):
+        devices = workers.allgather_json([workers.host, asdict(device_in_use())])
+        for line in _sharing(devices):
             raise UsageError(f"--strategy {info.name}: {line}, or use --strategy ring")
 
 
 def _sharing(found: Sequence[Any]) -> list[str]:
     """Return a line for each GPU that several ranks share; `found` has hosts and devices in use, in rank order."""
     by_device: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, one) in enumerate(found):
-        if one["shared"]:
-            by_device.setdefault((host, one["shared"]), []).append(rank)
+    for rank, (host, device_info) in enumerate(found):
+        if device_info["shared"]:
+            by_device.setdefault((host, device_info["shared"]), []).append(rank)
     return [
         f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, "
         f"which has {found[ranks[0]][1]['available']}: start as many workers a node as it has GPUs"
@@ -108,10 +108,10 @@ def _sharing(found: Sequence[Any]) -> list[str]:
 
 def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
     """Return `record` with the devices in use, and warnings for unusual ones; collective over the workers."""
-    found = workers.allgather_json([workers.host, asdict(device_in_use())])
-    warnings = [f"rank {rank}: {one['warning']}" for rank, (_, one) in enumerate(found) if one["warning"]]
-    warnings += _sharing(found)
-    names = [one["name"] for _, one in found]
+    devices = workers.allgather_json([workers.host, asdict(device_in_use())])
+    warnings = [f"rank {rank}: {device['warning']}" for rank, (_, device) in enumerate(devices) if device["warning"]]
+    warnings += _sharing(devices)
+    names = [device["name"] for _, device in devices]
     accelerators = dict(Counter(name for name in names if name))
     if accelerators and "" in names:
         warnings.append(f"{names.count('')} of {len(names)} workers compute on CPUs, the others on GPUs")
@@ -217,7 +217,7 @@ def worker_record(
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the sum of each number over the mappings that have it."""
-    return {name: sum(one.get(name, 0.0) for one in parts) for name in dict.fromkeys(itertools.chain(*parts))}
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(itertools.chain(*parts))}
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -232,12 +232,12 @@ def peak_memory_bytes() -> int:
 
 def processors(threads: Path = Path("/proc/self/task")) -> str:
     """Return the CPUs of TensorFlow's computing threads as a kernel CPU list; without such threads, the process's."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for thread in threads.iterdir():
         with contextlib.suppress(OSError):  # a thread may end at any time
             if (thread / "comm").read_text(encoding="ascii", errors="replace").strip() == _COMPUTING:
-                found |= os.sched_getaffinity(int(thread.name))
-    return format_list(found or os.sched_getaffinity(0))
+                cpus |= os.sched_getaffinity(int(thread.name))
+    return format_list(cpus or os.sched_getaffinity(0))
 
 
 def now_text() -> str:

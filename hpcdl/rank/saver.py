@@ -40,12 +40,12 @@ def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
     if center is None:
         yield
         return
-    own = [numpy.array(variable) for variable in variables]
+    own_values = [numpy.array(variable) for variable in variables]
     assign_all(variables, center)
     try:
         yield
     finally:
-        assign_all(variables, own)
+        assign_all(variables, own_values)
 
 
 def move_to_center(worker: Worker, variables: Sequence[Any]) -> None:
@@ -178,7 +178,7 @@ class Saver:
     def _check(self, shared: Mapping[str, Array]) -> None:
         host = self._host
         kinds = {"weights": host.model.weights, "optimizer": host.optimizer.variables}
-        paths = {f"{kind}/{index}": one.path for kind, those in kinds.items() for index, one in enumerate(those)}
+        paths = {f"{kind}/{index}": saved.path for kind, those in kinds.items() for index, saved in enumerate(those)}
         try:
             check_kept([(paths[name], value) for name, value in shared.items()], host.steps_done(), host.group.rank)
         except NotFiniteError as error:
@@ -188,10 +188,10 @@ class Saver:
 
     def _snapshot(self, shared: dict[str, Array], statistics: dict[str, Array], facts: dict[str, Any]) -> Snapshot:
         host = self._host
-        own = {**state.copy_of(self._read_seeds(), "seeds"), **host.position.arrays(), **host.worker.state()}
+        own_arrays = {**state.copy_of(self._read_seeds(), "seeds"), **host.position.arrays(), **host.worker.state()}
         return Snapshot(
             step=host.position.step,
             shared=shared,
-            own={**own, **statistics},
+            own={**own_arrays, **statistics},
             facts={**host.facts(), **facts},
         )

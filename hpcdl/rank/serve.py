@@ -39,18 +39,18 @@ def serve(
 
 def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Observed:
     """Serve, and contribute this rank's record."""
-    seen = communicator.monitor
-    before = seen.traffic()
-    seen.doing("serving")
-    with seen.patiently():
+    monitor = communicator.monitor
+    before = monitor.traffic()
+    monitor.doing("serving")
+    with monitor.patiently():
         details = server.serve()
-    seen.doing("leaving")
+    monitor.doing("leaving")
     steps = details.pop("steps", 0)
-    own = RankRecord(
+    rank_record = RankRecord(
         rank=communicator.rank,
         host=communicator.host,
         role="server",
-        **(seen.traffic() - before).per_step(steps, countable=run_plan.info.features.mpi),
+        **(monitor.traffic() - before).per_step(steps, countable=run_plan.info.features.mpi),
         busy_seconds_per_step=details.pop("busy_seconds_per_step", None),
         peak_memory_bytes=results.peak_memory_bytes(),
         clock_set_s=results.clock_set_s(),
@@ -58,7 +58,7 @@ def _to_the_end(server: Server, run_plan: RunPlan, communicator: Observed) -> Ob
         details={"steps": steps, **details},
     )
     communicator = survivors(communicator, details.get("lost_workers", 0))
-    results.gather_ranks(communicator, own)
+    results.gather_ranks(communicator, rank_record)
     return communicator
 
 
@@ -74,29 +74,29 @@ class ServeInPlace:
 
     def to_the_end(self, server: Server) -> Observed:
         """Serve until the surviving workers have left; return their group."""
-        left = self.world
+        group = self.world
         while True:
             try:
-                left = _to_the_end(server, self.run_plan, left)
-                left.barrier()
-                return left
+                group = _to_the_end(server, self.run_plan, group)
+                group.barrier()
+                return group
             except BrokenGroup:
                 pass
             with in_time(self.watch):
-                left, server = self._mended(server)
+                group, server = self._mended(server)
 
     def _mended(self, before: Server) -> tuple[Observed, Server]:
         """Return the group of the survivors and its server; makes the same collective calls as the workers.
 
         The part of the center that the server `before` holds goes to the first worker, who distributes the new parts.
         """
-        left, lost = surviving_ranks(self.world, self.watch)
-        workers, servers = surviving_roles(left, self.context.num_workers, self.least, lost)
-        gather_center(left, before.part() if isinstance(before, HoldsCenter) else None)
-        left.split(1)
-        exchange = left.for_purpose(EXCHANGE)
+        group, lost = surviving_ranks(self.world, self.watch)
+        workers, servers = surviving_roles(group, self.context.num_workers, self.least, lost)
+        gather_center(group, before.part() if isinstance(before, HoldsCenter) else None)
+        group.split(1)
+        exchange = group.for_purpose(EXCHANGE)
         context = dataclasses.replace(self.context, communicator=exchange, num_workers=workers, num_servers=servers)
         server = load_strategy(self.run_plan.info).server(context)
-        left.allgather_json(left.host)
-        left.barrier()
-        return left, server
+        group.allgather_json(group.host)
+        group.barrier()
+        return group, server

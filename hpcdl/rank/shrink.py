@@ -106,18 +106,18 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
     """
     parts = trainer.parts
     facts = {**parts.host.facts(), "num_steps": parts.run_plan.num_steps, **trainer.progress(center)}
-    own = {
+    own_state = {
         "step": parts.host.steps_done(),
         "facts": facts,
         "saved": parts.saver.writer.newest,
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
-    answers = group.allgather_json(own)
+    answers = group.allgather_json(own_state)
     progress = [(one["step"], len(one["facts"]["history"])) for one in answers]
     leader = progress.index(max(progress))
     apart = len({one["step"] for one in answers}) > 1
     saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
-    parts.host.leave(undone=own["step"] == answers[leader]["step"])  # else its part of the leader's step counts
+    parts.host.leave(undone=own_state["step"] == answers[leader]["step"])  # else its part of the leader's step counts
     parts.keep_own_statistics()
     if center is None:
         move_to_center(parts.worker, parts.trainable)
@@ -131,9 +131,9 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
 def _go_on(trainer: Trainer, standing: SurvivorState) -> None:
     """Set the trainer, whose parts have joined the remaining group, to the run's position."""
     parts, before = trainer.parts, trainer.parts.host.position
-    here = numpy.array([standing.step, standing.facts["seconds"]])
+    position_array = numpy.array([standing.step, standing.facts["seconds"]])
     position = trainer.position_at(
-        standing.step, standing.facts, {"position": here, "totals": numpy.zeros_like(before.totals)}
+        standing.step, standing.facts, {"position": position_array, "totals": numpy.zeros_like(before.totals)}
     )
     if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums belong to a finished epoch
         position.totals += before.totals
@@ -169,19 +169,19 @@ class InPlaceRecovery:
     def to_the_end(self) -> Observed:
         """Train until the end with the surviving ranks; return their group."""
         self.trainer.parts.host.may_repeat()
-        left = self.world
-        with contextlib.ExitStack() as held:
+        world = self.world
+        with contextlib.ExitStack() as stack:
             while True:
-                self.trainer.parts.check_alive = left.check_alive
+                self.trainer.parts.check_alive = world.check_alive
                 try:
-                    left = self.train(self.trainer, left, self.record, self.run_dir)
-                    left.barrier()  # a rank lost before this point is handled before all is written
-                    return left
+                    world = self.train(self.trainer, world, self.record, self.run_dir)
+                    world.barrier()  # a rank lost before this point is handled before all is written
+                    return world
                 except BrokenGroup:
                     recovery = Recovery(began_s=self.world.monitor.moved_s())
                 # Not in the except block: the error keeps the step's memory and the batches with their threads alive.
                 with in_time(self.watch):
-                    left = self._mended(recovery, held)
+                    world = self._mended(recovery, stack)
 
     def _mended(self, recovery: Recovery, held: contextlib.ExitStack) -> Observed:
         """Return the group of the survivors, once each of them is at the common position."""
@@ -189,20 +189,20 @@ class InPlaceRecovery:
         unlogged, led = parts.host.once_after is not None, parts.group.rank == 0
         parts.host.after_last()
         recovery.over("detect")
-        left, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
-        workers, servers = surviving_roles(left, self.context.num_workers, before.least, recovery.lost)
+        world, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
+        workers, servers = surviving_roles(world, self.context.num_workers, before.least, recovery.lost)
         recovery.over("shrink")
-        center = gather_center(left, parts.worker.part()) if servers else None
-        group = left.split(0) if servers else left
+        center = gather_center(world, parts.worker.part()) if servers else None
+        group = world.split(0) if servers else world
         if center is not None:
             center.share(group)
         parts.host.count_broken()
         parts.worker.level(group, parts.host.position.step, parts.take_steps)
-        own, leads = parts.worker.kept(), group.rank == 0
+        kept_state, leads = parts.worker.kept(), group.rank == 0
         if leads and not led:
             trainer.take_over(events_since_start(self.run_dir))
         standing = _agree(group, trainer, center)
-        self.shrunk = before.on(left.size, servers)
+        self.shrunk = before.on(world.size, servers)
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
             self._lead(recovery, held, new=not led)
@@ -211,26 +211,26 @@ class InPlaceRecovery:
         self.last = recovery
         context = dataclasses.replace(
             self.context,
-            communicator=left.for_purpose(EXCHANGE),
+            communicator=world.for_purpose(EXCHANGE),
             num_workers=workers,
             num_servers=servers,
             weight=run_plan.weight_of(group.rank),
         )
         worker = load_strategy(run_plan.info).worker(context)
-        worker.restore(own)
+        worker.restore(kept_state)
         if center is not None:
             worker.take_center(center)
         parts.join(run_plan, worker, group, parts.journal, self.copies_in(group))
         trainer.rejoin()
         _go_on(trainer, standing)
-        self._note(left, run_plan)
-        left.barrier()  # a rank that is lost until here may have held a part of the state
+        self._note(world, run_plan)
+        world.barrier()  # a rank that is lost until here may have held a part of the state
         recovery.over("state")
         lost = "" if center is None else center.log_line()
         recovery.continues = describe_change(before.resolved, self.shrunk.resolved) + lost
         recovery.step = parts.host.steps_done()
         parts.host.once_after = lambda: self._log(recovery)
-        return left
+        return world
 
     def _lead(self, recovery: Recovery, held: contextlib.ExitStack, *, new: bool) -> None:
         """Do what the first survivor does for all; `new` if another rank did it before."""

@@ -80,27 +80,27 @@ class SynchronousTrainer(Trainer):
         while not reached and parts.host.position.step < run_plan.num_steps:
             before = parts.host.position.step
             parts.host.run(batches, began, self._free_steps(control))
-            done = parts.host.position.step
-            if safety_every and done % safety_every == 0:
+            step = parts.host.position.step
+            if safety_every and step % safety_every == 0:
                 with center_in_place(parts.worker, parts.trainable):
                     named = {variable.path: variable for variable in parts.trainable}
-                    check_same_weights(named, parts.group, f"after step {done}", DAMAGE)
-            ends_epoch = done % run_plan.steps_per_epoch == 0 or done == run_plan.num_steps
+                    check_same_weights(named, parts.group, f"after step {step}", DAMAGE)
+            ends_epoch = step % run_plan.steps_per_epoch == 0 or step == run_plan.num_steps
             if ends_epoch and self._end_epoch(began):
                 break
             parts.saver.tell_warnings()
-            if done % FLUSH_STEPS == 0:
+            if step % FLUSH_STEPS == 0:
                 parts.outcome.clock.flush()
-            wishes = control.after_steps(done - before)
-            if wishes.stop and done < run_plan.num_steps:
+            flags = control.after_steps(step - before)
+            if flags.stop and step < run_plan.num_steps:
                 parts.outcome.clock.flush()
                 parts.saver.save()
-                parts.leave_early(wishes.reason, done)
-            if wishes.grow and done < run_plan.num_steps:
+                parts.leave_early(flags.reason, step)
+            if flags.grow and step < run_plan.num_steps:
                 parts.outcome.clock.flush()
                 if parts.saver.saved_to_grow(parts.room):
-                    parts.leave_early(FOR_MORE, done)
-            elif wishes.save:
+                    parts.leave_early(FOR_MORE, step)
+            elif flags.save:
                 parts.saver.save()
             parts.saver.copy()
         parts.outcome.clock.flush()
@@ -114,10 +114,10 @@ class SynchronousTrainer(Trainer):
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
         if parts.stop.asked:
             return 1
-        done = parts.host.position.step
+        step = parts.host.position.step
         limits = config.safety.divergence_check_steps, config.checkpoint.local_checkpoint_every
         every = [each for each in (run_plan.steps_per_epoch, FLUSH_STEPS, *limits) if each]
-        return min(control.free_steps(), run_plan.num_steps - done, *(each - done % each for each in every))
+        return min(control.free_steps(), run_plan.num_steps - step, *(each - step % each for each in every))
 
     def _end_epoch(self, began: float) -> bool:
         """Sum the totals over the workers and evaluate. Return whether the target accuracy is reached."""

@@ -132,8 +132,8 @@ def _run_worker(
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
-    kept = (interval, copies_in(group), work)
-    parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *kept)
+    copying = (interval, copies_in(group), work)
+    parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *copying)
     kind = SynchronousTrainer if run_plan.info.features.synchronous else AsynchronousTrainer
     trainer: Trainer = kind(parts())
     trainer.parts.host.once_after = after_first_step
@@ -166,8 +166,8 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     if group.rank == 0:
         write_record(run_dir, record)
     kernels = [f"fast kernels: {', '.join(record.fast_kernels)}"] if record.fast_kernels else []
-    known = [f"warning: {warning}" for warning in record.warnings]
-    for text in (rule_in_force(run_plan), *run_plan.notes, *kernels, *known):
+    warning_lines = [f"warning: {warning}" for warning in record.warnings]
+    for text in (rule_in_force(run_plan), *run_plan.notes, *kernels, *warning_lines):
         journal.write("message", text=text)
     return record
 
@@ -178,9 +178,9 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
     with parts.saver.copies.until_over(), GpuUse(runtime.device_computed_on()) as gpu:
         outcome = trainer.run()
     run_plan, model, leads = parts.run_plan, parts.model, communicator.rank == 0
-    own = results.worker_record(communicator, outcome, parts.worker, run_plan, gpu)
+    rank_record = results.worker_record(communicator, outcome, parts.worker, run_plan, gpu)
     communicator = survivors(communicator, outcome.num_lost)
-    ranks = results.gather_ranks(communicator, own)
+    ranks = results.gather_ranks(communicator, rank_record)
     communicator.monitor.doing("leaving")
     if leads:
         parts.saver.check_weights()
@@ -268,13 +268,13 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
         return []
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for some disk errors
         first = error
-    kept = checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)
-    for step in kept[1:]:
+    steps = checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)
+    for step in steps[1:]:
         checkpoints.remove(run_dir / checkpoints.FOLDER, step)
     try:
         save_model(model, run_dir / MODEL_FILE)
     except (OSError, RuntimeError) as error:
-        stays = "the newest checkpoint stays" if kept else "there is no checkpoint, its steps are lost"
+        stays = "the newest checkpoint stays" if steps else "there is no checkpoint, its steps are lost"
         raise HpcdlError(
             f"cannot write {run_dir / MODEL_FILE}: {getattr(error, 'strerror', None) or error}; {stays}: make room and "
             "continue with --resume"
@@ -319,9 +319,9 @@ def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warning
             return {}
 
     facts = decided(communicator, take_shared)
-    own = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
+    own_state = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
     with _damaged_where(run_dir, step):
-        _go_on(trainer, communicator, (step, facts, own), read_other, warnings)
+        _go_on(trainer, communicator, (step, facts, own_state), read_other, warnings)
     parts.saver.copies.resume(step)
     return step
 
@@ -334,17 +334,17 @@ def _go_on(
     warnings: list[str],
 ) -> None:
     """Restore into `trainer` the facts and this rank's own state, as saved after a step."""
-    parts, (step, facts, own) = trainer.parts, kept
+    parts, (step, facts, own_state) = trainer.parts, kept
     same_layout = facts["ranks"] == communicator.size
     # Asynchronous strategies save only worker 0's part: the others begin at the center.
-    same_state = same_layout and bool(own)
-    position = trainer.position_at(step, facts, own)
+    same_state = same_layout and bool(own_state)
+    position = trainer.position_at(step, facts, own_state)
     if not same_layout:
-        others = range(communicator.rank, facts["ranks"], communicator.size)
-        position.totals += sum(read_other(rank).get("totals", 0.0) for rank in others)
+        saved_ranks = range(communicator.rank, facts["ranks"], communicator.size)
+        position.totals += sum(read_other(rank).get("totals", 0.0) for rank in saved_ranks)
     if same_state:
-        state.assign(state.seed_variables(parts.model), own, "seeds")
-        parts.restore_worker(own)
+        state.assign(state.seed_variables(parts.model), own_state, "seeds")
+        parts.restore_worker(own_state)
     elif communicator.rank == 0 and not same_layout:
         warnings.append(
             f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"

@@ -76,11 +76,11 @@ def times_file(facts: Mapping[str, str]) -> Path:
 def load_times(facts: Mapping[str, str], sizes: Sequence[int]) -> BucketTimes | None:
     """Return the cached times of `sizes`; None if missing or unusable, since a new measurement replaces them."""
     try:
-        found = read_as(BucketTimes, times_file(facts), SCHEMA)
+        times = read_as(BucketTimes, times_file(facts), SCHEMA)
     except (OSError, CorruptError):
         return None
-    usable = found.facts == facts and list(found.seconds) == [str(size) for size in sizes]
-    return found if usable and min(found.seconds.values()) > 0 else None
+    usable = times.facts == facts and list(times.seconds) == [str(size) for size in sizes]
+    return times if usable and min(times.seconds.values()) > 0 else None
 
 
 def save_times(times: BucketTimes) -> None:
@@ -132,16 +132,16 @@ def choose_buckets(
     A deterministic run measures nothing, because its choice could differ between runs.
     """
     gradients = [variable.value for variable in step.model.trainable_variables]
-    total_bytes = sum(one.shape.num_elements() * one.dtype.size for one in gradients)
+    total_bytes = sum(gradient.shape.num_elements() * gradient.dtype.size for gradient in gradients)
     sizes = sizes_worth_a_try(total_bytes, lambda size: worker.buckets(gradients, size))
     if group.size == 1 or len(sizes) == 1:
         return BucketChoice(bucket_bytes=BUCKET_BYTES, why="there is nothing to choose")
     if deterministic:
         return BucketChoice(bucket_bytes=BUCKET_BYTES, why="not measured, because of --deterministic")
     facts = _facts(group, step, gradients)
-    kept = decided(group, lambda: asdict(found) if (found := load_times(facts, sizes)) else None)
-    if kept is not None:
-        times = from_json(BucketTimes, kept)
+    document = decided(group, lambda: asdict(cached) if (cached := load_times(facts, sizes)) else None)
+    if document is not None:
+        times = from_json(BucketTimes, document)
         return BucketChoice(bucket_bytes=times.best, seconds=times.seconds, why="as an earlier run has measured")
     times = BucketTimes(facts=facts, seconds=_timed(worker, group, step, sizes))
     if group.rank == 0:
@@ -154,7 +154,7 @@ def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> di
     """Return the facts on which a step's time depends, as far as they are known."""
     hosts = group.allgather_json(group.host)
     model, exchange, optimizer = step.settings
-    forms = [(one.dtype.name, *one.shape) for one in gradients]
+    forms = [(gradient.dtype.name, *gradient.shape) for gradient in gradients]
     return {
         "model": model.model,
         "gradients": hashlib.blake2b(repr(forms).encode(), digest_size=10).hexdigest(),
@@ -182,15 +182,15 @@ def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes:
     )
     optimizer.learning_rate = 0.0
     variables, begun_with = step.model.variables, worker.bucket_bytes
-    before, kept = state.copy_of(state.reader(variables)(), "trial"), worker.state()
-    seen = observe(group).monitor
-    recorder, seen.recorder = seen.recorder, NOTHING  # traces begin with the first training step
+    before, worker_state = state.copy_of(state.reader(variables)(), "trial"), worker.state()
+    monitor = observe(group).monitor
+    recorder, monitor.recorder = monitor.recorder, NOTHING  # traces begin with the first training step
     try:
         return _in_turn(worker, group, {size: step.build(optimizer) for size in sizes}, step.batch())
     finally:
-        seen.recorder, worker.bucket_bytes = recorder, begun_with
+        monitor.recorder, worker.bucket_bytes = recorder, begun_with
         state.assign(variables, before, "trial")
-        worker.restore(kept)
+        worker.restore(worker_state)
         del optimizer
         gc.collect()  # graphs and optimizers are in reference cycles, which would keep their memory
 

@@ -97,8 +97,8 @@ class StepClock:
         """Split the steps since the last flush into parts; collective if the strategy is synchronous."""
         if not self._pending:
             return
-        own = numpy.array([times.had_gradients for times in self._pending])
-        slowest = self._slowest(own) if self._synchronous else own
+        own_times = numpy.array([times.had_gradients for times in self._pending])
+        slowest = self._slowest(own_times) if self._synchronous else own_times
         for times, slowest_gradients in zip(self._pending, slowest, strict=True):
             everybody = min(max(slowest_gradients, times.had_gradients + times.waited_s), times.exchanged)
             borders = (
@@ -135,11 +135,11 @@ def clock_offset_s(communicator: Communicator) -> float:
 
     Ranks that share rank 0's monotonic clock differ only in the time of day that each read at its start.
     """
-    known: Sequence[tuple[str, float]] = communicator.allgather_json((clock_identity(), WALL.ahead_s))
-    (identity, ahead_s), (own, own_ahead_s) = known[0], known[communicator.rank]
-    offset_s = own_ahead_s - ahead_s if own == identity else 0.0
+    clocks: Sequence[tuple[str, float]] = communicator.allgather_json((clock_identity(), WALL.ahead_s))
+    (identity, ahead_s), (own_identity, own_ahead_s) = clocks[0], clocks[communicator.rank]
+    offset_s = own_ahead_s - ahead_s if own_identity == identity else 0.0
     for rank in range(1, communicator.size):
-        if known[rank][0] == identity:
+        if clocks[rank][0] == identity:
             continue
         if communicator.rank == 0:
             _answer_pings(communicator, rank)

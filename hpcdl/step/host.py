@@ -53,9 +53,9 @@ def naming_samples(ids_of_batch: Callable[[], Sequence[int]], way_back: Callable
     except NotFiniteError as error:
         ids = ids_of_batch()
         shown = ", ".join(str(sample) for sample in ids[:MOST_NAMED])
-        more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+        omission = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
         raise NotFiniteError(
-            f"{error}; samples of the batch: {shown}{more}; "
+            f"{error}; samples of the batch: {shown}{omission}; "
             f"lower --learning-rate, add --warmup-epochs, or look at these samples; {way_back()}"
         ) from error
 
@@ -252,9 +252,9 @@ class HostStep:
 
     def _got_batch(self) -> float:
         """A step in the graph has its batch: return the time."""
-        now = WALL.now_s()
+        now_s = WALL.now_s()
         self._seen.doing("computing")
-        return now
+        return now_s
 
     def _continues(self, facts: Array, sums: Array) -> tuple[bool, float]:
         """End a step in the graph; return whether another step follows, and its learning rate."""
@@ -311,8 +311,8 @@ class HostStep:
 
     def _traffic_before(self) -> Traffic:
         """Return the traffic at the step's start; if messages overlap steps, that at the end of the last step."""
-        now = self._seen.traffic()
-        return self._counted or now if self.worker.exchanges_between_steps else now
+        traffic = self._seen.traffic()
+        return self._counted or traffic if self.worker.exchanges_between_steps else traffic
 
     def _count_traffic(self, before: Traffic) -> None:
         self._counted = self._seen.traffic()

@@ -121,7 +121,7 @@ def layers_in(model: Any) -> list[Any]:
 
 def operations_between(layers: list[Any]) -> list[Any]:
     """Return the operations of keras.ops between layers, in those of `layers` that are models."""
-    return [one for layer in layers for one in getattr(layer, "operations", ()) if one not in layers]
+    return [operation for layer in layers for operation in getattr(layer, "operations", ()) if operation not in layers]
 
 
 def rate_variable(optimizer: Any) -> Any:
@@ -179,17 +179,17 @@ def is_training() -> bool:
 
 def tells_training() -> bool:
     """Whether this Keras keeps the training state where `is_training` reads it."""
-    seen = []
+    told_states = []
 
     class Asking(keras.layers.Layer):
         def call(self, value: Any, training: Any = None) -> Any:
-            seen.append(is_training())
+            told_states.append(is_training())
             return value
 
     layer = Asking(name="trial_of_a_fast_kernel")  # an explicit name: Keras numbers layers without one
     for training in (True, False):
         layer(keras.ops.zeros(1), training=training)
-    return seen == [True, False]
+    return told_states == [True, False]
 
 
 def onednn_in_use() -> bool:

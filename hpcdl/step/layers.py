@@ -156,8 +156,8 @@ class Layers(NoLayers):
         passed, ready, begins, ends = at[: -3 * num], at[-3 * num : -2 * num], at[-2 * num : -num], at[-num:]
         spans = [
             (FORWARD, call.layer, begin, end)
-            for call, (begin, end), known in zip(calls, itertools.pairwise(passed), self._visible, strict=True)
-            if known
+            for call, (begin, end), is_visible in zip(calls, itertools.pairwise(passed), self._visible, strict=True)
+            if is_visible
         ]
         spans += self._backward(ready, passed[-1] if passed else None)
         spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)
@@ -177,27 +177,31 @@ class Layers(NoLayers):
             call_python(keep, [ready], tf.bool)
 
     def _noted(self, layer: Any, call: Any) -> Any:
-        own = list(dict.fromkeys(layer_of(variable.path) for variable in layer.trainable_variables))
-        name = own[0] if len(own) == 1 else layer.path
+        names = list(dict.fromkeys(layer_of(variable.path) for variable in layer.trainable_variables))
+        name = names[0] if len(names) == 1 else layer.path
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             before = len(self._calls)
             outputs = call(*args, **kwargs)
-            found = _Call(layer=name, inputs=_tensors((args, kwargs)), outputs=_tensors(outputs))
+            noted_call = _Call(layer=name, inputs=_tensors((args, kwargs)), outputs=_tensors(outputs))
             # Record the inner layers in place of a layer made of layers; but not if they are called inside a loop.
-            inside = [one for one in self._calls[before:] if found.outputs and _in_graph(one, found.outputs[0].graph)]
-            self._calls[before:] = inside or [found] * bool(found.inputs and found.outputs)
+            inside = [
+                inner
+                for inner in self._calls[before:]
+                if noted_call.outputs and _in_graph(inner, noted_call.outputs[0].graph)
+            ]
+            self._calls[before:] = inside or [noted_call] * bool(noted_call.inputs and noted_call.outputs)
             return outputs
 
         return noted
 
     def _is_alone(self, call: _Call) -> bool:
         """Whether this layer was called once."""
-        return [one.layer for one in self._calls].count(call.layer) == 1
+        return [other_call.layer for other_call in self._calls].count(call.layer) == 1
 
     def _each(self, value: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return for each layer the stamp when all of its `tensors` are available."""
-        return [_moment(value, [tensors[index] for index in own]) for own in self._members.values()]
+        return [_moment(value, [tensors[index] for index in indices]) for indices in self._members.values()]
 
     def _backward(self, ready: Sequence[float], begin: float | None) -> Iterable[tuple[str, str, float, float]]:
         """Yield the layers in the order of their gradients; the first starts at `begin`, if that is known."""
@@ -218,7 +222,7 @@ def _in_graph(call: _Call, graph: Any) -> bool:
 
 def _tensors(values: Any) -> list[Any]:
     """Return the graph tensors among `values`."""
-    return [one for one in tf.nest.flatten(values) if isinstance(one, tf.Tensor) and hasattr(one, "graph")]
+    return [value for value in tf.nest.flatten(values) if isinstance(value, tf.Tensor) and hasattr(value, "graph")]
 
 
 def _mark(tensor: Any) -> Any:
@@ -243,14 +247,14 @@ def _moment(value: Any, after: Sequence[Any]) -> Any:
 
 def _follows(call: _Call, tensors: Sequence[Any], calls: Sequence[_Call]) -> bool:
     """Whether `tensors` depend on the outputs of `call`, with no other of `calls` between."""
-    own = call.made_by
-    others = set[str]().union(*(one.made_by for one in calls)) - own
-    seen, ahead = set[str](), [tensor.op for tensor in tensors]
+    own_names = call.made_by
+    other_names = set[str]().union(*(other_call.made_by for other_call in calls)) - own_names
+    visited, ahead = set[str](), [tensor.op for tensor in tensors]
     while ahead:
         operation = ahead.pop()
-        if operation.name in own:
+        if operation.name in own_names:
             return True
-        if operation.name not in seen and operation.name not in others:
-            seen.add(operation.name)
+        if operation.name not in visited and operation.name not in other_names:
+            visited.add(operation.name)
             ahead += [tensor.op for tensor in operation.inputs]
     return False

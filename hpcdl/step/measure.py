@@ -93,8 +93,8 @@ def kinds_of_steps(
     exchange, both kinds are equal. With `count.exchange_only` the second kind is omitted, with its graph and memory.
     """
     objective, optimizer = Classification(), make_optimizer()
-    own = worker.build_step(model, objective, as_model_input)
-    step_of = own or build_step(model, optimizer, worker, objective, count.accumulate, xla=count.xla)
+    own_step = worker.build_step(model, objective, as_model_input)
+    step_of = own_step or build_step(model, optimizer, worker, objective, count.accumulate, xla=count.xla)
     kinds = [StepKind(worker=worker, step_of=step_of, follow=build_follow(model, optimizer, worker), inside=inside)]
     if not count.exchange_only:
         alone, its_optimizer = SingleWorker(), make_optimizer()
@@ -163,15 +163,16 @@ def compare(build: Callable[[], keras.Model], batch: tuple[Any, Any], precision:
         keras.mixed_precision.set_global_policy("float32")
     lower.set_weights(reference.get_weights())
     outputs, gradients = _pass(reference, batch)
-    others, its_gradients = _pass(lower, batch)
-    if not all(numpy.isfinite(array).all() for array in (others, *its_gradients)):
+    its_outputs, its_gradients = _pass(lower, batch)
+    if not all(numpy.isfinite(array).all() for array in (its_outputs, *its_gradients)):
         raise HpcdlError(f"{precision}: outputs or gradients of the first batch are not finite; stay with float32")
     apart = [
-        float(numpy.abs(own - other).max(initial=0.0)) for own, other in zip(gradients, its_gradients, strict=True)
+        float(numpy.abs(gradient - its_gradient).max(initial=0.0))
+        for gradient, its_gradient in zip(gradients, its_gradients, strict=True)
     ]
     worst = int(numpy.argmax(apart))
     return Differences(
-        outputs=float(numpy.abs(outputs - others).max()) / _largest([outputs]),
+        outputs=float(numpy.abs(outputs - its_outputs).max()) / _largest([outputs]),
         gradients=apart[worst] / _largest(gradients),
         variable=reference.trainable_variables[worst].path,
     )
@@ -185,8 +186,8 @@ def _pass(model: keras.Model, batch: tuple[Any, Any]) -> tuple[Array, list[Array
         with tf.GradientTape() as tape:
             outputs = model(as_model_input(images), training=False)
             loss = objective.loss(labels, outputs)
-        found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        return outputs, [tf.convert_to_tensor(gradient) for gradient in found]
+        raw_gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        return outputs, [tf.convert_to_tensor(gradient) for gradient in raw_gradients]
 
     outputs, gradients = outputs_and_gradients(*batch)
     first = tf.nest.flatten(outputs)[0]

@@ -93,9 +93,9 @@ class Masks(Classification):
 
     def sums(self, labels: Any, outputs: Any) -> Any:
         """Return sums over the samples of the fraction of correct elements, and of the two counts of `iou`."""
-        found = tf.argmax(tf.cast(_main(outputs), tf.float32), -1)
+        predicted = tf.argmax(tf.cast(_main(outputs), tf.float32), -1)
         labels = tf.cast(labels, tf.int64)
-        return tf.stack([tf.reduce_sum(_per_sample(tf.equal(found, labels))), *_overlap(labels, found)])
+        return tf.stack([tf.reduce_sum(_per_sample(tf.equal(predicted, labels))), *_overlap(labels, predicted)])
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return accuracy and iou."""
@@ -127,8 +127,8 @@ class KerasFunctions:
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means, and the metrics derived from them."""
         parts = {part for name in self._derived for part in _DERIVED[name].names}
-        found = {name: value for name, value in means.items() if name not in parts}
-        return found | {name: _DERIVED[name].value(means) for name in self._derived}
+        metrics = {name: value for name, value in means.items() if name not in parts}
+        return metrics | {name: _DERIVED[name].value(means) for name in self._derived}
 
 
 class OfTargets:
@@ -141,21 +141,21 @@ class OfTargets:
 
     def loss(self, labels: Any, outputs: Any) -> Any:
         """Return the sum of the losses."""
-        given = self._outputs(outputs)
-        return tf.add_n([part.loss(labels[target], given[target]) for target, part in self._parts.items()])
+        by_target = self._outputs(outputs)
+        return tf.add_n([part.loss(labels[target], by_target[target]) for target, part in self._parts.items()])
 
     def sums(self, labels: Any, outputs: Any) -> Any:
         """Return the sums of all targets, concatenated."""
-        given = self._outputs(outputs)
-        return tf.concat([part.sums(labels[target], given[target]) for target, part in self._parts.items()], 0)
+        by_target = self._outputs(outputs)
+        return tf.concat([part.sums(labels[target], by_target[target]) for target, part in self._parts.items()], 0)
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the reports of all targets."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for target, part in self._parts.items():
-            own = {name: means[f"{target}/{name}"] for name in part.names}
-            found |= {f"{target}/{name}": value for name, value in part.reported(own).items()}
-        return found
+            part_means = {name: means[f"{target}/{name}"] for name in part.names}
+            metrics |= {f"{target}/{name}": value for name, value in part.reported(part_means).items()}
+        return metrics
 
     def _outputs(self, outputs: Any) -> Mapping[str, Any]:
         if isinstance(outputs, Mapping):
@@ -169,9 +169,9 @@ def objective_of(config: ObjectiveConfig, targets: Sequence[Field] = ()) -> Obje
         metrics = [name.strip() for name in config.metrics.split(",") if name.strip()]
         return build_objective(config.loss, metrics, config.label_smoothing)
     names = [item.name for item in targets]
-    losses, wanted = losses_of(config, names), metrics_of(config, names)
+    losses, metric_names = losses_of(config, names), metrics_of(config, names)
     parts = {
-        item.name: build_objective(losses[item.name], wanted[item.name], config.label_smoothing, item)
+        item.name: build_objective(losses[item.name], metric_names[item.name], config.label_smoothing, item)
         for item in targets
     }
     return parts[names[0]] if len(parts) == 1 else OfTargets(parts)
@@ -264,9 +264,9 @@ def _aligned(labels: Any, predictions: Any) -> tuple[Any, Any]:
 
 
 def _function(module: Any, kind: str, name: str) -> Callable[..., Any]:
-    known = {item: value for item, value in vars(module).items() if inspect.isfunction(value) and item.islower()}
+    functions = {item: value for item, value in vars(module).items() if inspect.isfunction(value) and item.islower()}
     for helper in ("get", "serialize", "deserialize"):
-        known.pop(helper, None)
-    if name not in known:
-        raise UsageError(f"unknown {kind} {name!r}{suggestion(name, known)}")
-    return known[name]
+        functions.pop(helper, None)
+    if name not in functions:
+        raise UsageError(f"unknown {kind} {name!r}{suggestion(name, functions)}")
+    return functions[name]

@@ -96,8 +96,8 @@ class Lars(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings, for Keras."""
-        own = {"momentum": self.momentum, "trust": self.trust, "decay": self.decay}
-        return {**super().get_config(), **own}
+        own_settings = {"momentum": self.momentum, "trust": self.trust, "decay": self.decay}
+        return {**super().get_config(), **own_settings}
 
 
 def _norm(tensor: Any) -> Any:
@@ -132,7 +132,7 @@ def build_optimizer(config: OptimizerConfig, variables: Sequence[Any], *, loss_s
     """
     optimizer = _OPTIMIZERS[config.optimizer](config)
     if getattr(optimizer, "weight_decay", None):
-        optimizer.exclude_from_weight_decay(var_list=[item for item in variables if len(item.shape) <= 1])
+        optimizer.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) <= 1])
     if loss_scaling:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     optimizer.build(variables)

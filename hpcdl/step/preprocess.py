@@ -39,8 +39,8 @@ def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
     function = user_function(builder)
 
     def apply(inputs: Any, targets: Any, *, training: bool, seed: Any) -> tuple[Any, Any]:
-        given = {"inputs": inputs, "targets": targets, "training": training, "seed": seed}
-        return _checked(builder, call(builder, function, given), inputs, targets)
+        arguments = {"inputs": inputs, "targets": targets, "training": training, "seed": seed}
+        return _checked(builder, call(builder, function, arguments), inputs, targets)
 
     return replace(dataset, preprocess=apply)
 
@@ -78,21 +78,21 @@ def fed(dataset: Dataset) -> str:
     """Describe the model's input in a sentence; empty if the user's function makes it."""
     if dataset.preprocess is not None:
         return ""
-    found = []
+    described = []
     for item in dataset.inputs:
         shape = "x".join(map(str, item.shape)) or "one number"
-        what = "as float32"
+        form = "as float32"
         if item.kind == "text":
-            what = "as numbers of bytes, 1 to 256"
+            form = "as numbers of bytes, 1 to 256"
         elif item.normalise != "none":
-            what = f"as float32 by {item.normalise}"
+            form = f"as float32 by {item.normalise}"
         elif item.dtype == "uint8":
-            what = "as float32 from 0 to 1" if dataset.scales(item.shape) else "as float32 from 0 to 255"
-        found.append(f"{item.name} ({shape} {item.dtype}) {what}")
+            form = "as float32 from 0 to 1" if dataset.scales(item.shape) else "as float32 from 0 to 255"
+        described.append(f"{item.name} ({shape} {item.dtype}) {form}")
     bytes_there = any(
         item.dtype == "uint8" and item.kind != "text" and item.normalise == "none" for item in dataset.inputs
     )
-    return f"the model is fed {', '.join(found)}" + ("; --scale chooses" if bytes_there else "")
+    return f"the model is fed {', '.join(described)}" + ("; --scale chooses" if bytes_there else "")
 
 
 def model_shapes(dataset: Dataset) -> tuple[Shape | Mapping[str, Shape], Mapping[str, Shape]]:

@@ -110,10 +110,10 @@ def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(*batch)
         except tf.errors.OpError as error:
-            found = re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", error.message or "", re.DOTALL)
-            if found is None:
+            match = re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", error.message or "", re.DOTALL)
+            if match is None:
                 raise
-            raise UsageError(f"--xla: XLA cannot compile {found[1].strip()} of this model; leave --xla out") from error
+            raise UsageError(f"--xla: XLA cannot compile {match[1].strip()} of this model; leave --xla out") from error
 
     return call
 
@@ -172,7 +172,7 @@ def _accumulated(
 def _split(batch: Any, parts: int | list[int]) -> list[Any]:
     """Split a tensor, or several by name, into slices."""
     slices = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
-    return [tf.nest.pack_sequence_as(batch, list(own)) for own in zip(*slices, strict=True)]
+    return [tf.nest.pack_sequence_as(batch, list(tensors)) for tensors in zip(*slices, strict=True)]
 
 
 CALL_S = 0.1

@@ -110,10 +110,10 @@ def check_elastic(
 ) -> None:
     """Raise ConfigError with all problems at once. `peak_rate` is the largest learning rate of the run."""
     # Site or user defaults apply to all runs and so do not count as given.
-    given = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
-    problems = [*_unused(info, config, given, origins)]
+    given_keys = {key for key, origin in origins.items() if not origin.startswith(("default", "site", "user"))}
+    problems = [*_unused(info, config, given_keys, origins)]
     if info.features.optimizers:
-        problems += [*_rule_problems(info, config, given, origins)]
+        problems += [*_rule_problems(info, config, given_keys, origins)]
     if info.features.periodic:
         problems += [
             *_node_problems(config.elastic),
@@ -217,10 +217,10 @@ def _period_problems(info: StrategyInfo, elastic: ElasticConfig) -> Iterator[str
         )
         return
     if elastic.overlap is not None and elastic.overlap > period // fragments:
-        most = period // fragments
+        most_overlap = period // fragments
         yield (
             f"--overlap {elastic.overlap}: with --period {period} and {fragments} fragments the next one leaves "
-            f"{most} steps later; use --overlap {most} or less, or a longer --period"
+            f"{most_overlap} steps later; use --overlap {most_overlap} or less, or a longer --period"
         )
 
 

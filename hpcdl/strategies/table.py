@@ -143,11 +143,11 @@ class _Strategies(Mapping[str, StrategyInfo]):
     """hpcdl's own strategies, then those of other packages, whose StrategyInfo is imported on demand."""
 
     def __getitem__(self, name: str) -> StrategyInfo:
-        others = added(GROUP).get(name, [])
+        entries = added(GROUP).get(name, [])
         if name in _BY_NAME:
-            refuse_two("strategy", name, ["hpcdl", *(entry.package for entry in others)])
+            refuse_two("strategy", name, ["hpcdl", *(entry.package for entry in entries)])
             return _BY_NAME[name]
-        if not others:
+        if not entries:
             raise KeyError(name)
         return _added(name)
 

@@ -127,9 +127,9 @@ class Control:
         """Return the group's decision, the same on every rank; some strategies carry the wishes with every step."""
         carried = self._worker.agreed()
         if carried is not None:
-            wishes = self._granted(carried)
+            flags = self._granted(carried)
             self._worker.wish(self._own())
-            return wishes
+            return flags
         if self._group.size == 1:
             return self._granted(self._own())
         self._steps += num_steps
@@ -137,14 +137,14 @@ class Control:
             self._calibrate()
         if self._steps % self._interval:
             return _NOTHING
-        wish = self._own()
-        self._group.allreduce(wish)
-        return self._granted(wish)
+        own_wishes = self._own()
+        self._group.allreduce(own_wishes)
+        return self._granted(own_wishes)
 
     def _own(self) -> Array:
-        now = time.monotonic()
+        now_s = time.monotonic()
         room = self._group.rank == 0 and self._room.wanted()
-        return numpy.array([self._stop.asked, now >= self._deadline, self._saves(now), room], numpy.float64)
+        return numpy.array([self._stop.asked, now_s >= self._deadline, self._saves(now_s), room], numpy.float64)
 
     def _granted(self, wish: Array) -> ControlFlags:
         if wish[2]:
@@ -184,9 +184,9 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
     names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
     for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
-        odd = [str(rank) for rank, digest in enumerate(column) if digest != usual]
-        if odd:
-            raise HpcdlError(f"weights differ over the ranks {when}: {name} on rank {', '.join(odd)}; {remedy}")
+        odd_ranks = [str(rank) for rank, digest in enumerate(column) if digest != usual]
+        if odd_ranks:
+            raise HpcdlError(f"weights differ over the ranks {when}: {name} on rank {', '.join(odd_ranks)}; {remedy}")
 
 
 def digest_of(variable: Any) -> str:
@@ -201,9 +201,9 @@ def check_same_start(facts: Mapping[str, str], communicator: Communicator) -> No
     """Raise UsageError on every rank if `facts` (name to value) differ over the ranks; names the first difference."""
     gathered = communicator.allgather_json(dict(facts))
     for name in facts:
-        for rank, other in enumerate(gathered):
-            if other.get(name) != gathered[0][name]:
+        for rank, rank_facts in enumerate(gathered):
+            if rank_facts.get(name) != gathered[0][name]:
                 raise UsageError(
-                    f"ranks differ in {name}: rank 0 has {gathered[0][name]}, rank {rank} has {other.get(name)}; "
+                    f"ranks differ in {name}: rank 0 has {gathered[0][name]}, rank {rank} has {rank_facts.get(name)}; "
                     "start every rank with the same command, software and data"
                 )

@@ -16,8 +16,8 @@ def main() -> None:
     built_for = f"CUDA {built.get('cuda_version', '')}".strip() if built.get("is_cuda_build") else ""
     if built.get("is_rocm_build"):
         built_for = "ROCm"
-    seen = len(tf.config.list_physical_devices("GPU"))
-    print(json.dumps({"version": tf.__version__, "built_for": built_for, "seen": seen}))
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    print(json.dumps({"version": tf.__version__, "built_for": built_for, "seen": num_gpus}))
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ class LiveView:
 
     def __init__(self, run_dir: Path) -> None:
         if not any((run_dir / name).is_file() for name in _OF_A_RUN):
-            held = f"it holds none of {', '.join(_OF_A_RUN)}; " if run_dir.is_dir() else ""
-            raise UsageError(f"{run_dir} is not a run directory: {held}`hpcdl runs` lists what there is")
+            lacking = f"it holds none of {', '.join(_OF_A_RUN)}; " if run_dir.is_dir() else ""
+            raise UsageError(f"{run_dir} is not a run directory: {lacking}`hpcdl runs` lists what there is")
         self._run_dir = run_dir
         self._folder = run_dir / RANKS_FOLDER / FOLDER
         self._journal = JournalReader(run_dir, from_begin=True, strict=True)
@@ -88,14 +88,14 @@ class LiveView:
         ranks = [self._rank_now(note) for note in self._notes()] if continues(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
-        done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
+        num_done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
         took_s = seconds_between(start, step)
         left_s = None
-        if total and took_s is not None and done > first:
-            left_s = (total - done) * took_s / (done - first)
+        if total and took_s is not None and num_done > first:
+            left_s = (total - num_done) * took_s / (num_done - first)
         return RunNow(
             status=status,
-            step=done,
+            step=num_done,
             num_steps=total,
             loss=step.get("loss"),
             images_per_second=step.get("images_per_second"),
@@ -117,11 +117,11 @@ class LiveView:
             newest = self._newest_start()
         except OSError:
             return []
-        found = []
+        notes = []
         for path in sorted(newest.glob("note-*")) if newest else []:
             with contextlib.suppress(CorruptError, TypeError, ValueError, OSError):
-                found.append(from_json(Note, read_json(path)))
-        return found
+                notes.append(from_json(Note, read_json(path)))
+        return notes
 
     def _newest_start(self) -> Path | None:
         """Return the folder in which ranks write now; before any has written, the one with the newest time stamp.
@@ -144,6 +144,6 @@ class LiveView:
             total_s = sum(seconds)
             if steps > 0 and total_s > 0:
                 rate = steps / max(now_s - before_s, 1e-9)
-                self._rates[note.rank] = (rate, [one / total_s for one in seconds])
+                self._rates[note.rank] = (rate, [part_s / total_s for part_s in seconds])
         rate_now, shares = self._rates.get(note.rank, (None, ()))
         return RankNow(note=note, steps_per_second=rate_now, shares=shares)

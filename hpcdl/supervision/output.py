@@ -97,8 +97,8 @@ class Output:
 
     def _files(self) -> list[Path]:
         """Return the files by rank or node, stdout before stderr."""
-        found = [path for path in self._folder.glob("*-*.*") if path.suffix[1:] in ENDINGS]
-        return sorted(found, key=lambda path: (_rank_of(path), path.stem, ENDINGS.index(path.suffix[1:])))
+        paths = [path for path in self._folder.glob("*-*.*") if path.suffix[1:] in ENDINGS]
+        return sorted(paths, key=lambda path: (_rank_of(path), path.stem, ENDINGS.index(path.suffix[1:])))
 
     def forward(self, *, rest: bool = False) -> None:
         """Print the output since the last call; an incomplete last line only with `rest`."""

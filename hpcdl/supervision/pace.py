@@ -88,7 +88,7 @@ def work_between(before: Pace, after: Pace, share: float) -> Work:
     passed_s = max(after.at_s - before.at_s, 1e-9)
     step_s = sum(parts.values())
     grown = {name: count - before.counters[name] for name, count in after.counters.items() if name in before.counters}
-    rates = {name: float(after.counters[name] if name in LEVELS else more / passed_s) for name, more in grown.items()}
+    rates = {name: float(after.counters[name] if name in LEVELS else grew / passed_s) for name, grew in grown.items()}
     return Work(
         own_s=(step_s - parts["exchange"]) / share,
         input_s=parts["input"] / share,
@@ -128,14 +128,14 @@ class Paces:
                 self._latest[rank] = work_between(before, pace, self._shares[rank])
                 fresh.append(rank)
         for rank in fresh:
-            others = [work.own_s for other, work in self._latest.items() if other != rank]
-            if others:
-                times = self._latest[rank].own_s / max(statistics.median(others), 1e-9)
+            other_times = [work.own_s for other_rank, work in self._latest.items() if other_rank != rank]
+            if other_times:
+                times = self._latest[rank].own_s / max(statistics.median(other_times), 1e-9)
                 self._times.setdefault(rank, deque(maxlen=WINDOWS)).append(times)
 
     def slow(self, factor: float, num_windows: int) -> list[Slow]:
         """Return the workers slower than the others by more than `factor` in the last `num_windows`, slowest first."""
-        found = []
+        slow_workers = []
         for rank, work in self._latest.items() if len(self._latest) > 1 else ():
             last = [*self._times.get(rank, ())][-num_windows:]
             if len(last) < num_windows or min(last) <= factor:
@@ -144,12 +144,12 @@ class Paces:
             late_s = work.own_s * self._shares[rank] * (1 - 1 / times)
             error = statistics.stdev(last) / math.sqrt(num_windows) if num_windows > 1 else 0.0
             if times - 1 > NUM_ERRORS * error and late_s > LEAST_SHARE * work.step_s:
-                found.append(Slow(rank=rank, times=times, why=self._why(rank, late_s)))
-        return sorted(found, key=lambda one: -one.times)
+                slow_workers.append(Slow(rank=rank, times=times, why=self._why(rank, late_s)))
+        return sorted(slow_workers, key=lambda one: -one.times)
 
     def _why(self, rank: int, late_s: float) -> str:
         ranks = sorted(self._latest)
-        row, works = ranks.index(rank), [self._latest[other] for other in ranks]
+        row, works = ranks.index(rank), [self._latest[worker_rank] for worker_rank in ranks]
         input_s = numpy.array([work.input_s for work in works])
         own_s = numpy.array([work.own_s for work in works])
         excess = {
@@ -204,11 +204,13 @@ class PaceKeeper:
         if len(self.shares) < 2 or now_s - self._looked_s < self.window_s:
             return
         self._looked_s = now_s
-        seen = self.monitor
-        if seen.own_work[0] > self._written:
-            self._written = seen.own_work[0]
-            self._write(Pace(rank=seen.rank, host=seen.host, at_s=now_s, spent=seen.own_work, counters=sample()))
-        if seen.leads:
+        monitor = self.monitor
+        if monitor.own_work[0] > self._written:
+            self._written = monitor.own_work[0]
+            self._write(
+                Pace(rank=monitor.rank, host=monitor.host, at_s=now_s, spent=monitor.own_work, counters=sample())
+            )
+        if monitor.leads:
             self._compare()
 
     def _compare(self) -> None:
@@ -219,13 +221,13 @@ class PaceKeeper:
         if self.eviction is None:
             return
         for slow in self._compared.slow(self.eviction.factor, WINDOWS)[:1]:
-            words = f"{self._words(slow, paces[slow.rank].host)}; --evict-slow {self.eviction.factor:g}"
-            left = [rank for rank in paces if rank != slow.rank]
-            if not self.eviction.enough(slow.rank, left):
-                self._log_once("kept", slow.rank, f"{words} keeps it, for the others would be too few")
+            text = f"{self._words(slow, paces[slow.rank].host)}; --evict-slow {self.eviction.factor:g}"
+            remaining = [rank for rank in paces if rank != slow.rank]
+            if not self.eviction.enough(slow.rank, remaining):
+                self._log_once("kept", slow.rank, f"{text} keeps it, for the others would be too few")
                 continue
             self._gone.add(slow.rank)
-            self.eviction.leave(slow.rank, f"{words} leaves it out")
+            self.eviction.leave(slow.rank, f"{text} leaves it out")
 
     def _words(self, slow: Slow, host: str) -> str:
         least_s = self.window_s * WINDOWS_UNTIL_TOLD
@@ -241,13 +243,13 @@ class PaceKeeper:
 
     def _paces(self) -> dict[int, Pace]:
         """Return the paces of the workers with which the run continues."""
-        found = {}
+        paces = {}
         for rank in range(len(self.shares)):
             if rank in self._gone or rank in self.monitor.lost:
                 continue
             with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
-                found[rank] = from_json(Pace, read_json(self.folder / f"{PACE}{rank}"))
-        return found
+                paces[rank] = from_json(Pace, read_json(self.folder / f"{PACE}{rank}"))
+        return paces
 
     def _write(self, pace: Pace) -> None:
         make_folder(self.folder)

@@ -54,20 +54,20 @@ def surviving_ranks(
     if a rank is gone because it ended the job. A launcher may take a while to end the others, and that rank's own error
     must remain the reported one.
     """
-    seen = world.monitor
-    if alive := sorted(seen.lost - world.dead()):
+    monitor = world.monitor
+    if alive := sorted(monitor.lost - world.dead()):
         text = f"rank {alive[0]} was left behind alive: no smaller group can be made without it"
         raise RankError(text, rank=alive[0], lost=True)
-    seen.doing("making a group of the ranks that are left")
+    monitor.doing("making a group of the ranks that are left")
     world.revoke()
     let_go()
-    left = world.survivors()
-    lost = frozenset(range(world.size)) - set(left.lane.members)
-    newly = {rank: watch.hosts.get(rank, "a host unknown yet") for rank in lost - seen.lost}
+    survivors = world.survivors()
+    lost = frozenset(range(world.size)) - set(survivors.lane.members)
+    newly = {rank: watch.hosts.get(rank, "a host unknown yet") for rank in lost - monitor.lost}
     if failed := watch.actions.failed(newly):
         raise RankError(f"rank {failed[0]} on {newly[failed[0]]} has failed", rank=failed[0])
-    seen.lost = lost
-    return left, newly
+    monitor.lost = lost
+    return survivors, newly
 
 
 def who_was_lost(lost: Mapping[int, str]) -> str:

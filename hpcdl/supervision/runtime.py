@@ -51,17 +51,17 @@ def planned_cpus(local_rank: int) -> list[int]:
 
 
 def _cpus_by_local_rank() -> list[list[int]]:
-    found: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
-    return found
+    cpus: list[list[int]] = json.loads(os.environ.get(BINDING_VARIABLE, "[]"))
+    return cpus
 
 
 def binding_warning() -> str | None:
     """Return a warning if this rank does not have the planned CPUs or allocator."""
-    place = placement()
+    rank_place = placement()
     allocator = os.environ.get(ALLOCATOR, "default")
     if not is_preloaded(allocator):
         return f"the allocator {allocator} was asked for, but its library was not loaded: the default is in use"
-    return verify_binding(planned_cpus(place.local_rank if place else 0))
+    return verify_binding(planned_cpus(rank_place.local_rank if rank_place else 0))
 
 
 def claim_device(local_rank: int) -> None:
@@ -96,9 +96,9 @@ def device_in_use() -> DeviceInUse:
     import tensorflow as tf
 
     claim = accelerators.claimed()
-    found = tf.config.list_physical_devices("GPU")
-    if found:
-        name = str(tf.config.experimental.get_device_details(found[0]).get("device_name", "GPU"))
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        name = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
         if claim is None or not claim.shared_out:
             return DeviceInUse(name=name)
         return DeviceInUse(name=name, shared=claim.device, available=claim.available)
@@ -192,14 +192,14 @@ def _silent() -> Iterator[None]:
     if os.environ.get("HPCDL_VERBOSE"):
         yield
         return
-    kept = os.dup(2)
+    stderr_copy = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
 
 
 def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> tuple[int, int]:

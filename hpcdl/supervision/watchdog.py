@@ -164,16 +164,16 @@ def processor_wanted_s() -> float:
 
 def _reached(asker: Note, overdue: Sequence[WaitNote], notes: Mapping[int, Note], after_s: float) -> list[int]:
     """Return the ranks that `asker` waits for, directly or through others' waits, in rank order."""
-    found: set[int] = set()
+    ranks: set[int] = set()
     waiting = [peer for wait in overdue for peer in wait.peers]
     while waiting:
         rank = waiting.pop()
-        if rank == asker.rank or rank in found:
+        if rank == asker.rank or rank in ranks:
             continue
-        found.add(rank)
+        ranks.add(rank)
         if rank in notes:
             waiting += [peer for wait in notes[rank].waits if wait.age_s > after_s for peer in wait.peers]
-    return sorted(found)
+    return sorted(ranks)
 
 
 def _is_free(note: Note, after_s: float) -> bool:
@@ -189,9 +189,9 @@ def _deadlock(
     if not others or any(max(wait.age_s for wait in note.waits) < after_s for note in others):
         return None
     for note in others:
-        theirs = max(note.waits, key=lambda wait: wait.age_s)
-        if theirs.operation != mine.operation:
-            text = f"deadlock: {note.name} waits in {theirs.operation} ({note.place}), while {waited}"
+        other_wait = max(note.waits, key=lambda wait: wait.age_s)
+        if other_wait.operation != mine.operation:
+            text = f"deadlock: {note.name} waits in {other_wait.operation} ({note.place}), while {waited}"
             return Verdict(kind="deadlock", cause=note.rank, host=note.host, text=text, fatal=True)
     text = f"{waited}, and so do all others: the network or the library hangs"
     return Verdict(kind="hang", cause=asker.rank, host=asker.host, text=text, fatal=True)
@@ -316,12 +316,17 @@ class Watchdog:
 
     def _give_sign(self) -> None:
         """Write a sign of life for the starting process if no other rank is left that would notice a stop."""
-        seen = self.monitor
-        if seen.size - len(seen.lost) == 1:
+        monitor = self.monitor
+        if monitor.size - len(monitor.lost) == 1:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_note(
                 self.folder / ALONE,
-                {"rank": seen.rank, "host": seen.host, "doing": seen.activity[0], "silent_s": self.limits.stall_s},
+                {
+                    "rank": monitor.rank,
+                    "host": monitor.host,
+                    "doing": monitor.activity[0],
+                    "silent_s": self.limits.stall_s,
+                },
             )
 
     def _glance(self) -> None:
@@ -342,28 +347,28 @@ class Watchdog:
         if not waits:
             return
         self._looked_s = now_s
-        left = {int(name.removeprefix(LEFT)) for name in self._names() if name.startswith(LEFT)}
-        found = {(peer, wait.since_s) for wait in waits for peer in wait.peers if peer in left}
+        left_ranks = {int(name.removeprefix(LEFT)) for name in self._names() if name.startswith(LEFT)}
+        waits_for_left = {(peer, wait.since_s) for wait in waits for peer in wait.peers if peer in left_ranks}
         # Require it twice: a message sent before may still be on its way.
-        again, self._waited_for = sorted(found & self._waited_for), found
+        again, self._waited_for = sorted(waits_for_left & self._waited_for), waits_for_left
         if again:
             self._end_without(again[0][0])
 
     def _end_without(self, rank: int) -> None:
-        mine = self._own_note()
-        wait = max(mine.waits, key=lambda wait: wait.age_s)
+        own_note = self._own_note()
+        wait = max(own_note.waits, key=lambda wait: wait.age_s)
         how, host = read_json(self.folder / f"{LEFT}{rank}"), self.hosts.get(rank, "a host unknown yet")
         text = (
-            f"rank {rank} on {host} has left: {how}, while {mine.name} waits in {wait.operation} ({mine.place}); give "
-            "all ranks as many steps (hpcdl.dataset, hpcdl.join) and let them exit alike"
+            f"rank {rank} on {host} has left: {how}, while {own_note.name} waits in {wait.operation} "
+            f"({own_note.place}); give all ranks as many steps (hpcdl.dataset, hpcdl.join) and let them exit alike"
         )
         verdict = Verdict(kind="left", cause=rank, host=host, text=text, fatal=True)
         if self._speaks(verdict):
             self.actions.end(RankError(text, rank=rank, host=host))
 
     def _look(self) -> None:
-        mine = self._own_note()
-        longest_s = max((wait.age_s for wait in mine.waits), default=0.0)
+        own_note = self._own_note()
+        longest_s = max((wait.age_s for wait in own_note.waits), default=0.0)
         if longest_s <= self.limits.stall_s / 2 or not self.accuses:
             self._withdraw()
         elif self._alarm is None:
@@ -374,13 +379,13 @@ class Watchdog:
         self._viewed = self._is_viewed()
         if not alarms and self._viewed:
             make_folder(self.folder)
-            write_note(self.folder / f"note-{mine.rank}", asdict(mine))
+            write_note(self.folder / f"note-{own_note.rank}", asdict(own_note))
         if not alarms:
             return
-        mine = dataclasses.replace(mine, answers=alarms)
-        write_note(self.folder / f"note-{mine.rank}", asdict(mine))
+        own_note = dataclasses.replace(own_note, answers=alarms)
+        write_note(self.folder / f"note-{own_note.rank}", asdict(own_note))
         if self._alarm is not None and self._age_s(self._alarm[1]) > self.limits.stall_s / 2:
-            self._judge(mine, self._alarm[0])
+            self._judge(own_note, self._alarm[0])
 
     def _is_viewed(self) -> bool:
         """Whether a viewer (supervision/live.py) is active, by the recent change of its file."""
@@ -394,34 +399,34 @@ class Watchdog:
 
     def _own_note(self) -> Note:
         now_s = time.monotonic()
-        seen = self.monitor
-        lost = seen.lost
+        monitor = self.monitor
+        lost = monitor.lost
         waits = [
             WaitNote(
-                operation=_with_whom(wait.operation, wait.peers, seen.size),
+                operation=_with_whom(wait.operation, wait.peers, monitor.size),
                 peers=[peer for peer in wait.peers if peer not in lost],
                 age_s=self._age_s(wait.since_s),
                 patient=wait.patient,
                 hidden=wait.hidden,
             )
-            for wait in seen.waits()
+            for wait in monitor.waits()
         ]
         return Note(
-            rank=seen.rank,
-            host=seen.host,
-            role=seen.role,
-            doing=seen.activity[0],
-            step=seen.step,
-            idle_s=now_s - seen.moved_s(),
+            rank=monitor.rank,
+            host=monitor.host,
+            role=monitor.role,
+            doing=monitor.activity[0],
+            step=monitor.step,
+            idle_s=now_s - monitor.moved_s(),
             processor_share=self._processor_share(now_s),
             waits=[wait for wait in waits if wait.peers],
-            spent=seen.spent,
+            spent=monitor.spent,
         )
 
     def _processor_share(self, now_s: float) -> float:
         """Return the share of one core, over half of the time allowed: a short wait for a disk does not look stuck."""
         window_s = min(self.limits.stall_s / 2, _LONGEST_TICK_S * LOOKS / 2)
-        before = [one for one in self._processor if now_s - one[0] <= window_s]
+        before = [sample for sample in self._processor if now_s - sample[0] <= window_s]
         self._processor = [*before, (now_s, processor_wanted_s())]
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
@@ -454,20 +459,20 @@ class Watchdog:
 
     def _learn_of_lost(self, names: Sequence[str]) -> None:
         """Take over the findings of all ranks; rank 0 logs them."""
-        seen = self.monitor
+        monitor = self.monitor
         for name in names:
             kind, _, number = name.partition("-")
             if kind not in ("lost", "busy", EVICTED) or name in self._read:
                 continue
             self._read.add(name)
             text = (self.folder / name).read_text(encoding="utf-8")
-            if kind == "lost" and int(number) == seen.rank:
+            if kind == "lost" and int(number) == monitor.rank:
                 os._exit(1)  # it was stopped, the others continued without it, and it must not disturb them
-            if kind == EVICTED and int(number) == seen.rank:
-                seen.evicted = text
+            if kind == EVICTED and int(number) == monitor.rank:
+                monitor.evicted = text
             if kind == "lost":
-                seen.lost |= {int(number)}
-            if seen.leads:
+                monitor.lost |= {int(number)}
+            if monitor.leads:
                 self.actions.log(text if kind == "busy" else f"the run continues without rank {number}: {text}")
 
     def _speaks(self, verdict: Verdict) -> bool:
@@ -479,15 +484,15 @@ class Watchdog:
         return True
 
     def _answers(self, alarm: str) -> dict[int, Note]:
-        found = {}
+        note_of_rank = {}
         for name in self._names():
             if name.startswith("note-"):
                 with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
                     note = from_json(Note, read_json(self.folder / name))
                     self.hosts.setdefault(note.rank, note.host)
                     if alarm in note.answers:
-                        found[note.rank] = note
-        return found
+                        note_of_rank[note.rank] = note
+        return note_of_rank
 
     def _names(self) -> list[str]:
         try:

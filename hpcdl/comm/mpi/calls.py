@@ -71,8 +71,8 @@ def first_done(
     looks, pause_s = 0, 0.0
     while True:
         check()
-        index, done = mpi.Request.Testany(handles)
-        if done:
+        index, is_done = mpi.Request.Testany(handles)
+        if is_done:
             return max(int(index), 0)  # undefined if all of them were complete before: then any will do
         looks += 1
         if looks > _EAGER_LOOKS:
@@ -122,8 +122,8 @@ class MpiRemoteArray:
     @translated
     def add(self, owner: int, values: Array, start: int = 0) -> None:
         """Add to the owner's memory by MPI_Accumulate with MPI_SUM."""
-        place = [start, values.size, self._kind]
-        self._window.Accumulate([values, values.size, self._kind], owner, place, self._mpi.SUM)
+        target = [start, values.size, self._kind]
+        self._window.Accumulate([values, values.size, self._kind], owner, target, self._mpi.SUM)
         self._window.Flush(owner)
 
     @translated
@@ -161,7 +161,7 @@ def no_passive_progress(group: Communicator) -> str:
     total = numpy.zeros(1)
     array.read(0, total)
     array.free()
-    wrong = [found for found in group.allgather_json(float(total[0])) if found != expected]
+    wrong = [value for value in group.allgather_json(float(total[0])) if value != expected]
     if wrong:
         return f"{group.library} loses one-sided updates ({wrong[0]:g} of {expected} arrived)"
     return "" if arrived else f"{group.library} lets one-sided updates wait until their target calls MPI"

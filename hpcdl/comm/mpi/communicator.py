@@ -158,12 +158,12 @@ class MpiCommunicator:
     @translated
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
         """Return every rank's `value` in rank order, sent as JSON. `patient` polls: MPI's own wait spins."""
-        mine = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
-        size, lengths = numpy.array([mine.size]), numpy.zeros(self.size, numpy.int64)
+        own_text = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
+        size, lengths = numpy.array([own_text.size]), numpy.zeros(self.size, numpy.int64)
         sizes = [size, self._mpi.LONG], [lengths, self._mpi.LONG]
         asleep(self._handle.Iallgather(*sizes)) if patient else self._handle.Allgather(*sizes)
         gathered = numpy.zeros(int(lengths.sum()), numpy.uint8)
-        texts = [mine, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE]
+        texts = [own_text, self._mpi.BYTE], [gathered, lengths.tolist(), self._mpi.BYTE]
         asleep(self._handle.Iallgatherv(*texts)) if patient else self._handle.Allgatherv(*texts)
         self._check_whole("gathering")
         ends = numpy.cumsum(lengths).tolist()

@@ -46,16 +46,16 @@ def readable_lines() -> Iterator[None]:
         return
     spoken = int(os.environ["PMI_FD"])
     slurm = os.dup(spoken)
-    mine, other = socket.socketpair()
-    with mine, other, warnings.catch_warnings():
+    own_end, other_end = socket.socketpair()
+    with own_end, other_end, warnings.catch_warnings():
         # From Python 3.12 on fork warns of threads, such as waiting threads of libraries: the child uses none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
-        os.dup2(mine.fileno(), spoken)
+        os.dup2(own_end.fileno(), spoken)
         between = os.fork()
         if between == 0:
-            mine.close()
+            own_end.close()
             os.close(spoken)
-            _stand_between(other.fileno(), slurm)
+            _stand_between(other_end.fileno(), slurm)
     try:
         yield
     finally:
@@ -106,10 +106,10 @@ def _stand_between(rank: int, slurm: int) -> NoReturn:
 
 def _shorter(message: bytes) -> bytes:
     """Return the message with an announced limit above LONGEST_VALUE replaced by it; the length stays the same."""
-    found = _ANNOUNCED.search(message)
-    if found is None or int(found[1]) <= LONGEST_VALUE:
+    match = _ANNOUNCED.search(message)
+    if match is None or int(match[1]) <= LONGEST_VALUE:
         return message
-    return message[: found.start(1)] + str(LONGEST_VALUE).zfill(len(found[1])).encode() + message[found.end(1) :]
+    return message[: match.start(1)] + str(LONGEST_VALUE).zfill(len(match[1])).encode() + message[match.end(1) :]
 
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -162,8 +162,8 @@ def _start(mpi: Any) -> None:
     It waits for all ranks, while the watchdog, a Python thread, must detect ranks that are stopped or gone. Symbols of
     the whole process are searched first: a profiler may intercept MPI.
     """
-    places = (ctypes.CDLL(None), ctypes.CDLL(mpi.__file__))
-    init = next(place for place in places if hasattr(place, "MPI_Init_thread")).MPI_Init_thread
+    libraries = (ctypes.CDLL(None), ctypes.CDLL(mpi.__file__))
+    init = next(library for library in libraries if hasattr(library, "MPI_Init_thread")).MPI_Init_thread
     init.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
     if error := init(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
         raise mpi.Exception(error)
@@ -187,9 +187,9 @@ def _file_of(extension: str, symbol: str) -> str:
     function = getattr(ctypes.CDLL(extension), symbol)
     dladdr = ctypes.CDLL(None).dladdr
     dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Where)]
-    where = _Where()
-    found = dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(where))
-    return os.fsdecode(where.file_name) if found and where.file_name else ""
+    info = _Where()
+    succeeded = dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
+    return os.fsdecode(info.file_name) if succeeded and info.file_name else ""
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> No
 
 def _filled(source: IO[bytes], block: bytearray) -> int:
     """Fill `block` and return the number of bytes: less than its length only at the end, even from a pipe."""
-    view, done = memoryview(block), 0
-    while done < len(block) and (more := source.readinto(view[done:])):  # type: ignore[attr-defined]
-        done += more
-    return done
+    view, num_read = memoryview(block), 0
+    while num_read < len(block) and (count := source.readinto(view[num_read:])):  # type: ignore[attr-defined]
+        num_read += count
+    return num_read
 
 
 def main() -> int:

@@ -33,13 +33,13 @@ def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
     for name, link in links.items():
         if isinstance(link, h5py.ExternalLink):
             raise LiesOutside(f"{name} is a link to {link.path} in another file, {link.filename}")
-        found = file[name] if isinstance(link, h5py.HardLink) else None
-        if isinstance(found, h5py.Dataset):
-            _check_storage(name, found)
-            if found.is_virtual:
-                others = sorted({source.file_name for source in found.virtual_sources()})
-                raise LiesOutside(f"{name} is a virtual data set, whose values lie in other files ({_some(others)})")
-            arrays[name] = found
+        target = file[name] if isinstance(link, h5py.HardLink) else None
+        if isinstance(target, h5py.Dataset):
+            _check_storage(name, target)
+            if target.is_virtual:
+                files = sorted({source.file_name for source in target.virtual_sources()})
+                raise LiesOutside(f"{name} is a virtual data set, whose values lie in other files ({_some(files)})")
+            arrays[name] = target
     return arrays
 
 
@@ -57,38 +57,38 @@ def _followed(group: Any, above: str, seen: tuple[Any, ...]) -> Iterator[tuple[s
     for name, link in links.items():
         path = f"{above}{name}"
         if isinstance(link, h5py.HardLink):
-            own = group[name]
-            if isinstance(own, h5py.Dataset):
-                _check_storage(path, own)
-                _check_sources(path, own)
+            array = group[name]
+            if isinstance(array, h5py.Dataset):
+                _check_storage(path, array)
+                _check_sources(path, array)
                 if above:
-                    yield path, own
+                    yield path, array
         elif isinstance(link, h5py.ExternalLink):
             try:
-                found = group[name]
+                target = group[name]
             except (KeyError, OSError) as error:
                 raise ValueError(f"{path} is a link to {link.path} in {link.filename}, which is not there") from error
-            if isinstance(found, h5py.Dataset):
-                _check_storage(path, found)
-                _check_sources(path, found)
-                yield path, found
-            elif isinstance(found, h5py.Group):
-                if _identity(found) in seen or len(seen) > _MOST_LINKS:
+            if isinstance(target, h5py.Dataset):
+                _check_storage(path, target)
+                _check_sources(path, target)
+                yield path, target
+            elif isinstance(target, h5py.Group):
+                if _identity(target) in seen or len(seen) > _MOST_LINKS:
                     raise ValueError(f"{path} is a link to {link.path} in {link.filename}, in a circle or too far")
-                yield from _followed(found, f"{path}/", (*seen, _identity(found)))
+                yield from _followed(target, f"{path}/", (*seen, _identity(target)))
 
 
 def files_behind(data: h5py.Dataset, path: Path) -> list[Path]:
     """Return the files other than `path` that hold values of a data set."""
-    own = Path(data.file.filename)
-    found = [] if own == path else [own]
+    own_file = Path(data.file.filename)
+    files = [] if own_file == path else [own_file]
     if data.is_virtual:
         for source in data.virtual_sources():
             if source.file_name != ".":
-                other = _source_file(data, source.file_name)
-                with h5py.File(other, "r", locking=False) as opened:
-                    found += [other, *files_behind(opened[source.dset_name], other)]
-    return list(dict.fromkeys(found))
+                source_file = _source_file(data, source.file_name)
+                with h5py.File(source_file, "r", locking=False) as opened:
+                    files += [source_file, *files_behind(opened[source.dset_name], source_file)]
+    return list(dict.fromkeys(files))
 
 
 def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
@@ -97,45 +97,47 @@ def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
         return
     count = 0
     for source in data.virtual_sources():
-        where = f"{name} is a virtual data set of {source.dset_name} in {source.file_name}"
+        described = f"{name} is a virtual data set of {source.dset_name} in {source.file_name}"
         if "%" in source.file_name + source.dset_name:
-            raise ValueError(f"{where}, a pattern of names; save it with the names of its files, or copy its values")
+            raise ValueError(
+                f"{described}, a pattern of names; save it with the names of its files, or copy its values"
+            )
         if depth > _MOST_LINKS:
-            raise ValueError(f"{where}, in a circle or too far")
+            raise ValueError(f"{described}, in a circle or too far")
         if source.file_name == ".":
-            count += _check_source(where, source, data.file, depth)
+            count += _check_source(described, source, data.file, depth)
             continue
-        other = _source_file(data, source.file_name)
-        if not other.is_file():
-            raise ValueError(f"{where}, which is not there")
-        with h5py.File(other, "r", locking=False) as file:
-            count += _check_source(where, source, file, depth)
+        source_file = _source_file(data, source.file_name)
+        if not source_file.is_file():
+            raise ValueError(f"{described}, which is not there")
+        with h5py.File(source_file, "r", locking=False) as file:
+            count += _check_source(described, source, file, depth)
     if count < data.size:
         raise ValueError(f"{name} is a virtual data set of which {data.size - count} of {data.size} values lie nowhere")
 
 
 def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
     """Return how many values a file supplies to a virtual data set; ValueError if it lacks any of them."""
-    found = file.get(source.dset_name)
-    if not isinstance(found, h5py.Dataset):
+    array = file.get(source.dset_name)
+    if not isinstance(array, h5py.Dataset):
         raise ValueError(f"{where}, which is not there")
-    wanted, count = source.src_space, int(source.vspace.get_select_npoints())
-    fits = found.size >= count
-    if wanted.get_select_type() != h5py.h5s.SEL_ALL:
-        last = wanted.get_select_bounds()[1]
-        fits = len(last) == found.ndim and all(at < side for at, side in zip(last, found.shape, strict=True))
+    selection, count = source.src_space, int(source.vspace.get_select_npoints())
+    fits = array.size >= count
+    if selection.get_select_type() != h5py.h5s.SEL_ALL:
+        last = selection.get_select_bounds()[1]
+        fits = len(last) == array.ndim and all(bound < side for bound, side in zip(last, array.shape, strict=True))
     if not fits:
-        raise ValueError(f"{where}, which has the shape {found.shape}: some of its values are not there")
-    _check_storage(where, found)
-    _check_sources(where, found, depth + 1)
+        raise ValueError(f"{where}, which has the shape {array.shape}: some of its values are not there")
+    _check_storage(where, array)
+    _check_sources(where, array, depth + 1)
     return count
 
 
 def _check_storage(name: str, data: h5py.Dataset) -> None:
     """Raise LiesOutside for values in a file that is not HDF5: only h5repack brings them in, no flag does."""
-    made = data.id.get_create_plist()
-    if made.get_external_count():
-        file = np.bytes_(made.get_external(0)[0]).decode(errors="replace")
+    creation_settings = data.id.get_create_plist()
+    if creation_settings.get_external_count():
+        file = np.bytes_(creation_settings.get_external(0)[0]).decode(errors="replace")
         raise LiesOutside(
             f"the data of {name} lie in another file, {file} (external storage)", "bring them into this one: h5repack"
         )

@@ -132,8 +132,8 @@ class Field:
         of_kind = {
             "text": f"text of up to {math.prod(self.shape)} bytes", "class": f"one of {len(self.class_names)} classes"
         }  # fmt: skip
-        what = of_kind.get(self.kind, f"{shape} {self.dtype}")
-        return f"{self.role} {self.name}: {what}"
+        described_values = of_kind.get(self.kind, f"{shape} {self.dtype}")
+        return f"{self.role} {self.name}: {described_values}"
 
 
 def picture_with_class(
@@ -264,9 +264,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     for name in ("fields", "understood"):
         if not document[name]:
             del document[name]
-    for own in document.get("fields", ()):
-        if not own["categories"]:
-            del own["categories"]
+    for field_document in document.get("fields", ()):
+        if not field_document["categories"]:
+            del field_document["categories"]
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 
@@ -276,8 +276,8 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     path = folder / FILE_NAME
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, FIELDS_SCHEMA):
-        found = document.get("schema") if isinstance(document, dict) else None
-        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r} and {FIELDS_SCHEMA!r}")
+        schema = document.get("schema") if isinstance(document, dict) else None
+        raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r} and {FIELDS_SCHEMA!r}")
     checksum = checksum_of(document)
     if document.get("checksum") != checksum:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")

@@ -101,8 +101,8 @@ def continues_at(epoch: int, samples: int, *, num_samples: int, global_batch: in
 
     No sample is repeated; the samples omitted at the end of the epoch are fewer than one global batch, as usual.
     """
-    per_epoch, left = num_samples // global_batch, (num_samples - samples) // global_batch
-    return (epoch + 1) * per_epoch - left, Shift(epoch=epoch, samples=samples - (per_epoch - left) * global_batch)
+    per_epoch, after = num_samples // global_batch, (num_samples - samples) // global_batch
+    return (epoch + 1) * per_epoch - after, Shift(epoch=epoch, samples=samples - (per_epoch - after) * global_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class NodeShare:
         return NodeShare(
             worker=nodes[:worker].count(node),
             num_workers=nodes.count(node),
-            workers_before=sum(other < node for other in nodes),
+            workers_before=sum(other_node < node for other_node in nodes),
             workers_in_all=len(nodes),
         )
 
@@ -212,8 +212,8 @@ class Epoch:
         lengths = np.diff(self.layout.starts)[self.blocks]
         ends = np.cumsum(lengths)
         last = np.arange(self.layout.window_blocks - 1, len(ends), self.layout.window_blocks)
-        found: list[int] = ends[np.unique(np.append(last, len(ends) - 1))].tolist()
-        return found
+        window_ends: list[int] = ends[np.unique(np.append(last, len(ends) - 1))].tolist()
+        return window_ends
 
     @property
     def num_windows(self) -> int:

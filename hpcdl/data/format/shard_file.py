@@ -86,9 +86,9 @@ class NewShard:
         if self._chunks:
             self._chunks.close()
             self._chunks = None
-            found = shard_map(self._path)
+            written_map = shard_map(self._path)
             for name, column in self._columns.items():
-                column.checksums[:] = list(block_checksums(self._descriptor, found.columns[name]))
+                column.checksums[:] = list(block_checksums(self._descriptor, written_map.columns[name]))
         for name, values in residents.items():
             self._write(values.reshape(-1).view(np.uint8).data, self._places.residents[name])
         for name, column in self._columns.items():
@@ -100,9 +100,9 @@ class NewShard:
         return frame_checksum(self._descriptor, shard_map(self._path))
 
     def _write(self, content: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(content):
-            done += os.pwrite(self._descriptor, content[done:], offset + done)
+        num_written = 0
+        while num_written < len(content):
+            num_written += os.pwrite(self._descriptor, content[num_written:], offset + num_written)
 
 
 def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
@@ -180,14 +180,14 @@ def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = la
         size = path.stat().st_size
         if size != entry.num_bytes:
             return [f"{entry.file}: {size} bytes, {entry.num_bytes} were written"]
-        place = shard_map(path)
+        frame_map = shard_map(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except CorruptError as error:
         return [f"{entry.file}: header ({error})"]
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]
     try:
-        return _compare(descriptor, place, entry, on_bytes)
+        return _compare(descriptor, frame_map, entry, on_bytes)
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]
     finally:
@@ -196,17 +196,17 @@ def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = la
 
 def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, on_bytes: Callable[[int], None]) -> list[str]:
     frame_fits = frame_checksum(descriptor, place) == entry.frame_checksum
-    found = []
+    damaged_blocks = []
     for column in place.columns.values():
         of_column = "" if len(place.columns) == 1 else f" of {column.name}"
         found_and_written = zip(
             block_checksums(descriptor, column), column.checksums.tolist(), column.block_bytes.tolist(), strict=True
         )
-        for block, (checksum, wanted, size) in enumerate(found_and_written):
-            if checksum != wanted:
+        for block, (checksum, stored_checksum, size) in enumerate(found_and_written):
+            if checksum != stored_checksum:
                 first, stop = place.block_range(block)
-                found.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
+                damaged_blocks.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
             on_bytes(size)
     if not frame_fits:
         return [f"{entry.file}: header (attributes, labels or block checksums)"]
-    return found
+    return damaged_blocks

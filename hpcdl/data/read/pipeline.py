@@ -146,11 +146,11 @@ def evaluation_batches(
     the batches to read, in rising order, in place of a worker's part; only a batch at the split's end is shorter.
     """
     reader = open_reader(dataset, split)
-    own = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
+    own_samples = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment and dataset.pictures else _NO_CHANGE
 
     def ids_from(start: int) -> Ids:
-        return np.arange(start, min(start + batch_size, own.stop), dtype=np.int64)
+        return np.arange(start, min(start + batch_size, own_samples.stop), dtype=np.int64)
 
     def read_from(start: int) -> list[Any]:
         ids = ids_from(start)
@@ -158,7 +158,7 @@ def evaluation_batches(
 
     def produce() -> Iterator[tuple[Any, Any]]:
         if firsts is None:
-            starts = tf.data.Dataset.range(own.start, own.stop, batch_size)
+            starts = tf.data.Dataset.range(own_samples.start, own_samples.stop, batch_size)
         else:
             starts = tf.data.Dataset.from_tensor_slices(np.array(firsts, np.int64))
         batches = _stored(_Samples(dataset, reader, read_from, ids_from), starts, batch_size, None)
@@ -246,11 +246,11 @@ def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: 
     pools = [BufferPool((*lead, *item.shape), item.dtype) for item in samples.dataset.fields]
 
     def read(numbers: Ids) -> list[Any]:
-        found = [pool.take() for pool in pools]
-        for place, number in enumerate(numbers.tolist()):
-            for out, values in zip(found, samples.read(number), strict=True):
-                out[place] = values
-        return found
+        buffers = [pool.take() for pool in pools]
+        for batch_number, number in enumerate(numbers.tolist()):
+            for buffer, values in zip(buffers, samples.read(number), strict=True):
+                buffer[batch_number] = values
+        return buffers
 
     batches = _batches(samples.dataset, read, steps.batch(num_batches, drop_remainder=True), lead)
     return batches.prefetch(1).unbatch()
@@ -275,8 +275,8 @@ def _unscaled(inputs: Any, dataset: Dataset) -> Any:
     """Return the inputs, with uint8 values that the step must not scale as float32."""
 
     def one(value: Any) -> Any:
-        kept = value.dtype == tf.uint8 and not dataset.scales(value.shape[1:].as_list())
-        return tf.cast(value, tf.float32) if kept else value
+        to_convert = value.dtype == tf.uint8 and not dataset.scales(value.shape[1:].as_list())
+        return tf.cast(value, tf.float32) if to_convert else value
 
     return tf.nest.map_structure(one, inputs)
 
@@ -388,13 +388,13 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
 
     def whole(images: Any, labels: Any, rows: Any, of_steps: Any) -> Any:
         size = tf.size(rows, tf.int64)
-        wanted = tf.concat([tf.range(size - 1), [-size]], 0)
+        complete_rows = tf.concat([tf.range(size - 1), [-size]], 0)
 
         def refuse(numbers: Any) -> Any:
             return files.refuse(numbers, decode)
 
         labels = tf.cond(
-            tf.reduce_all(rows == wanted),
+            tf.reduce_all(rows == complete_rows),
             lambda: labels[:-1],
             lambda: tf.numpy_function(carried(refuse), [of_steps], tf.int64),
         )
@@ -412,12 +412,12 @@ def _dense(value: Any, item: Field) -> Any:
     if not item.variable:
         return value
     shift = 1 if item.kind == "text" else 0
-    out = aligned_empty((len(value), *item.shape), np.int32 if shift else item.dtype)
-    out[...] = 0
-    for row, sample in zip(out, value, strict=True):
+    padded = aligned_empty((len(value), *item.shape), np.int32 if shift else item.dtype)
+    padded[...] = 0
+    for row, sample in zip(padded, value, strict=True):
         row[: len(sample)] = sample
         row[: len(sample)] += shift
-    return out
+    return padded
 
 
 def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tuple[int | None, ...]) -> Any:
@@ -429,10 +429,10 @@ def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tup
     kinds = [tf.int32 if item.kind == "text" else tf.as_dtype(item.dtype) for item in fields]
 
     def load(step: Any) -> tuple[Any, Any]:
-        found = tf.numpy_function(carried(read), [step], kinds)
-        for value, item in zip(found, fields, strict=True):
+        tensors = tf.numpy_function(carried(read), [step], kinds)
+        for value, item in zip(tensors, fields, strict=True):
             value.set_shape((*lead, *item.shape))
-        values = {item.name: _scaled(value, item) for value, item in zip(found, fields, strict=True)}
+        values = {item.name: _scaled(value, item) for value, item in zip(tensors, fields, strict=True)}
         return _structured(values, dataset.inputs), _structured(values, dataset.targets)
 
     return steps.map(_as_written(load))
@@ -445,11 +445,11 @@ def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:
 
 def _scaled(value: Any, item: Field) -> Any:
     """Scale a field's batch as the manifest says; in float64 if float32 would round the stored numbers."""
-    found = item.statistics
-    if found is None or item.normalise == "none":
+    statistics = item.statistics
+    if statistics is None or item.normalise == "none":
         return value
-    low, spread = (found.mean, np.array(found.std)) if item.normalise == "mean-std" else (
-        found.low, np.array(found.high) - np.array(found.low)
+    low, spread = (statistics.mean, np.array(statistics.std)) if item.normalise == "mean-std" else (
+        statistics.low, np.array(statistics.high) - np.array(statistics.low)
     )  # fmt: skip
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 1)
     exact = np.float32 if np.can_cast(item.dtype, np.float32) else np.float64
@@ -463,12 +463,12 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
 
     def decode(content: Any) -> Any:
         image = tf.io.decode_image(content, channels=channels, expand_animations=False)
-        found = tf.shape(image)[:2]
+        size = tf.shape(image)[:2]
 
         def covering() -> Any:
-            return tf.cast(tf.round(_covering(image, found, (height, width))), image.dtype)
+            return tf.cast(tf.round(_covering(image, size, (height, width))), image.dtype)
 
-        fits = tf.reduce_all(found == (height, width))
+        fits = tf.reduce_all(size == (height, width))
         image = tf.cast(tf.cond(fits, lambda: image, covering), tf.as_dtype(dataset.dtype))
         image.set_shape((height, width, channels))
         return image

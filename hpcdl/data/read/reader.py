@@ -44,12 +44,12 @@ class OpenFile:
 
 def read_exactly(file: OpenFile, out: memoryview, offset: int, path: Path) -> None:
     """Fill `out` starting at `offset`; CorruptError if the file ends too early, HpcdlError if the read fails."""
-    done, size = 0, len(out)
-    while done < size:
-        count = _read(file, [out[done:] if done else out], offset + done, path)
+    num_read, size = 0, len(out)
+    while num_read < size:
+        count = _read(file, [out[num_read:] if num_read else out], offset + num_read, path)
         if count == 0:
-            raise CorruptError(f"{path} ends at byte {offset + done}; check it with `hpcdl inspect --verify`")
-        done += count
+            raise CorruptError(f"{path} ends at byte {offset + num_read}; check it with `hpcdl inspect --verify`")
+        num_read += count
 
 
 def _read(file: OpenFile, views: list[memoryview], offset: int, path: Path) -> int:
@@ -89,7 +89,7 @@ class OpenShard:
             raise CorruptError(f"shard {path} does not hold as many samples as the manifest says")
         if verified and self._frame_checksum() != entry.frame_checksum:
             raise CorruptError(f"shard {path}: its header (attributes, labels or checksums) is damaged{_REMEDY}")
-        self.residents = {name: self._resident(place) for name, place in self.map.residents.items()}
+        self.residents = {name: self._resident(resident_map) for name, resident_map in self.map.residents.items()}
         self._sample_checksums: dict[str, Array | None] = {}
         self._firsts: dict[str, int] = {}
         self._checked = {name: np.zeros(self.map.num_blocks, np.bool_) for name in self.map.columns}
@@ -149,13 +149,13 @@ class OpenShard:
         digest = xxhash.xxh3_64()
         for first in range(0, len(views), _MOST_VIEWS):
             part = views[first : first + _MOST_VIEWS]
-            wanted = sum(map(len, part))
-            if _read(self.file, part, offset, self.map.path) != wanted:  # rare: read again, view by view
+            part_bytes = sum(map(len, part))
+            if _read(self.file, part, offset, self.map.path) != part_bytes:  # rare: read again, view by view
                 position = offset
                 for view in part:
                     read_exactly(self.file, view, position, self.map.path)
                     position += len(view)
-            offset += wanted
+            offset += part_bytes
             if self._verified:
                 for view in part:
                     digest.update(view)
@@ -300,18 +300,18 @@ class SplitReader:
             return self._shard(number)
 
     def _shard(self, number: int) -> OpenShard:
-        found = self._shards.get(number)
-        if found is None:
+        open_shard = self._shards.get(number)
+        if open_shard is None:
             entry = self._entries[number]
             path = self._folder / entry.file
             copy = self._copies.get(path)
-            found = OpenShard(path, entry, operations=self._operations, copy=copy, verified=self._verified)
-            self._shards[number] = found
+            open_shard = OpenShard(path, entry, operations=self._operations, copy=copy, verified=self._verified)
+            self._shards[number] = open_shard
         self._open[number] = None
         self._open.move_to_end(number)
         if len(self._open) > self._most_open:
             self._shards[self._open.popitem(last=False)[0]].close()
-        return found
+        return open_shard
 
     def place(self, sample: int) -> tuple[int, int]:
         """Return the shard number of a sample id and its place in the shard."""
@@ -320,31 +320,31 @@ class SplitReader:
 
     def describe(self, sample: int) -> str:
         """Name a sample for messages: its shard, and its place there, from 0."""
-        number, place = self.place(sample)
-        return f"shard {self._folder / self._entries[number].file}: sample {place}"
+        number, number_in_shard = self.place(sample)
+        return f"shard {self._folder / self._entries[number].file}: sample {number_in_shard}"
 
     def read(self, item: Field, ids: Ids) -> Values:
         """Read a field of the samples `ids`, each separately: an array, or a list of arrays or of encoded files."""
         if item.ragged:
             return self._read_ragged(item, ids)
-        out = aligned_empty((len(ids), *item.shape), item.dtype)
+        values = aligned_empty((len(ids), *item.shape), item.dtype)
         if not item.resident:
-            self.read_samples(ids, out, item.name)
-            return out
+            self.read_samples(ids, values, item.name)
+            return values
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             chosen = numbers == number
-            out[chosen] = self._resident(number, item.name)[ids[chosen] - self._firsts[number]]
-        return out
+            values[chosen] = self._resident(number, item.name)[ids[chosen] - self._firsts[number]]
+        return values
 
     def resident_of_blocks(self, name: str, blocks: Sequence[int]) -> Array:
         """Return the values of a resident field for the samples of `blocks`, concatenated."""
-        found = []
+        block_values = []
         for block in blocks:
             first, stop = self._blocks[block], self._blocks[block + 1]
-            number, place = self.place(first)
-            found.append(self._resident(number, name)[place : place + stop - first])
-        return np.concatenate(found)
+            number, first_in_shard = self.place(first)
+            block_values.append(self._resident(number, name)[first_in_shard : first_in_shard + stop - first])
+        return np.concatenate(block_values)
 
     def _resident(self, number: int, name: str) -> Array:
         """Return a resident field of a whole shard, which needs no open file."""
@@ -356,34 +356,34 @@ class SplitReader:
     def read_samples(self, ids: Ids, out: Array, name: str) -> None:
         """Read single samples of a column, each with one request; compressed samples each from their block."""
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
-        places = zip(numbers.tolist(), (ids - self._starts[numbers]).tolist(), strict=True)
+        places_in_shards = zip(numbers.tolist(), (ids - self._starts[numbers]).tolist(), strict=True)
         if self.compressed:
-            for row, (number, place) in enumerate(places):
-                self.shard(number).read_compressed(name, place, out[row : row + 1])
+            for row, (number, number_in_shard) in enumerate(places_in_shards):
+                self.shard(number).read_compressed(name, number_in_shard, out[row : row + 1])
             return
-        view, at = out.reshape(-1).view(np.uint8).data, 0
+        view, position = out.reshape(-1).view(np.uint8).data, 0
         size = len(view) // max(1, len(ids))
-        for number, place in places:
-            self.shard(number).read_sample(name, place, view[at : at + size])
-            at += size
+        for number, number_in_shard in places_in_shards:
+            self.shard(number).read_sample(name, number_in_shard, view[position : position + size])
+            position += size
 
     def read_block(self, block: int, out: Array, name: str) -> int:
         """Read a whole block into the first rows of `out`; return the number of samples read."""
         first, stop = self._blocks[block], self._blocks[block + 1]
-        number, place = self.place(first)
-        self.shard(number).read_block(name, place // self._block_samples, out[: stop - first])
+        number, first_in_shard = self.place(first)
+        self.shard(number).read_block(name, first_in_shard // self._block_samples, out[: stop - first])
         return stop - first
 
     def read_scattered(self, block: int, views: list[memoryview], name: str) -> None:
         """Read a whole block into `views`, one after another; their total length is the block's."""
-        number, place = self.place(self._blocks[block])
-        self.shard(number).read_scattered(name, place // self._block_samples, views)
+        number, first_in_shard = self.place(self._blocks[block])
+        self.shard(number).read_scattered(name, first_in_shard // self._block_samples, views)
 
     def _read_ragged(self, item: Field, ids: Ids) -> list[Array] | list[bytes]:
-        found = (self.shard(n).read_variable(item.name, place) for n, place in map(self.place, ids.tolist()))
+        contents = (self.shard(n).read_variable(item.name, number) for n, number in map(self.place, ids.tolist()))
         if item.encoded:
-            return list(map(bytes, found))
-        return [np.frombuffer(content, item.dtype).reshape(-1, *item.shape[1:]) for content in found]
+            return list(map(bytes, contents))
+        return [np.frombuffer(content, item.dtype).reshape(-1, *item.shape[1:]) for content in contents]
 
     def close(self) -> None:
         """Close all files."""
@@ -442,9 +442,9 @@ class SyntheticReader:
 
     def read(self, item: Field, ids: Ids) -> Array:
         """Return a field of the samples `ids`."""
-        out = aligned_empty((len(ids), *item.shape), item.dtype)
-        self.columns[item.name].read_samples(ids, out)
-        return out
+        values = aligned_empty((len(ids), *item.shape), item.dtype)
+        self.columns[item.name].read_samples(ids, values)
+        return values
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -90,9 +90,9 @@ class OwnSamples:
     def batch(self, step: int) -> Array:
         """Return the field of a step's samples."""
         epoch, start, stop = self._share.places(step)
-        out = self._buffers.take()
-        self._reader.read_samples(self._epochs.get(epoch).ids(start, stop), out)
-        return out
+        samples = self._buffers.take()
+        self._reader.read_samples(self._epochs.get(epoch).ids(start, stop), samples)
+        return samples
 
     def close(self) -> None:
         """Do nothing: there are no pending reads."""
@@ -113,13 +113,13 @@ class GatheredWindows:
         """Return the field of a step's samples."""
         number, start, stop = self._share.places(step)
         epoch = self._epochs.get(number)
-        out, row = self._batches.take(), 0
+        gathered, row = self._batches.take(), 0
         for window, indices in epoch.places(start, stop):
             samples = self._start(epoch, window).result()
-            np.take(samples, indices, axis=0, out=out[row : row + len(indices)], mode="clip")
+            np.take(samples, indices, axis=0, out=gathered[row : row + len(indices)], mode="clip")
             row += len(indices)
             self._start(*self._following(epoch, window))
-        return out
+        return gathered
 
     def close(self) -> None:
         """Drop pending reads."""
@@ -164,9 +164,9 @@ class ScatteredWindows:
         number, start, stop = self._share.places(step)
         epoch = self._epochs.get(number)
         first, last = epoch.window_of(start), epoch.window_of(stop - 1)
-        wanted = [self._start(epoch, window) for window in range(first, last + 1)]
+        windows = [self._start(epoch, window) for window in range(first, last + 1)]
         self._start(*self._following(step, epoch, last))
-        for window in wanted:
+        for window in windows:
             window.result()
         for key in [key for key in self._under_way if key < (number, first)]:
             del self._under_way[key]
@@ -226,24 +226,24 @@ class ScatteredWindows:
     def _views(self, targets: Iterator[tuple[int, int]], views: dict[int, memoryview]) -> Iterator[memoryview]:
         """Yield the destination of each sample of a block, in order; other workers' samples go to the scratch."""
         size = self._reader.sample_bytes
-        for place, (step, row) in enumerate(targets):
+        for place_in_block, (step, row) in enumerate(targets):
             # Other workers' samples are read too, each to its own place: the checksum covers the whole block.
-            into, at = (views[step], row) if step >= 0 else (self._scratch, place)
-            yield into[at * size : (at + 1) * size]
+            into, place_in_view = (views[step], row) if step >= 0 else (self._scratch, place_in_block)
+            yield into[place_in_view * size : (place_in_view + 1) * size]
 
     def _destinations(self, epoch: Epoch, window: int) -> tuple[Ids, Ids]:
         """Return step (-1: not this worker's) and batch row of each sample of the window's blocks, in stored order."""
         share = self._share
         first, last = epoch.window_bounds(window)
-        places = np.arange(first, last, dtype=np.int64) - share.shift.of(epoch.epoch)
-        within_step, rows = np.divmod(places, share.global_batch)
+        positions = np.arange(first, last, dtype=np.int64) - share.shift.of(epoch.epoch)
+        within_step, rows = np.divmod(positions, share.global_batch)
         rows -= share.rows.start
         steps = epoch.epoch * share.steps_per_epoch + within_step
         of_epoch = (within_step >= 0) & (within_step < share.steps_per_epoch)
-        mine = (rows >= 0) & (rows < share.batch_size) & of_epoch & (steps >= self._first)
+        is_own = (rows >= 0) & (rows < share.batch_size) & of_epoch & (steps >= self._first)
         order = epoch.window_order(window)
         target_steps, target_rows = np.full(last - first, -1, np.int64), np.zeros(last - first, np.int64)
-        target_steps[order[mine]], target_rows[order[mine]] = steps[mine], rows[mine]
+        target_steps[order[is_own]], target_rows[order[is_own]] = steps[is_own], rows[is_own]
         return target_steps, target_rows
 
 
@@ -276,11 +276,11 @@ class TrainingStream:
         self.reader, self.worker = reader, worker
         self.global_batch = global_batch or batch_size * num_workers
         self.rows = pass_slice(self.global_batch, worker, num_workers)
-        here = pass_slice(batch_size * node.num_workers, node.worker, node.num_workers) if node else self.rows
+        own_rows = pass_slice(batch_size * node.num_workers, node.worker, node.num_workers) if node else self.rows
         samples = batch_size * node.num_workers if node else self.global_batch
         self.share = Share(
             steps_per_epoch=steps_per_epoch(reader.layout.num_samples, samples),
-            global_batch=samples, rows=here, shift=shift,
+            global_batch=samples, rows=own_rows, shift=shift,
         )  # fmt: skip
         self.epochs = Epochs(reader.layout, seed)
         self._residents: dict[str, LastTwo[Array]] = defaultdict(LastTwo)
@@ -341,9 +341,9 @@ def open_stream(
     """Open a worker's batches of `split`, by default the training split; UsageError if it is smaller than a step."""
     node = NodeShare.of(dataset.nodes, worker) if dataset.nodes else None
     reader = open_reader(dataset, split or dataset.train_split, node)
-    place: dict[str, int] = {"batch_size": batch_size, "worker": worker, "num_workers": num_workers}
+    worker_settings: dict[str, int] = {"batch_size": batch_size, "worker": worker, "num_workers": num_workers}
     try:
-        return TrainingStream(reader, seed=seed, node=node, global_batch=global_batch, shift=shift, **place)
+        return TrainingStream(reader, seed=seed, node=node, global_batch=global_batch, shift=shift, **worker_settings)
     except UsageError:
         reader.close()
         raise
@@ -362,11 +362,11 @@ def shared_out(dataset: Dataset, hosts: Sequence[str], batch_size: int) -> Datas
     before = 0
     for num_workers in Counter(nodes).values():
         share = NodeShare(worker=0, num_workers=num_workers, workers_before=before, workers_in_all=len(nodes))
-        found, wanted = layout.part(share).num_samples, num_workers * batch_size
-        if found < wanted:
+        share_samples, step_samples = layout.part(share).num_samples, num_workers * batch_size
+        if share_samples < step_samples:
             raise UsageError(
-                f"--shuffle local: a node's share is {found} samples here, and its {num_workers} workers take "
-                f"{wanted} a step; use --shuffle global, or a smaller --batch-size"
+                f"--shuffle local: a node's share is {share_samples} samples here, and its {num_workers} workers take "
+                f"{step_samples} a step; use --shuffle global, or a smaller --batch-size"
             )
         before += num_workers
     return dataclasses.replace(dataset, nodes=nodes)
@@ -376,8 +376,8 @@ def _source(reader: Reader, share: Share, epochs: Epochs) -> BatchSource:
     """Choose the cheapest way to read: whole blocks if reading unneeded samples costs less than separate requests."""
     if not isinstance(reader, ColumnReader):
         return OwnSamples(reader, share, epochs)
-    others = share.global_batch / share.batch_size - 1
-    if not reader.compressed and reader.sample_bytes * others > _REQUEST_BYTES:
+    samples_of_others_per_own = share.global_batch / share.batch_size - 1
+    if not reader.compressed and reader.sample_bytes * samples_of_others_per_own > _REQUEST_BYTES:
         return OwnSamples(reader, share, epochs)
     if reader.compressed or reader.sample_bytes < _SCATTERED_FROM_BYTES:
         return GatheredWindows(reader, share, epochs)

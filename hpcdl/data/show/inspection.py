@@ -85,7 +85,7 @@ class Overview:
 
 def look(folder: Path) -> Overview:
     """Inspect a data folder. Raises UsageError if it is none, CorruptError if the data read is damaged."""
-    found = inspect(folder)
+    inspection = inspect(folder)
     dataset = open_dataset(str(folder))
     seed = dataset.manifest.seed if dataset.manifest else 0
     ranges: list[ValueRange] = []
@@ -101,16 +101,18 @@ def look(folder: Path) -> Overview:
             ranges += [_range(item, split.name, values[item.name]) for item in numbers]
             if split.name == dataset.train_split.name:
                 drawn = [
-                    DrawnSample(split=split.name, number=number, values={name: own[at] for name, own in values.items()})
-                    for at, number in enumerate(ids[:MOST_DRAWN].tolist())
+                    DrawnSample(
+                        split=split.name, number=number, values={name: array[row] for name, array in values.items()}
+                    )
+                    for row, number in enumerate(ids[:MOST_DRAWN].tolist())
                 ]
-            own = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
-            if own is not None:
-                keys[split.name] = own
+            array = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
+            if array is not None:
+                keys[split.name] = array
         finally:
             reader.close()
     repeats = _repeats(keys) if len(keys) == len(dataset.splits) else None
-    return Overview(inspection=found, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
+    return Overview(inspection=inspection, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
 
 
 def _read(reader: SplitReader, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
@@ -144,15 +146,15 @@ def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:
 
 def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Array | None:
     """Return a number for each sample of a split computed from its inputs; None if they have no checksums."""
-    found = []
+    shard_keys = []
     for number in range(num_shards):
         shard = reader.shard(number)
         key = np.zeros(shard.map.num_samples, np.uint64)
         for item in inputs:
             if item.resident:
-                own = shard.residents[item.name]
-                parts: Array = np.ascontiguousarray(own).reshape(len(own), -1).view(np.uint8)
-                columns = [parts[:, at].astype(np.uint64) for at in range(parts.shape[1])]
+                resident_values = shard.residents[item.name]
+                parts: Array = np.ascontiguousarray(resident_values).reshape(len(resident_values), -1).view(np.uint8)
+                columns = [parts[:, byte_column].astype(np.uint64) for byte_column in range(parts.shape[1])]
             else:
                 checksums = shard.sample_checksums(item.name)
                 if checksums is None:
@@ -160,23 +162,23 @@ def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Arra
                 columns = [checksums]
             for column in columns:
                 key = key * _FOLD ^ column
-        found.append(key)
-    return np.concatenate(found) if found else np.zeros(0, np.uint64)
+        shard_keys.append(key)
+    return np.concatenate(shard_keys) if shard_keys else np.zeros(0, np.uint64)
 
 
 def _repeats(keys: Mapping[str, Array]) -> list[Repeats]:
-    found = []
+    repeats = []
     names = list(keys)
-    for at, name in enumerate(names):
-        own, first = np.unique(keys[name], return_index=True)
+    for number, name in enumerate(names):
+        own_keys, first = np.unique(keys[name], return_index=True)
         twice = np.setdiff1d(np.arange(len(keys[name])), first)
         if len(twice):
-            found.append(Repeats(split=name, other=name, num_samples=len(twice), example=int(twice[0])))
-        for other in names[at + 1 :]:
-            shared = np.flatnonzero(np.isin(keys[other], own))
+            repeats.append(Repeats(split=name, other=name, num_samples=len(twice), example=int(twice[0])))
+        for other_name in names[number + 1 :]:
+            shared = np.flatnonzero(np.isin(keys[other_name], own_keys))
             if len(shared):
-                found.append(Repeats(split=other, other=name, num_samples=len(shared), example=int(shared[0])))
-    return found
+                repeats.append(Repeats(split=other_name, other=name, num_samples=len(shared), example=int(shared[0])))
+    return repeats
 
 
 _MOST_NAMED = 100
@@ -242,9 +244,9 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
     dataset = open_dataset(str(folder))
     manifest = dataset.manifest
     assert manifest is not None
-    place = file_system_of(folder, mounts) if mounts else file_system_of(folder)
+    file_system = file_system_of(folder, mounts) if mounts else file_system_of(folder)
     stripes = None
-    if place.is_lustre and shutil.which("lfs"):
+    if file_system.is_lustre and shutil.which("lfs"):
         stripes = stripes_of(folder / manifest.shards()[0].file)
     return Inspection(
         name=manifest.name,
@@ -258,7 +260,7 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         block_samples=manifest.block_samples,
         seed=manifest.seed,
         hpcdl_version=manifest.hpcdl_version,
-        file_system=place.kind,
+        file_system=file_system.kind,
         stripes=stripes,
         num_skipped=len(manifest.skipped),
         splits=[_split(dataset, manifest, name) for name in manifest.splits],
@@ -270,9 +272,9 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
 
 
 def _unknown_shards(folder: Path, manifest: Manifest) -> list[str]:
-    known = {entry.file for entry in manifest.shards()}
-    found = (path.relative_to(folder).as_posix() for path in [*folder.glob(_SHARDS), *folder.glob(f"*/{_SHARDS}")])
-    return sorted(name for name in found if name not in known)
+    known_files = {entry.file for entry in manifest.shards()}
+    names = (path.relative_to(folder).as_posix() for path in [*folder.glob(_SHARDS), *folder.glob(f"*/{_SHARDS}")])
+    return sorted(name for name in names if name not in known_files)
 
 
 def verify(
@@ -291,16 +293,16 @@ def verify(
             on_bytes(count)
 
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(lambda entry: faults(folder, entry, on_bytes_safely), shards))
-        sound = [entry for entry, several in zip(shards, found, strict=True) if not several]
+        faults_of_shards = list(pool.map(lambda entry: faults(folder, entry, on_bytes_safely), shards))
+        sound = [entry for entry, several in zip(shards, faults_of_shards, strict=True) if not several]
         decoded = sound if manifest.encoding == "encoded" else []
         of_shards = pool.map(lambda entry: _undecodable(folder, entry, manifest.class_names, on_bytes_safely), decoded)
-        undecodable = [one for several in of_shards for one in several]
+        undecodable = [undecodable_image for several in of_shards for undecodable_image in several]
     return Verification(
         num_shards=len(shards),
         num_bytes=sum(entry.num_bytes for entry in shards),
-        faults=[fault for several in found for fault in several],
-        bad_shards=[entry.file for entry, several in zip(shards, found, strict=True) if several],
+        faults=[fault for several in faults_of_shards for fault in several],
+        bad_shards=[entry.file for entry, several in zip(shards, faults_of_shards, strict=True) if several],
         undecodable=undecodable,
         num_decoded=sum(entry.num_samples for entry in decoded) - len(undecodable),
     )
@@ -310,28 +312,28 @@ def _undecodable(
     folder: Path, entry: ShardEntry, class_names: Sequence[str], on_bytes: Callable[[int], None]
 ) -> list[str]:
     """List the images of an encoded shard that do not decode, and why; `on_bytes` gets the size of each image."""
-    found = []
+    problems = []
     shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
     try:
         labels = shard.residents[LABELS]
-        for place in range(entry.num_samples):
-            content = bytes(shard.read_variable(IMAGES, place))
+        for number in range(entry.num_samples):
+            content = bytes(shard.read_variable(IMAGES, number))
             try:
                 check_encoded(content, decodes=True)
             except UnreadableSample as error:
-                found.append(f"{entry.file}: sample {place} (class {class_names[labels[place]]}): {error}")
+                problems.append(f"{entry.file}: sample {number} (class {class_names[labels[number]]}): {error}")
             on_bytes(len(content))
     finally:
         shard.close()
-    return found
+    return problems
 
 
 def require_sound(folder: Path, verification: Verification) -> None:
     """Raise CorruptError with a line for each bad block and undecodable image, unless all is well."""
     lines = [f"damaged: {fault}" for fault in verification.faults]
-    lines += [f"does not decode: {one}" for one in verification.undecodable[:_MOST_NAMED]]
-    if (more := len(verification.undecodable) - _MOST_NAMED) > 0:
-        lines.append(f"... and {more} more that do not decode; --json names all")
+    lines += [f"does not decode: {undecodable_image}" for undecodable_image in verification.undecodable[:_MOST_NAMED]]
+    if (num_more := len(verification.undecodable) - _MOST_NAMED) > 0:
+        lines.append(f"... and {num_more} more that do not decode; --json names all")
     if verification.faults:
         bad, all_of_them = len(verification.bad_shards), verification.num_shards
         lines.append(
@@ -437,6 +439,6 @@ def decoded(reader: SplitReader, item: Field, sample: int) -> Any:
 def _png(pixels: Any) -> bytes:
     from PIL import Image
 
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, format="PNG")
-    return out.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -51,15 +51,15 @@ def _body(overview: Overview) -> Iterator[str]:
 
 
 def _contents(overview: Overview) -> Iterator[str]:
-    found = overview.inspection
+    about = overview.inspection
     yield "<section><h2>What is in it</h2>"
     yield from _table(("field",), [(item.describe(),) for item in overview.fields])
     yield from _table(
         ("split", "samples", "shards", "bytes"),
-        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
+        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in about.splits],
     )
-    if found.num_skipped:
-        yield f'<p class="warn">{found.num_skipped} samples were left out; the manifest names them.</p>'
+    if about.num_skipped:
+        yield f'<p class="warn">{about.num_skipped} samples were left out; the manifest names them.</p>'
     yield "</section>"
 
 
@@ -70,13 +70,13 @@ def _repeats(overview: Overview) -> Iterator[str]:
     elif not overview.repeats:
         yield "<p>None: no two samples have the same inputs, within a split or across splits.</p>"
     else:
-        for item in overview.repeats:
-            where = "another sample of it" if item.split == item.other else f"a sample of {item.other}"
+        for pair in overview.repeats:
+            described_twin = "another sample of it" if pair.split == pair.other else f"a sample of {pair.other}"
             yield (
-                f'<p class="warn">{format_count(item.num_samples)} samples of {escaped(item.split)} have the inputs of '
-                f"{escaped(where)}, bit by bit; the first is sample {item.example}.</p>"
+                f'<p class="warn">{format_count(pair.num_samples)} samples of {escaped(pair.split)} have the inputs of '
+                f"{escaped(described_twin)}, bit by bit; the first is sample {pair.example}.</p>"
             )
-        if any(item.split != item.other for item in overview.repeats):
+        if any(pair.split != pair.other for pair in overview.repeats):
             yield "<p>What is in two splits is learnt by heart, and evaluated as if it were new.</p>"
     yield "</section>"
 
@@ -85,7 +85,7 @@ def _balance(splits: Sequence[SplitInspection]) -> Iterator[str]:
     names = list(splits[0].histogram)
     if not names:
         return
-    most = max(1, *(count for split in splits for count in split.histogram.values()))
+    most_samples = max(1, *(count for split in splits for count in split.histogram.values()))
     yield "<section><h2>Classes</h2>"
     empty = [name for name in names if not any(split.histogram[name] for split in splits)]
     if empty:
@@ -94,7 +94,7 @@ def _balance(splits: Sequence[SplitInspection]) -> Iterator[str]:
     yield "".join(f"<th>{escaped(split.name)}</th>" for split in splits) + "</tr></thead><tbody>"
     for name in names[:_MOST_CLASSES]:
         cells = (
-            f'<td><span class="bar" style="width:{8 * split.histogram[name] / most:.3f}rem"></span>'
+            f'<td><span class="bar" style="width:{8 * split.histogram[name] / most_samples:.3f}rem"></span>'
             f"{format_count(split.histogram[name])}</td>"
             for split in splits
         )
@@ -111,14 +111,14 @@ def _ranges(overview: Overview) -> Iterator[str]:
     yield "<section><h2>Values</h2>"
     rows = [
         (
-            item.field,
-            item.split,
-            *(f"{value:.4g}" for value in (item.low, item.high, item.mean, item.std)),
-            f"{format_count(item.missing)} of {format_count(item.count)}" if item.missing else "none",
-            format_count(item.infinite) if item.infinite else "none",
-            format_count(item.num_samples),
+            measured.field,
+            measured.split,
+            *(f"{value:.4g}" for value in (measured.low, measured.high, measured.mean, measured.std)),
+            f"{format_count(measured.missing)} of {format_count(measured.count)}" if measured.missing else "none",
+            format_count(measured.infinite) if measured.infinite else "none",
+            format_count(measured.num_samples),
         )
-        for item in overview.ranges
+        for measured in overview.ranges
     ]
     yield from _table(
         ("field", "split", "lowest", "highest", "mean", "deviation", "missing (NaN)", "infinite", "samples read"), rows
@@ -157,9 +157,9 @@ def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterato
     elif array.ndim and array.size > _FEW_VALUES and array.ndim <= 2:
         yield f"<p><b>{name}</b> {_between(array)}</p>{_curves(array, label)}"
     else:
-        more = " ..." if array.size > _FEW_VALUES else ""
+        omission = " ..." if array.size > _FEW_VALUES else ""
         numbers = ", ".join(f"{number:.6g}" for number in array.reshape(-1)[:_FEW_VALUES].astype(np.float64))
-        yield f"<p><b>{name}</b> {numbers or 'nothing'}{more}</p>"
+        yield f"<p><b>{name}</b> {numbers or 'nothing'}{omission}</p>"
 
 
 def _as_picture(array: Array) -> tuple[Array | None, str]:
@@ -182,12 +182,12 @@ def _picture_below(array: Array, item: Field, sample: DrawnSample, fields: Seque
     flat = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     if item.role != "target" or flat.ndim != 2 or flat.dtype.kind not in "bui":
         return None
-    for other in fields:
-        value = sample.values[other.name]
-        if other.role == "input" and isinstance(value, np.ndarray) and value.shape[:2] == flat.shape:
-            found, _ = _as_picture(value)
-            if found is not None and found.shape[:2] == flat.shape:
-                return found
+    for other_field in fields:
+        value = sample.values[other_field.name]
+        if other_field.role == "input" and isinstance(value, np.ndarray) and value.shape[:2] == flat.shape:
+            picture, _ = _as_picture(value)
+            if picture is not None and picture.shape[:2] == flat.shape:
+                return picture
     return None
 
 
@@ -205,19 +205,19 @@ def _masked(picture: Array, mask: Array) -> Array:
     """Return the image in grey, with colours where the mask is not 0."""
     grey = _scaled(picture)
     grey = grey.mean(2).astype(np.uint8) if grey.ndim == 3 else grey
-    found = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
+    colored = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
     numbers = mask.reshape(mask.shape[:2]).astype(np.int64)
     colors = np.array([channels(color.dark) for color in CURVES])[(numbers - 1) % len(CURVES)]
-    return np.where((numbers != 0)[:, :, np.newaxis], 0.4 * found + 0.6 * colors, found).astype(np.uint8)
+    return np.where((numbers != 0)[:, :, np.newaxis], 0.4 * colored + 0.6 * colors, colored).astype(np.uint8)
 
 
 def _image(pixels: Array, label: str) -> str:
     from PIL import Image
 
-    out, image = io.BytesIO(), Image.fromarray(np.ascontiguousarray(pixels))
+    buffer, image = io.BytesIO(), Image.fromarray(np.ascontiguousarray(pixels))
     image.thumbnail((_MOST_SIDE, _MOST_SIDE))
-    image.save(out, format="PNG")
-    return f'<img alt="{escaped(label)}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+    image.save(buffer, format="PNG")
+    return f'<img alt="{escaped(label)}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _curves(array: Array, label: str) -> str:

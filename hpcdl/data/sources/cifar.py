@@ -89,11 +89,13 @@ class Cifar10Source:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List every record; pickled batches are unpacked into the work folder."""
-        found = self._find(self._root)
-        if found is None:
-            wanted = " or ".join(next(iter(version.files)) for version in _VERSIONS[self.name])
-            raise SourceError(f"{self._root} holds no {self.name} batches (such as {wanted}); unpack the archive first")
-        folder, version = found
+        batches = self._find(self._root)
+        if batches is None:
+            expected = " or ".join(next(iter(version.files)) for version in _VERSIONS[self.name])
+            raise SourceError(
+                f"{self._root} holds no {self.name} batches (such as {expected}); unpack the archive first"
+            )
+        folder, version = batches
         files: list[str] = []
         stamps: list[int] = []
         for name, split in version.files.items():
@@ -165,11 +167,11 @@ class Cifar10Source:
         if version.pickled:
             names = load_plain(path).get(version.names_key)
             names = names if isinstance(names, list) else []
-            found = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
+            class_names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
         else:
             text = read_bytes(path, _MOST_BYTES).decode("utf-8", "replace")
-            found = [line.strip() for line in text.splitlines() if line.strip()]
-        return found if len(found) == self.num_classes else class_numbers(self.num_classes)
+            class_names = [line.strip() for line in text.splitlines() if line.strip()]
+        return class_names if len(class_names) == self.num_classes else class_numbers(self.num_classes)
 
 
 class Cifar100Source(Cifar10Source):
@@ -218,10 +220,10 @@ def load_plain(path: Path) -> dict[bytes, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's warnings about old pickles
-            found = _PlainUnpickler(content, encoding="bytes").load()
+            document = _PlainUnpickler(content, encoding="bytes").load()
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise SourceError(f"{path} is refused: {reason}; a CIFAR file holds plain lists and arrays only") from error
-    if not isinstance(found, dict):
-        raise SourceError(f"{path} is refused: it holds a {type(found).__name__}, a CIFAR file a dict")
-    return found
+    if not isinstance(document, dict):
+        raise SourceError(f"{path} is refused: it holds a {type(document).__name__}, a CIFAR file a dict")
+    return document

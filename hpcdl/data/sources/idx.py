@@ -36,7 +36,7 @@ class IdxSource:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the images; compressed files are unpacked into the work folder."""
-        listed = ArrayFiles(index)
+        array_files = ArrayFiles(index)
         for prefix, split in _PREFIXES.items():
             images, labels = _find(self._root, prefix, "images"), _find(self._root, prefix, "labels")
             if images is None:
@@ -49,10 +49,10 @@ class IdxSource:
             (num_labels,) = _header(flat_labels, _LABELS, labels)
             if not height * width:
                 raise SourceError(f"{images} holds images of {height}x{width} pixels; fetch it again")
-            found = np.fromfile(flat_labels, np.uint8, num_labels, offset=_HEADER[_LABELS])
-            numbers = checked_labels(found, count, str(labels))
-            listed.add(split, numbers, ((height, width, 1), "uint8"), str(flat), flat)
-        return listed.facts(self._root, _MNIST_CLASSES)
+            label_values = np.fromfile(flat_labels, np.uint8, num_labels, offset=_HEADER[_LABELS])
+            numbers = checked_labels(label_values, count, str(labels))
+            array_files.add(split, numbers, ((height, width, 1), "uint8"), str(flat), flat)
+        return array_files.facts(self._root, _MNIST_CLASSES)
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """Return one image."""
@@ -73,13 +73,13 @@ class IdxSource:
             return path
         unpacked = self._work / f"{path.stem}.plain"
         try:
-            with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as content, unpacked.open("wb") as out:
+            with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as content, unpacked.open("wb") as plain:
                 head = content.read(_HEADER[magic])
-                out.write(head)
+                plain.write(head)
                 sizes = _sizes(head, magic, path)
-                left = math.prod(sizes) + 1  # read no more than the header says, whatever is compressed
-                while left > 0 and (piece := content.read(min(left, 1 << 20))):
-                    left -= out.write(piece)
+                bytes_left = math.prod(sizes) + 1  # read no more than the header says, whatever is compressed
+                while bytes_left > 0 and (piece := content.read(min(bytes_left, 1 << 20))):
+                    bytes_left -= plain.write(piece)
         except (OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{path} cannot be unpacked: {error}; fetch it again") from error
         return unpacked
@@ -91,30 +91,30 @@ def _find(folder: Path, prefix: str, what: str) -> Path | None:
     plain = next((folder / name for name in names if (folder / name).is_file()), None)
     if plain is not None or not folder.is_dir():
         return plain
-    found = sorted(path for path in folder.iterdir() if path.name.endswith(tuple(f"-{name}" for name in names)))
-    sets = {path.name.partition(f"-{prefix}-")[0] for path in found}
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(tuple(f"-{name}" for name in names)))
+    sets = {path.name.partition(f"-{prefix}-")[0] for path in files}
     if len(sets) > 1:
         raise SourceError(
             f"{folder} holds the data sets {', '.join(sorted(sets))}; put one of them into a folder alone"
         )
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _header(path: Path, magic: int, remarks: Path) -> tuple[int, ...]:
     """Return the sizes in the header of an IDX file; SourceError if the magic number or the length is wrong."""
     with open_regular(path) as file:
         sizes = _sizes(file.read(_HEADER[magic]), magic, remarks)
-        found = os.fstat(file.fileno()).st_size
-    wanted = _HEADER[magic] + math.prod(sizes)
-    if found != wanted:
-        raise SourceError(f"{remarks} has {found} bytes, its header tells of {wanted}; it is cut short or too long")
+        size = os.fstat(file.fileno()).st_size
+    expected = _HEADER[magic] + math.prod(sizes)
+    if size != expected:
+        raise SourceError(f"{remarks} has {size} bytes, its header tells of {expected}; it is cut short or too long")
     return sizes
 
 
 def _sizes(head: bytes, magic: int, remarks: Path) -> tuple[int, ...]:
     if len(head) < _HEADER[magic] or int.from_bytes(head[:4]) != magic:
-        found = f"{int.from_bytes(head[:4]):#010x}" if head else "nothing"
+        magic_text = f"{int.from_bytes(head[:4]):#010x}" if head else "nothing"
         raise SourceError(
-            f"{remarks} has the magic number {found}, an IDX file of this name {magic:#010x}; fetch it again"
+            f"{remarks} has the magic number {magic_text}, an IDX file of this name {magic:#010x}; fetch it again"
         )
-    return tuple(int.from_bytes(head[at : at + 4]) for at in range(4, _HEADER[magic], 4))
+    return tuple(int.from_bytes(head[position : position + 4]) for position in range(4, _HEADER[magic], 4))

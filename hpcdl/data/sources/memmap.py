@@ -34,8 +34,8 @@ class MemmapSource(FieldSource):
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the files that --input and --target name."""
         spec = self._spec
-        for flag, wishes in (("--input", spec.inputs), ("--target", spec.targets)):
-            if not wishes:
+        for flag, requests in (("--input", spec.inputs), ("--target", spec.targets)):
+            if not requests:
                 raise SourceError(f"{self._location}: raw numbers do not tell their type; give {flag} {_FORM}")
         arrays: dict[str, FoundArray] = {}
         self.inputs = self._named("--input", spec.inputs, arrays)
@@ -45,15 +45,15 @@ class MemmapSource(FieldSource):
     def _named(self, flag: str, wishes: Sequence[str], arrays: dict[str, FoundArray]) -> Sequence[str]:
         """Return `wishes` without types and shapes; these go into `arrays`."""
         plain = []
-        for wish in wishes:
-            found = _WISH.fullmatch(wish)
-            if found is None:
-                raise SourceError(f"{flag} {shown(wish)}: write {_FORM}")
-            array = self._array(flag, found)
-            arrays[found["file"]] = FoundArray(
+        for request in wishes:
+            match = _WISH.fullmatch(request)
+            if match is None:
+                raise SourceError(f"{flag} {shown(request)}: write {_FORM}")
+            array = self._array(flag, match)
+            arrays[match["file"]] = FoundArray(
                 shape_text(array.shape, array.dtype.name), functools.partial(_same, array)
             )
-            plain.append(f"{found['file']}={found['name']}")
+            plain.append(f"{match['file']}={match['name']}")
         return plain
 
     def _array(self, flag: str, wish: re.Match[str]) -> PlacedArray:

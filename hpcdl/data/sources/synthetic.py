@@ -42,9 +42,9 @@ class SyntheticSource:
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """Make one sample."""
-        out = np.empty((1, *self._spec.sample_shape), self._spec.dtype)
-        self._images.read_samples(np.array([row["place"]], np.int64), out)
-        return np.asarray(out[0])
+        samples = np.empty((1, *self._spec.sample_shape), self._spec.dtype)
+        self._images.read_samples(np.array([row["place"]], np.int64), samples)
+        return np.asarray(samples[0])
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
         """Return the number of the sample."""

@@ -59,9 +59,9 @@ class TfdsSource(FieldSource):
         """Read from every record the features that are needed."""
         folders = _run_plan(self._location) if self._location.is_dir() else []
         if len(folders) != 1:
-            found = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
+            described_folders = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
             raise SourceError(
-                f"{self._location} holds several prepared data sets: {found}; give the folder of one"
+                f"{self._location} holds several prepared data sets: {described_folders}; give the folder of one"
                 if folders
                 else f"{self._location} holds no prepared data set: no features.json beside dataset_info.json"
             )
@@ -77,7 +77,7 @@ class TfdsSource(FieldSource):
                 "prepare the data set again"
             ) from error
         if not self._spec.inputs and not self._spec.targets:
-            kinds = [features[own[0]].kind for own in (self.inputs, self.targets) if len(own) == 1]
+            kinds = [features[requests[0]].kind for requests in (self.inputs, self.targets) if len(requests) == 1]
             if kinds == ["image", "class"] and not features[self.inputs[0]].sequence:
                 return self._list_images(splits, self.inputs[0], self.targets[0], features, index)
         groups = []
@@ -97,7 +97,7 @@ class TfdsSource(FieldSource):
                 f"{folder} is prepared as {shown(kind)}; prepare it as TFRecord: builder.download_and_prepare("
                 'file_format="tfrecord")'
             )
-        found: dict[str, list[_File]] = {}
+        files_of_split: dict[str, list[_File]] = {}
         for split in info.get("splits") or []:
             name = str(split.get("name"))
             lengths = [int(length) for length in split.get("shardLengths") or []]
@@ -110,10 +110,10 @@ class TfdsSource(FieldSource):
                     "prepare it again"
                 )
             if sum(lengths):
-                found.setdefault(SPLIT_WORDS.get(name, name), []).extend(zip(paths, lengths, strict=True))
-        if not found:
+                files_of_split.setdefault(SPLIT_WORDS.get(name, name), []).extend(zip(paths, lengths, strict=True))
+        if not files_of_split:
             raise SourceError(f"{folder} holds no samples; prepare it again")
-        return found
+        return files_of_split
 
     def _take_supervised(self, info: Mapping[str, Any], features: Mapping[str, _Feature]) -> None:
         """Set inputs and targets as dataset_info.json says, or the only image and class, unless the user names them."""
@@ -141,17 +141,17 @@ class TfdsSource(FieldSource):
         index: IndexWriter,
     ) -> SourceFacts:
         """List images at their positions within the records."""
-        listed = EncodedFiles(index, self._spec)
+        encoded = EncodedFiles(index, self._spec)
         for split, file in ((split, file) for split, files in splits.items() for file in files):
-            found = []
-            for where, offset, content, values in _examples(file):
-                (picture,) = _values(values, image, "bytes_list", where, 1)
+            entries = []
+            for record, offset, content, values in _examples(file):
+                (picture,) = _values(values, image, "bytes_list", record, 1)
                 if not is_image_head(bytes(picture[:16])):
-                    raise SourceError(f"{where}: {image} is no image file")
-                (own,) = _values(values, label, "int64_list", where, 1)
-                found.append((offset + _HEAD_BYTES + content.index(picture), len(picture), int(own)))
-            listed.add_file(split, file[0], found)
-        return listed.facts(features[label].names)
+                    raise SourceError(f"{record}: {image} is no image file")
+                (number,) = _values(values, label, "int64_list", record, 1)
+                entries.append((offset + _HEAD_BYTES + content.index(picture), len(picture), int(number)))
+            encoded.add_file(split, file[0], entries)
+        return encoded.facts(features[label].names)
 
     def _gathered(self, files: Sequence[_File], name: str, feature: _Feature) -> PlacedArray:
         if feature.kind not in _READERS:
@@ -159,8 +159,8 @@ class TfdsSource(FieldSource):
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         read = _READERS[feature.kind]
         with GatheredArray(path, f"{self._location}: {name}", fixed=feature.kind == "image") as gathered:
-            for where, _, _, values in itertools.chain.from_iterable(map(_examples, files)):
-                gathered.add(read(values, name, feature, where), where)
+            for record, _, _, values in itertools.chain.from_iterable(map(_examples, files)):
+                gathered.add(read(values, name, feature, record), record)
             return gathered.placed()
 
 
@@ -170,19 +170,19 @@ def _examples(file: _File) -> Iterator[tuple[str, int, bytes, Any]]:
     count = 0
     for number, (offset, content, sound) in enumerate(records(path)):
         count += 1
-        where = f"record {number} of {path.name}"
+        record_name = f"record {number} of {path.name}"
         if not sound:
-            raise SourceError(f"{where}: its checksum is wrong; prepare the data set again")
-        yield where, offset, content, example_features(content, where)
+            raise SourceError(f"{record_name}: its checksum is wrong; prepare the data set again")
+        yield record_name, offset, content, example_features(content, record_name)
     if count != length:
         raise SourceError(f"{path} holds {count} records, and dataset_info.json tells of {length}; prepare it again")
 
 
 def _values(features: Any, name: str, kind: str, where: str, count: int | None = None) -> Any:
-    found = getattr(features[name], kind).value if name in features else ()
-    if count is not None and len(found) != count:
-        raise SourceError(f"{where}: {shown(name)} has {len(found)} values, and features.json tells of {count}")
-    return found
+    values = getattr(features[name], kind).value if name in features else ()
+    if count is not None and len(values) != count:
+        raise SourceError(f"{where}: {shown(name)} has {len(values)} values, and features.json tells of {count}")
+    return values
 
 
 def _tensor(features: Any, name: str, feature: _Feature, where: str) -> Array:
@@ -286,31 +286,31 @@ def _remarks(feature: _Feature) -> str:
 
 
 def _only(features: Mapping[str, _Feature], kind: str) -> str | None:
-    found = [path for path, feature in features.items() if feature.kind == kind]
-    return found[0] if len(found) == 1 else None
+    paths = [path for path, feature in features.items() if feature.kind == kind]
+    return paths[0] if len(paths) == 1 else None
 
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise SourceError(f"{path} holds no JSON object; prepare the data set again")
-    return found
+    return document
 
 
 def _run_plan(location: Path) -> list[Path]:
     """Return the folders of prepared versions at, or up to three levels below, `location`."""
     if _is_prepared(location):
         return [location]
-    found: list[Path] = []
+    prepared_folders: list[Path] = []
     level = [location]
     for _ in range(3):
         level = [below for folder in level for below in _folders(folder)]
-        found += [folder for folder in level if _VERSION.fullmatch(folder.name) and _is_prepared(folder)]
+        prepared_folders += [folder for folder in level if _VERSION.fullmatch(folder.name) and _is_prepared(folder)]
         level = [folder for folder in level if not _VERSION.fullmatch(folder.name)]
-    return sorted(found)
+    return sorted(prepared_folders)
 
 
 def _is_prepared(folder: Path) -> bool:

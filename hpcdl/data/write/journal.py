@@ -31,12 +31,12 @@ class PartialManifest:
         path = folder / f"{PARTIAL_PREFIX}.{rank:05d}"
         self._descriptor = open_to_append(path)
         content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        cut(self._descriptor, whole)
-        if whole == 0:
+        whole_bytes = content.rfind(b"\n") + 1
+        cut(self._descriptor, whole_bytes)
+        if whole_bytes == 0:
             self._append({"identity": identity, "source": state} | ({"split": split} if split else {}))
             sync_folder(folder)
-        elif [own["source"] for own in _documents(path) if "source" in own][-1:] != [state]:
+        elif [document["source"] for document in _documents(path) if "source" in document][-1:] != [state]:
             self._append({"source": state})
 
     def enter(self, result: ShardResult) -> None:
@@ -67,31 +67,31 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
 
     Raises UsageError if they belong to another job: another source or other options.
     """
-    found = Entered(done={}, before={})
+    entered_shards = Entered(done={}, before={})
     for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
         documents = list(_documents(path))
         if documents:
             _check_identity(folder, str(documents[0].get("identity")), identity)
-        kept = found.before
+        results = entered_shards.before
         for document in documents:
             if "source" in document:
-                kept = found.done if document["source"] == state else found.before
+                results = entered_shards.done if document["source"] == state else entered_shards.before
                 continue
             try:
                 result = from_json(ShardResult, document)
             except (TypeError, ValueError) as error:
                 raise CorruptError(f"{path} is damaged ({error}); remove it, and the command writes again") from error
             if result.entry is None or _is_whole(folder / result.entry.file, result.entry.num_bytes):
-                kept[result.split, result.number] = result
-    for task in found.done:
-        found.before.pop(task, None)
-    return found
+                results[result.split, result.number] = result
+    for task in entered_shards.done:
+        entered_shards.before.pop(task, None)
+    return entered_shards
 
 
 def begun_split(folder: Path) -> str:
     """Return the --split with which the work in a folder began; empty if none is recorded."""
     documents = (next(_documents(path), {}) for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")))
-    return next((str(found["split"]) for found in documents if "split" in found), "")
+    return next((str(document["split"]) for document in documents if "split" in document), "")
 
 
 def _check_identity(folder: Path, begun: str, identity: str) -> None:
@@ -104,9 +104,9 @@ def _check_identity(folder: Path, begun: str, identity: str) -> None:
             f"{folder} was begun with another reader, or before its file changed; "
             "give the reader as it was then, or another target folder"
         )
-    listed = ", or items() now gives another list (sort what a folder's listing gives)" if reader else ""
+    about_items = ", or items() now gives another list (sort what a folder's listing gives)" if reader else ""
     raise UsageError(
-        f"{folder} was begun with other options, another source or another hpcdl{listed}; "
+        f"{folder} was begun with other options, another source or another hpcdl{about_items}; "
         "give the same as then, or another target folder"
     )
 
@@ -152,9 +152,9 @@ def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
     if spec.format in ("synthetic", "reader"):  # for a reader's samples the list holds the checksums
         return digest.hexdigest()
     for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
-        found = path.stat()
+        stat = path.stat()
         name = os.fsencode(path.relative_to(location) if path.is_relative_to(location) else path.name)
-        digest.update(b"%b\0%d %d %d\0" % (name, found.st_size, found.st_mtime_ns, found.st_ino))
+        digest.update(b"%b\0%d %d %d\0" % (name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return digest.hexdigest()
 
 
@@ -165,12 +165,16 @@ def _own(location: Path, name: str) -> Iterator[Path]:
             yield from (path for path in location.parent.glob(f"*{ending}") if path.is_file())
     elif name not in FILES_LISTED:
         for base, _, names in os.walk(location, followlinks=True):
-            yield from (path for one in names if (path := Path(base) / one).is_file())
+            yield from (path for file_name in names if (path := Path(base) / file_name).is_file())
 
 
 def _named(facts: SourceFacts, work: Path) -> Iterator[Path]:
     """Yield the files that samples are read from, except those unpacked for the writing."""
-    kept = (*(place.file for place in facts.arrays), *(kept.rpartition(":")[2] for kept in facts.files), *facts.linked)
+    kept = (
+        *(array.file for array in facts.arrays),
+        *(kept.rpartition(":")[2] for kept in facts.files),
+        *facts.linked,
+    )
     for name in kept:
         path = Path(name)
         if path.is_absolute() and work not in path.parents and path.is_file():

@@ -48,22 +48,22 @@ class Stripes:
 
 def file_system_of(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
     """Return the file system of `folder`, or of its nearest existing parent."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    place = place.resolve()
-    kind = _kind(place, mounts)
-    free = os.statvfs(place)
-    num_osts = _num_osts(place) if kind == "lustre" and shutil.which("lfs") else None
+    existing_folder = folder.absolute()
+    while not existing_folder.exists():
+        existing_folder = existing_folder.parent
+    existing_folder = existing_folder.resolve()
+    kind = _kind(existing_folder, mounts)
+    free = os.statvfs(existing_folder)
+    num_osts = _num_osts(existing_folder) if kind == "lustre" and shutil.which("lfs") else None
     return FileSystem(kind=kind, free_bytes=free.f_bavail * free.f_frsize, num_osts=num_osts)
 
 
 def striping(file_system: FileSystem, file_bytes: int, layout: LayoutConfig, reasons: list[str]) -> Stripes | None:
     """Return the stripes of a shard of `file_bytes` on this file system; None if it sets no stripes."""
-    asked = [name for name in ("stripe_count", "stripe_size", "stripe_pool") if getattr(layout, name) is not None]
+    options = [name for name in ("stripe_count", "stripe_size", "stripe_pool") if getattr(layout, name) is not None]
     if not file_system.is_lustre:
-        if asked:
-            flags = ", ".join("--" + name.replace("_", "-") for name in asked)
+        if options:
+            flags = ", ".join("--" + name.replace("_", "-") for name in options)
             raise UsageError(f"{flags}: the target is on {file_system.kind}, not on Lustre; leave it out")
         reasons.append(f"no stripes: {file_system.kind} is not Lustre")
         return None
@@ -132,12 +132,12 @@ def _num_osts(place: Path) -> int | None:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HpcdlError(f"`{' '.join(command)}` does not answer ({error}); ask the site's staff") from error
-    if done.returncode:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    if completed.returncode:
+        reason = (completed.stderr.strip() or f"exit code {completed.returncode}").splitlines()[-1]
         raise HpcdlError(
             f"`{' '.join(command)}` failed: {reason}; leave the stripe options out, or ask the site's staff"
         )
-    return done.stdout.strip()
+    return completed.stdout.strip()

@@ -112,11 +112,11 @@ class OutputsPlan:
         )
         with replacing(folder / file) as temporary:
             with NewShard(temporary, frame) as shard:
-                for item in self.fields:
-                    values = np.ascontiguousarray(outputs[item.name], item.stored_type)
+                for output_field in self.fields:
+                    values = np.ascontiguousarray(outputs[output_field.name], output_field.stored_type)
                     for first in range(0, len(samples), self.batch_size):
                         block = values[first : first + self.batch_size]
-                        shard.write_block(item.name, first, block, [item.row_bytes] * len(block))
+                        shard.write_block(output_field.name, first, block, [output_field.row_bytes] * len(block))
                 checksum = shard.finish({SAMPLE: np.arange(samples.start, samples.stop, dtype="<i8")}, {})
             entry = ShardEntry(
                 file=file, num_samples=len(samples), num_bytes=temporary.stat().st_size, frame_checksum=checksum
@@ -137,14 +137,14 @@ class OutputsPlan:
             make_folder(inner)
             sweep(inner, r"shard-\d+\.h5")
         sweep(folder, r"manifest\.json")
-        found: Done = {}
+        whole_shards: Done = {}
         damaged: list[str] = []
         for task, result in entered.items():
             wrong = faults(folder, result.entry) if result.entry is not None else ["not entered"]
             damaged += wrong[:1]
             if not wrong:
-                found[task] = result
-        return found, damaged
+                whole_shards[task] = result
+        return whole_shards, damaged
 
     def _listed(self, folder: Path) -> Done:
         """Return the shards of a finished folder; CorruptError if its manifest is damaged or of other outputs."""

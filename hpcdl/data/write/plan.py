@@ -118,8 +118,8 @@ def make_plan(
 def _memory_bytes(num_samples: Mapping[str, int], shards: Mapping[str, int], block_bytes: float) -> int:
     """Return the most memory that a writing process takes: its own, the samples of a shard, the list, and a block."""
     of_shard = max(-(-count // shards[name]) for name, count in num_samples.items())
-    listed = _LISTED_BYTES * sum(num_samples.values())
-    return int(_OWN_BYTES + _SAMPLE_BYTES * of_shard + listed + _BLOCK_COPIES * block_bytes)
+    list_bytes = _LISTED_BYTES * sum(num_samples.values())
+    return int(_OWN_BYTES + _SAMPLE_BYTES * of_shard + list_bytes + _BLOCK_COPIES * block_bytes)
 
 
 def steps_rule(num_samples: int, max_ranks: int) -> str:
@@ -135,15 +135,15 @@ def steps_rule(num_samples: int, max_ranks: int) -> str:
 def _block_samples(
     sample_bytes: float, by_ranks: int, layout: LayoutConfig, file_system: FileSystem, reasons: list[str]
 ) -> int:
-    wanted = layout.block_size or BLOCK_BYTES
+    block_bytes = layout.block_size or BLOCK_BYTES
     if layout.block_size is None and file_system.is_lustre and layout.stripe_size:
-        wanted = min(layout.stripe_size, 4 * BLOCK_BYTES)
-    if wanted > MOST_BLOCK_BYTES:
+        block_bytes = min(layout.stripe_size, 4 * BLOCK_BYTES)
+    if block_bytes > MOST_BLOCK_BYTES:
         raise UsageError(
-            f"--block-size {format_bytes(wanted).replace(' ', '')} is more than a writer may hold; "
+            f"--block-size {format_bytes(block_bytes).replace(' ', '')} is more than a writer may hold; "
             f"give {format_bytes(MOST_BLOCK_BYTES).replace(' ', '')} or less"
         )
-    by_size = max(1, round(wanted / max(1.0, sample_bytes)))
+    by_size = max(1, round(block_bytes / max(1.0, sample_bytes)))
     samples = min(by_size, by_ranks)
     why = "asked for" if layout.block_size else "large enough for full speed, small enough to shuffle"
     if by_ranks < by_size:
@@ -159,10 +159,10 @@ def _shard_bytes(total_bytes: int, layout: LayoutConfig, file_system: FileSystem
     if layout.shard_size:
         reasons.append(f"shards of about {format_bytes(layout.shard_size)}: asked for")
         return layout.shard_size
-    wanted = max(FEWEST_SHARDS, file_system.num_osts or 0)
-    size = min(SHARD_BYTES, max(SHARD_BYTES_LEAST, total_bytes // wanted))
-    why = f"few files, quick to write again; {wanted} of them where the data allow, "
-    why += "to load every object storage target" if wanted > FEWEST_SHARDS else "to write in parallel"
+    num_shards = max(FEWEST_SHARDS, file_system.num_osts or 0)
+    size = min(SHARD_BYTES, max(SHARD_BYTES_LEAST, total_bytes // num_shards))
+    why = f"few files, quick to write again; {num_shards} of them where the data allow, "
+    why += "to load every object storage target" if num_shards > FEWEST_SHARDS else "to write in parallel"
     if total_bytes // size > MOST_SHARDS:
         size, why = total_bytes // MOST_SHARDS, f"more than {MOST_SHARDS} files would burden the metadata server"
     reasons.append(f"shards of about {format_bytes(size)}: {why}")
@@ -215,20 +215,20 @@ class ShardJob:
 
     def identity(self) -> str:
         """Return a checksum of everything that determines the shards' bytes, except where source and target are."""
-        wanted = dataclasses.asdict(
+        document = dataclasses.asdict(
             dataclasses.replace(self, spec=dataclasses.replace(self.spec, work="", location="", reader=""))
         )
         del (
-            wanted["plan"]["reasons"],
-            wanted["plan"]["memory_bytes"],
-            wanted["on_error"],
-            wanted["facts"]["stamps"],
-            wanted["state"],
+            document["plan"]["reasons"],
+            document["plan"]["memory_bytes"],
+            document["on_error"],
+            document["facts"]["stamps"],
+            document["state"],
         )
-        del wanted["spec"]["checks"], wanted["spec"]["workers"], wanted["options"]
+        del document["spec"]["checks"], document["spec"]["workers"], document["options"]
         if split := self.options.get("split"):  # a list, because parts of the same sizes in another order differ
-            wanted["split"] = list(parse_split(split).items())
-        text = json.dumps(wanted, sort_keys=True)
+            document["split"] = list(parse_split(split).items())
+        text = json.dumps(document, sort_keys=True)
         location = Path(self.spec.location)
         for folder, name in (
             (self.spec.work, "work"),

@@ -71,12 +71,12 @@ class Moments:
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
-        mine, other_mean = np.array(self.mean), np.array(other.mean)
-        step = other_mean - mine
+        own_mean, other_mean = np.array(self.mean), np.array(other.mean)
+        step = other_mean - own_mean
         squares = np.array(self.squares) + np.array(other.squares) + step**2 * (self.count * other.count / count)
         return Moments(
             count=count,
-            mean=(mine + step * (other.count / count)).tolist(),
+            mean=(own_mean + step * (other.count / count)).tolist(),
             squares=squares.tolist(),
             low=np.minimum(self.low, other.low).tolist(),
             high=np.maximum(self.high, other.high).tolist(),
@@ -96,11 +96,11 @@ def _channels(item: Field) -> int:
 
 def scaled(fields: Sequence[Field], shards: Iterable[Sequence[Moments]]) -> list[Field]:
     """Return `fields` with the statistics combined from the moments of all shards."""
-    wanted = [item.name for item in fields if item.normalise != "none"]
-    totals = {name: Moments() for name in wanted}
+    scaled_names = [item.name for item in fields if item.normalise != "none"]
+    totals = {name: Moments() for name in scaled_names}
     for moments in shards:
-        for name, own in zip(wanted, moments, strict=False):  # a shard without samples has none
-            totals[name] = totals[name].joined(own)
+        for name, field_moments in zip(scaled_names, moments, strict=False):  # a shard without samples has none
+            totals[name] = totals[name].joined(field_moments)
     return [
         dataclasses.replace(item, statistics=totals[item.name].statistics()) if item.name in totals else item
         for item in fields
@@ -168,7 +168,7 @@ class ShardWriter:
     ) -> tuple[list[str], str, Rows, list[Moments]]:
         """Write the readable `rows`; return the names of unreadable ones, frame checksum, rows written, and moments."""
         bad, checksum, moments = self._try(path, split, number, rows, on_samples)
-        skipped = [self._source.describe(rows[at], self._job.facts, self._index) for at in bad]
+        skipped = [self._source.describe(rows[row_number], self._job.facts, self._index) for row_number in bad]
         if not bad:
             return skipped, checksum, rows, moments
         rows = np.delete(rows, bad)
@@ -187,13 +187,13 @@ class ShardWriter:
         job = self._job
         first, stop = job.plan.shard_samples(split, number)
         key = mixed(job.seed, 21, xxhash.xxh3_64_intdigest(split.encode()))
-        places = np.arange(first, stop, dtype=np.int64)
-        for begin in range(0, len(places), _AT_ONCE):  # the permutation takes ten times the memory of its result
-            own = slice(begin, begin + _AT_ONCE)
-            places[own] = permuted(places[own], job.plan.num_samples[split], key)
+        positions = np.arange(first, stop, dtype=np.int64)
+        for begin in range(0, len(positions), _AT_ONCE):  # the permutation takes ten times the memory of its result
+            piece = slice(begin, begin + _AT_ONCE)
+            positions[piece] = permuted(positions[piece], job.plan.num_samples[split], key)
         if not job.members:
-            return self._index.rows(split, places)
-        return self._index.rows(UNSPLIT, self._index.numbers(split, places))
+            return self._index.rows(split, positions)
+        return self._index.rows(UNSPLIT, self._index.numbers(split, positions))
 
     def _try(
         self, path: Path, split: str, number: int, rows: Rows, on_samples: Callable[[int], None]
@@ -203,15 +203,21 @@ class ShardWriter:
         If a row is unreadable, the file at `path` is useless.
         """
         job, count, step = self._job, len(rows), self._job.plan.block_samples
-        lengths = {item.name: self._lengths(rows, at) for at, item in enumerate(job.fields) if item.ragged}
-        frame = job.frame(split, number, count, {name: int(own.sum()) for name, own in lengths.items()})
+        lengths = {
+            item.name: self._lengths(rows, number_of_field)
+            for number_of_field, item in enumerate(job.fields)
+            if item.ragged
+        }
+        frame = job.frame(
+            split, number, count, {name: int(sizes_of_field.sum()) for name, sizes_of_field in lengths.items()}
+        )
         bad: list[int] = []
         moments = {item.name: Moments() for item in job.fields if item.normalise != "none"}
         small = {item.name: np.empty((count, *item.shape), item.stored_type) for item in job.fields if item.resident}
         with NewShard(path, frame) as shard:
             for first in range(0, count, step):
                 of_block = slice(first, first + step)
-                sizes = {name: own[of_block] for name, own in lengths.items()}
+                sizes = {name: sizes_of_field[of_block] for name, sizes_of_field in lengths.items()}
                 block = self._block(rows[of_block], sizes, first, bad)
                 for item, values in zip(job.fields, block if not bad else [], strict=not bad):
                     if item.name in moments:
@@ -219,10 +225,12 @@ class ShardWriter:
                     if item.resident:
                         small[item.name][of_block] = values
                         continue
-                    own = sizes[item.name] if item.ragged else np.ones(len(values), np.int64)
-                    shard.write_block(item.name, first, values, (own * item.row_bytes).tolist())
+                    sizes_of_field = sizes[item.name] if item.ragged else np.ones(len(values), np.int64)
+                    shard.write_block(item.name, first, values, (sizes_of_field * item.row_bytes).tolist())
                 on_samples(min(step, count - first))
-            offsets = {name: np.concatenate([[0], np.cumsum(own)]) for name, own in lengths.items()}
+            offsets = {
+                name: np.concatenate([[0], np.cumsum(sizes_of_field)]) for name, sizes_of_field in lengths.items()
+            }
             return bad, "" if bad else shard.finish(small, offsets), list(moments.values())
 
     def _lengths(self, rows: Rows, number: int) -> Array:
@@ -240,26 +248,26 @@ class ShardWriter:
         if at_once is not None:
             return at_once
         fields = self._job.fields
-        out = [
+        block_values = [
             np.empty((int(sizes[item.name].sum()), *item.row_shape), item.stored_type)
             if item.ragged
             else self._buffers[item.name][: len(rows)]
             for item in fields
         ]
         ends = [0] * len(fields)
-        for at, row in enumerate(rows):
+        for row_number, row in enumerate(rows):
             try:
                 sample = self._sample(row)
             except UnreadableSample as error:
-                self._refuse(error, row, first + at, bad)
+                self._refuse(error, row, first + row_number, bad)
                 continue
             for number, (item, values) in enumerate(zip(fields, sample, strict=True)):
                 if item.ragged:
                     begin, ends[number] = ends[number], ends[number] + len(values)
-                    out[number][begin : ends[number]] = values
+                    block_values[number][begin : ends[number]] = values
                 else:
-                    out[number][at] = np.reshape(values, item.shape)
-        return out
+                    block_values[number][row_number] = np.reshape(values, item.shape)
+        return block_values
 
     @functools.cached_property
     def _buffers(self) -> Mapping[str, Array]:
@@ -276,9 +284,9 @@ class ShardWriter:
         job, read = self._job, getattr(self._source, "read_fields_block", None)
         if read is None or job.facts.decodes or job.encoding == "encoded":
             return None
-        found: list[Array] = read(rows, job.facts, [item.stored_type for item in job.fields]) or []
+        values: list[Array] = read(rows, job.facts, [item.stored_type for item in job.fields]) or []
         # If some images are not finite, they are read one by one to find out which.
-        return found if found and not (job.pictures and self._not_finite(found)) else None
+        return values if values and not (job.pictures and self._not_finite(values)) else None
 
     def _sample(self, row: Any) -> Sequence[Any]:
         """Return the fields of a sample; UnreadableSample if it cannot be read."""
@@ -301,8 +309,8 @@ class ShardWriter:
         job = self._job
         if not isinstance(content, np.ndarray):
             size = (job.image_size[0], job.image_size[1]) if job.image_size else None
-            asked = job.options.get("channels") is not None
-            content = decode(content, size=size, channels=job.sample_shape[2], dtype=job.dtype, asked=asked)
+            channels_given = job.options.get("channels") is not None
+            content = decode(content, size=size, channels=job.sample_shape[2], dtype=job.dtype, asked=channels_given)
         height, width = job.sample_shape[:2]
         if content.shape != tuple(job.sample_shape):
             raise UnreadableSample(
@@ -316,8 +324,8 @@ class ShardWriter:
 
     def _not_finite(self, values: Sequence[Array]) -> bool:
         """Return whether there is NaN or infinity, unless such values are kept."""
-        floats = (own for own in values if own.dtype.kind == "f")
-        return self._job.spec.nan != "keep" and not all(np.isfinite(own).all() for own in floats)
+        floats = (array for array in values if array.dtype.kind == "f")
+        return self._job.spec.nan != "keep" and not all(np.isfinite(array).all() for array in floats)
 
     def _refuse(self, error: UnreadableSample, row: Any, at: int, bad: list[int]) -> None:
         if self._job.on_error == "stop" and not (isinstance(error, NotFinite) and self._job.spec.nan == "skip"):

@@ -107,10 +107,10 @@ def _with_others(
     processes: list[_Process] = []
     with ExitStack() as stack:
         ready = stack.enter_context(selectors.DefaultSelector())
-        own = _OwnPart(place, waiting)
-        stack.callback(own.stop)
-        ready.register(own.output, selectors.EVENT_READ, own)
-        while not own.over or any(process.task for process in processes):
+        own_part = _OwnPart(place, waiting)
+        stack.callback(own_part.stop)
+        ready.register(own_part.output, selectors.EVENT_READ, own_part)
+        while not own_part.over or any(process.task for process in processes):
             for key, _ in ready.select():
                 for document in key.data.hear():
                     if "samples" in document:
@@ -119,7 +119,7 @@ def _with_others(
                         continue
                     if "ready" not in document:
                         yield _result(document)
-                    if key.data is not own and not _give_next(key.data, waiting):
+                    if key.data is not own_part and not _give_next(key.data, waiting):
                         ready.unregister(key.fileobj)
                         break
             while waiting and len(processes) < others and pace.seconds_left() > OTHERS_FROM_S:
@@ -144,8 +144,8 @@ class _Pace:
 
     def seconds_left(self) -> float:
         """Return the estimated seconds left; 0 until there is an estimate."""
-        taken = time.monotonic() - self._began
-        return self._left * taken / self._written if self._written and taken > _TELLING_S else 0.0
+        passed_s = time.monotonic() - self._began
+        return self._left * passed_s / self._written if self._written and passed_s > _TELLING_S else 0.0
 
 
 def _give_next(process: _Process, waiting: deque[Task]) -> bool:
@@ -161,8 +161,8 @@ def _give_next(process: _Process, waiting: deque[Task]) -> bool:
 
 def _result(document: dict[str, Any]) -> ShardResult:
     if "result" in document:
-        found: ShardResult = document["result"]
-        return found
+        shard_result: ShardResult = document["result"]
+        return shard_result
     if "raised" in document:
         raise document["raised"]
     if "done" in document:
@@ -239,8 +239,8 @@ class _Process:
     """One child process and the shard it writes."""
 
     def __init__(self, place: WritingPlace) -> None:
-        words = (str(place.target), str(os.getpid()), place.code, *["again"] * place.again)
-        command = own_program("hpcdl.data.write.tasks", *words)
+        arguments = (str(place.target), str(os.getpid()), place.code, *["again"] * place.again)
+        command = own_program("hpcdl.data.write.tasks", *arguments)
         # stderr is inherited: messages of a crashing interpreter must reach the user.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None

@@ -28,7 +28,7 @@ def attention(query: Any, key: Any, value: Any, mask: Any, scale: Any, *, is_cau
 
     `mask`, None or broadcastable to (B, N, T, S), selects the scores that count; `is_causal` hides later steps S.
     """
-    query, value = (tf.transpose(one, [0, 2, 1, 3]) for one in (query * scale, value))
+    query, value = (tf.transpose(tensor, [0, 2, 1, 3]) for tensor in (query * scale, value))
     scores = tf.matmul(query, tf.transpose(key, [0, 2, 3, 1]))
     if is_causal:
         earlier = tf.linalg.band_part(tf.ones(tf.shape(scores)[2:], tf.bool), -1, 0)
@@ -77,8 +77,8 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
     count = tf.cast(tf.shape(rows)[0], tf.float32)
     # The kernel divides by count - 1 (Bessel), and by 1 for a single row; Keras divides by count.
     variance = result.batch_variance * (tf.maximum(count - 1, 1) / count)
-    for moving, found in ((layer.moving_mean, result.batch_mean), (layer.moving_variance, variance)):
-        moving.assign(_float32(moving) * layer.momentum + found * (1 - layer.momentum))
+    for moving, batch_value in ((layer.moving_mean, result.batch_mean), (layer.moving_variance, variance)):
+        moving.assign(_float32(moving) * layer.momentum + batch_value * (1 - layer.momentum))
     return tf.reshape(result.y, tf.shape(inputs))
 
 
@@ -99,7 +99,7 @@ def layer_normalization(layer: Any, inputs: Any) -> Any:
 
         def gradient(upstream: Any) -> tuple[Any, Any, Any]:
             product = upstream * unit
-            rows, product_rows = (tf.reshape(one, (-1, values.shape[-1])) for one in (upstream, product))
+            rows, product_rows = (tf.reshape(tensor, (-1, values.shape[-1])) for tensor in (upstream, product))
             share = scale / values.shape[-1]
             along = tf.reshape(tf.linalg.matvec(rows, share), tf.shape(mean))
             along_unit = tf.reshape(tf.linalg.matvec(product_rows, share), tf.shape(mean))
@@ -159,7 +159,7 @@ def lstm(layer: Any, inputs: Any, state: Any) -> tuple[Any, Any, list[Any]]:
     if layer.go_backwards:
         inputs = tf.reverse(inputs, [1])
     cell = layer.cell
-    weights = [tf.convert_to_tensor(one) for one in (cell.kernel, cell.recurrent_kernel, cell.bias)]
+    weights = [tf.convert_to_tensor(array) for array in (cell.kernel, cell.recurrent_kernel, cell.bias)]
     outputs, last, carry = _lstm(tf.transpose(inputs, [1, 0, 2]), *state, *weights)
     return last, tf.transpose(outputs, [1, 0, 2]), [last, carry]
 
@@ -187,15 +187,15 @@ def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bia
         def back(step: Any, to_output: Any, to_carry: Any, into_gates: Any) -> tuple[Any, ...]:
             to_output += to_outputs[step]
             to_carry += to_output * by_carry[step]
-            own = [to_carry * factor[step] for factor in (by_entry, by_forget, by_candidate)]
-            into = tf.concat([*own, to_output * by_exit[step]], 1)
+            into_three = [to_carry * factor[step] for factor in (by_entry, by_forget, by_candidate)]
+            into = tf.concat([*into_three, to_output * by_exit[step]], 1)
             return step - 1, tf.matmul(into, back_through), to_carry * forget[step], into_gates.write(step, into)
 
         array = tf.TensorArray(tf.float32, length, element_shape=[None, bias.shape[0]])
         start = (length - 1, to_last, to_carry, array)
         _, to_output, to_carry, into_gates = tf.while_loop(lambda step, *_: step >= 0, back, start)
         into = into_gates.stack()
-        products = [tf.matmul(_rows(one), _rows(into), transpose_a=True) for one in (inputs, before)]
+        products = [tf.matmul(_rows(factors), _rows(into), transpose_a=True) for factors in (inputs, before)]
         to_inputs = tf.reshape(tf.matmul(_rows(into), kernel, transpose_b=True), tf.shape(inputs))
         return to_inputs, to_output, to_carry, *products, tf.reduce_sum(_rows(into), 0)
 

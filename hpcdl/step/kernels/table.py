@@ -87,17 +87,17 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: 
     compiled by XLA are excluded.
     """
     off = not on or tf.config.list_physical_devices("GPU")
-    wanted = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model, xla=xla)]
+    kernels = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model, xla=xla)]
     names, warnings = [], []
     for kernel in TABLE:
         plain = function_behind(kernel.where)
         if plain is None:
-            warnings += [f"{kernel.name}: no fast kernel for Keras {keras.__version__}"] if kernel in wanted else []
+            warnings += [f"{kernel.name}: no fast kernel for Keras {keras.__version__}"] if kernel in kernels else []
             continue
-        problem = _problem(kernel, plain) if kernel in wanted else ""
+        problem = _problem(kernel, plain) if kernel in kernels else ""
         if problem:
             warnings.append(f"{kernel.name}: the fast kernel {problem}; Keras's is used")
-        elif kernel in wanted:
+        elif kernel in kernels:
             names.append(kernel.name)
         replace_function(kernel.where, _replaced(kernel, plain) if kernel.name in names else plain)
     return InForce(names=tuple(names), warnings=tuple(warnings))
@@ -108,13 +108,13 @@ def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = Tr
 
     `xla`: whether the engine can run operations compiled by XLA.
     """
-    found = use_fast_kernels(model, on=choice != "off", xla=xla)
-    problems = list(found.warnings)
+    in_force = use_fast_kernels(model, on=choice != "off", xla=xla)
+    problems = list(in_force.warnings)
     if tf.config.list_physical_devices("GPU"):
         problems.append("there is a GPU, for which Keras's own are best")
     if choice == "on" and problems:
         raise HpcdlError(f"--fast-kernels on: {'; '.join(problems)}; use --fast-kernels auto")
-    return found
+    return in_force
 
 
 def names_in_force() -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
     if model is None:
         return True
     layers = layers_in(model)
-    return any(kernel.serves(one) or _is_own(one) for one in [*layers, *operations_between(layers)])
+    return any(kernel.serves(layer) or _is_own(layer) for layer in [*layers, *operations_between(layers)])
 
 
 def _is_own(layer: Any) -> bool:
@@ -157,9 +157,9 @@ def _difference(kernel: Kernel, plain: Call, trial: SmallCase) -> float:
     fast = kernel.chosen(*trial.arguments, **trial.named)
     if fast is None:
         return float("inf")
-    one, other = (_outcome(call, trial) for call in (lambda: plain(*trial.arguments, **trial.named), fast))
-    scales = [float(numpy.abs(array).max(initial=0.0)) or 1.0 for array in one]
-    apart = [float(numpy.abs(a - b).max(initial=0.0)) for a, b in zip(one, other, strict=True)]
+    usual, faster = (_outcome(call, trial) for call in (lambda: plain(*trial.arguments, **trial.named), fast))
+    scales = [float(numpy.abs(array).max(initial=0.0)) or 1.0 for array in usual]
+    apart = [float(numpy.abs(a - b).max(initial=0.0)) for a, b in zip(usual, faster, strict=True)]
     return float(numpy.max(numpy.divide(apart, scales)))
 
 
@@ -175,18 +175,18 @@ def _replaced(kernel: Kernel, plain: Call) -> Call:
 def _outcome(call: Call, trial: SmallCase) -> list[Any]:
     """Return outputs, gradients and changed state of one call, as float64; restores the state."""
     before = [variable.numpy() for variable in trial.state]
-    sources = [one.value if isinstance(one, keras.Variable) else one for one in trial.watched]
+    sources = [tensor.value if isinstance(tensor, keras.Variable) else tensor for tensor in trial.watched]
     with tf.GradientTape() as tape:
-        tape.watch([one for one in sources if tf.is_tensor(one)])
+        tape.watch([tensor for tensor in sources if tf.is_tensor(tensor)])
         outputs = call()
     outputs = tf.nest.flatten(outputs)
     # Neither ones nor the inputs: a normalised layer's gradient of those is pure rounding error.
-    upstream = [_made_up(*one.shape, seed=1) for one in outputs]
+    upstream = [_made_up(*tensor.shape, seed=1) for tensor in outputs]
     gradients = tape.gradient(outputs, sources, output_gradients=upstream)
-    found = [*outputs, *gradients, *(variable.numpy() for variable in trial.state)]
+    arrays = [*outputs, *gradients, *(variable.numpy() for variable in trial.state)]
     for variable, value in zip(trial.state, before, strict=True):
         variable.assign(value)
-    return [numpy.asarray(one, numpy.float64) for one in found]
+    return [numpy.asarray(tensor, numpy.float64) for tensor in arrays]
 
 
 def _of_a_type(inputs: Any, *types: Any) -> bool:
@@ -198,8 +198,8 @@ def _back(result: Any, layer: Any) -> Any:
 
 
 def _batch_normalization(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Call | None:
-    others = mask is not None or layer.synchronized or getattr(layer, "renorm", False)
-    if training is not True or not layer.trainable or others:
+    unusual = mask is not None or layer.synchronized or getattr(layer, "renorm", False)
+    if training is not True or not layer.trainable or unusual:
         return None  # frozen, or over the moving statistics, over several ranks, or over part of the samples
     if layer.axis not in (-1, len(inputs.shape) - 1) or not _of_a_type(inputs, tf.float32, tf.bfloat16, tf.float16):
         return None
@@ -241,7 +241,11 @@ def _attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Call | None:
-    if bias is not None or any(others.values()) or not all(_of_a_type(one, tf.float32) for one in (query, key, value)):
+    if (
+        bias is not None
+        or any(others.values())
+        or not all(_of_a_type(part, tf.float32) for part in (query, key, value))
+    ):
         return None
     if len(query.shape) != 4 or query.shape[2:] != key.shape[2:] or None in query.shape[2:]:
         return None  # tensors of another rank, or one key head for several query heads

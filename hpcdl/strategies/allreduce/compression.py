@@ -108,20 +108,20 @@ FORMS: Mapping[str, Callable[[Compression], ReducedForm]] = {
 
 def wire_of(compress: str, *, repeatable: bool = False) -> Wire:
     """Return the format for `--compress`. `repeatable`: an interrupted step may be repeated."""
-    asked = parse_compression(compress)
-    if not asked.keeps_rest:
-        return WIRES[asked.kind]
-    feedback = Feedback(FORMS[asked.kind](asked), repeatable=repeatable)
+    compression = parse_compression(compress)
+    if not compression.keeps_rest:
+        return WIRES[compression.kind]
+    feedback = Feedback(FORMS[compression.kind](compression), repeatable=repeatable)
     return Wire(encode=lambda flat: flat, decode=lambda sent, dtype: sent, add=None, feedback=feedback)
 
 
 def warnings_of(compress: str, num_ranks: int) -> list[str]:
     """Warn if `topk` sends more than all values would cost: each value goes to every rank, with its position."""
-    asked = parse_compression(compress)
-    if asked.kind != "topk" or num_ranks == 1 or asked.percent * num_ranks < 100:
+    compression = parse_compression(compress)
+    if compression.kind != "topk" or num_ranks == 1 or compression.percent * num_ranks < 100:
         return []
     return [
-        f"--compress {asked.text} on {num_ranks} ranks sends as many bytes as none, or more; "
+        f"--compress {compression.text} on {num_ranks} ranks sends as many bytes as none, or more; "
         f"use a share well below {100 / num_ranks:.3g}%, or int8"
     ]
 

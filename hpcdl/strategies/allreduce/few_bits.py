@@ -72,8 +72,8 @@ def scales_of(values: Array, largest: int) -> Array:
 
 def divisors(scales: Array) -> Array:
     """Return the divisors of each row's values: (rows, 1)."""
-    found: Array = numpy.where(scales == 0, numpy.float32(1), scales)[:, None]
-    return found
+    per_row: Array = numpy.where(scales == 0, numpy.float32(1), scales)[:, None]
+    return per_row
 
 
 def sum_in_two_passes(values: Array, rest: Array, communicator: Communicator, form: BlockFormat) -> None:
@@ -82,16 +82,16 @@ def sum_in_two_passes(values: Array, rest: Array, communicator: Communicator, fo
     `rest` (n,), float32, receives the rounding errors of this rank's values, and of the part of the sum it sends.
     """
     parts = [slice(*bounds) for bounds in spans(values.size, communicator.size)]
-    mine = parts[communicator.rank]
+    own_span = parts[communicator.rank]
     outgoing = [form.pack(values[part], rest[part]) for part in parts]
-    incoming = [numpy.empty(form.packed_bytes(mine.stop - mine.start), numpy.uint8) for _ in parts]
+    incoming = [numpy.empty(form.packed_bytes(own_span.stop - own_span.start), numpy.uint8) for _ in parts]
     swap_pieces(communicator, outgoing, incoming)
-    total = numpy.zeros(mine.stop - mine.start, numpy.float32)
+    total = numpy.zeros(own_span.stop - own_span.start, numpy.float32)
     for packed in incoming:  # in the order of ranks, the same in every run
         total += form.unpack(packed, total.size)
-    left = numpy.empty_like(total)
-    packed_sum = form.pack(total, left)
-    rest[mine] += left
+    new_rest = numpy.empty_like(total)
+    packed_sum = form.pack(total, new_rest)
+    rest[own_span] += new_rest
     sums = [numpy.empty(form.packed_bytes(part.stop - part.start), numpy.uint8) for part in parts]
     swap_pieces(communicator, [packed_sum] * communicator.size, sums)
     for part, packed in zip(parts, sums, strict=True):
@@ -142,10 +142,10 @@ def pack_int8(values: Array, rest: Array) -> Array:
     for part, blocks, shape in rows_of(values.size):
         rows = values[part].reshape(shape)
         scales[blocks] = scales_of(rows, LARGEST)
-        whole = numpy.rint(rows / divisors(scales[blocks]))
-        numbers[part] = whole.astype(numpy.int8).reshape(-1)
-        whole *= scales[blocks, None]
-        numpy.subtract(rows, whole, out=rest[part].reshape(shape))
+        rounded = numpy.rint(rows / divisors(scales[blocks]))
+        numbers[part] = rounded.astype(numpy.int8).reshape(-1)
+        rounded *= scales[blocks, None]
+        numpy.subtract(rows, rounded, out=rest[part].reshape(shape))
     return packed
 
 
@@ -154,8 +154,8 @@ def unpack_int8(packed: Array, length: int) -> Array:
     scales, numbers = _halves(packed, length)
     values = numbers.astype(numpy.float32)
     num_whole = length // BLOCK
-    whole = values[: num_whole * BLOCK].reshape(num_whole, BLOCK)
-    whole *= scales[:num_whole, None]
+    whole_blocks = values[: num_whole * BLOCK].reshape(num_whole, BLOCK)
+    whole_blocks *= scales[:num_whole, None]
     if length % BLOCK:
         values[num_whole * BLOCK :] *= scales[-1]
     return values
@@ -210,8 +210,8 @@ def _codes(shares: Array) -> Array:
     codes[(codes == 0) & (exponents >> 23 == _LOWEST)] = 1
     numpy.clip(codes, 0, 7, out=codes)
     codes[shares < 0] |= SIGN
-    found: Array = codes.astype(numpy.uint8)
-    return found
+    as_bytes: Array = codes.astype(numpy.uint8)
+    return as_bytes
 
 
 def unpack_fp4(packed: Array, length: int) -> Array:

@@ -63,9 +63,9 @@ class PowerSgd:
         lefts = [orthonormal(left) for left in summed(lefts, reduce)]
         rights = [transposed_times(matrix, left) for matrix, left in zip(matrices, lefts, strict=True)]
         for piece, matrix, left, right in zip(pieces, matrices, lefts, rights, strict=True):
-            own = rest[piece.span].reshape(matrix.shape)
+            piece_rest = rest[piece.span].reshape(matrix.shape)
             for rows in few_rows(matrix):
-                numpy.subtract(matrix[rows], left[rows] @ right.T, out=own[rows])
+                numpy.subtract(matrix[rows], left[rows] @ right.T, out=piece_rest[rows])
         for piece, matrix, left, right in zip(pieces, matrices, lefts, summed(rights, reduce), strict=True):
             multiply(left, right, matrix)
             self._right[piece.variable] = right
@@ -76,19 +76,21 @@ class PowerSgd:
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore the right matrices; start anew if none has this rank R."""
-        found = {name.removeprefix(WARM): right for name, right in arrays.items() if name.startswith(WARM)}
+        rights = {name.removeprefix(WARM): right for name, right in arrays.items() if name.startswith(WARM)}
         self._right = {
-            int(number): right.astype(numpy.float32) for number, right in found.items() if right.shape[-1] == self._rank
+            int(number): right.astype(numpy.float32)
+            for number, right in rights.items()
+            if right.shape[-1] == self._rank
         }
 
     def _started(self, piece: BucketPart) -> Array:
         """Return the initial right matrix. A column of zeros would stay zero, so it is drawn anew."""
         columns = sides(piece.shape)[1]
-        known = self._right.get(piece.variable)
-        if known is not None and known.any(axis=0).all():
-            return known
+        last_right = self._right.get(piece.variable)
+        if last_right is not None and last_right.any(axis=0).all():
+            return last_right
         fresh: Array = numpy.random.default_rng(piece.variable).standard_normal((columns, self._rank), numpy.float32)
-        return fresh if known is None else numpy.where(known.any(axis=0), known, fresh)
+        return fresh if last_right is None else numpy.where(last_right.any(axis=0), last_right, fresh)
 
 
 def few_rows(matrix: Array) -> Iterator[slice]:

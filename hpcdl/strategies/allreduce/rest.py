@@ -177,17 +177,17 @@ class TopK:
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
         """Sum over the ranks the values that each has chosen."""
-        places = numpy.concatenate([piece.start + largest(values[piece.span], self.count(piece)) for piece in pieces])
-        mine = numpy.empty((2, places.size), numpy.uint32)
-        mine[0] = places
-        mine[1].view(numpy.float32)[:] = values[places]
+        indices = numpy.concatenate([piece.start + largest(values[piece.span], self.count(piece)) for piece in pieces])
+        own_message = numpy.empty((2, indices.size), numpy.uint32)
+        own_message[0] = indices
+        own_message[1].view(numpy.float32)[:] = values[indices]
         rest[:] = values
-        rest[places] = 0
-        everybody = [numpy.empty_like(mine) for _ in range(communicator.size)]
-        swap_pieces(communicator, [mine] * communicator.size, everybody)
+        rest[indices] = 0
+        everybody = [numpy.empty_like(own_message) for _ in range(communicator.size)]
+        swap_pieces(communicator, [own_message] * communicator.size, everybody)
         values[:] = 0
-        for theirs in everybody:  # in the order of ranks, the same on each; positions of one rank are unique
-            values[theirs[0]] += theirs[1].view(numpy.float32)
+        for message in everybody:  # in the order of ranks, the same on each; positions of one rank are unique
+            values[message[0]] += message[1].view(numpy.float32)
 
     def state(self) -> dict[str, Array]:
         """Return an empty state: only the rest is kept."""
@@ -201,6 +201,6 @@ def largest(values: Array, count: int) -> Array:
     """Return the positions of the `count` largest |values| (n,) in ascending order. NaN counts as the largest."""
     if count == values.size:
         return numpy.arange(values.size)
-    found: Array = numpy.argpartition(numpy.abs(values), values.size - count)[values.size - count :]
-    found.sort()
-    return found
+    positions: Array = numpy.argpartition(numpy.abs(values), values.size - count)[values.size - count :]
+    positions.sort()
+    return positions

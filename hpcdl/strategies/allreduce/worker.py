@@ -121,7 +121,7 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies([suspicious]):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
-                self.averaged = [tf.identity(one) for one in averaged]
+                self.averaged = [tf.identity(gradient) for gradient in averaged]
                 optimizer.apply(averaged, variables)
             with tf.control_dependencies([exchanged]):
                 sound = self._guard.unspoilt(suspicious)
@@ -222,9 +222,9 @@ class AllReduceWorker(Worker):
         previous: list[Any] = []
         earlier: list[Any] = []
         for number, (bucket, wire) in enumerate(plan):
-            mine = [gradients[index] for index in bucket]
+            of_bucket = [gradients[index] for index in bucket]
             with tf.control_dependencies(earlier):  # at most one is packed ahead, to save memory
-                flat = packed(mine)
+                flat = packed(of_bucket)
             earlier = previous
             with tf.control_dependencies(previous):
                 previous = [*previous, *before(number)]
@@ -232,8 +232,8 @@ class AllReduceWorker(Worker):
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
                 first = number == 0 and scale_of is None
-                reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, mine))
-                reduced, suspicious = exchange_bucket(flat, mine, reducer, wire, scale_of)
+                reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, of_bucket))
+                reduced, suspicious = exchange_bucket(flat, of_bucket, reducer, wire, scale_of)
             previous = [suspicious]
             for index, tensor in zip(bucket, reduced, strict=True):
                 summed[index] = tensor
@@ -252,10 +252,10 @@ class AllReduceWorker(Worker):
             (self._wire if self._wire.carries(gradient.shape) else plain, gradient.dtype) for gradient in gradients
         ]
         for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0] is not self._wire):
-            group = [index for index, own in enumerate(kinds) if own == kind]
+            group = [index for index, other_kind in enumerate(kinds) if other_kind == kind]
             sizes = [kind[1].size * gradients[index].shape.num_elements() for index in group]
             for bucket in plan_buckets(sizes, bucket_bytes, small_first=True):
-                yield [group[place] for place in bucket], kind[0]
+                yield [group[position] for position in bucket], kind[0]
 
     def _reducer(
         self, number: int, wire: Wire, first: bool, alone: str = "", pieces: Sequence[BucketPart] = ()
@@ -297,20 +297,20 @@ class AllReduceWorker(Worker):
 
 def check_compressed(asked: str, wire: Wire, gradients: Sequence[Any]) -> None:
     """Raise UsageError if the compression applies to no gradient, or to one that is not float32."""
-    taken = [gradient for gradient in gradients if wire.carries(gradient.shape)]
-    if not taken:
+    compressed = [gradient for gradient in gradients if wire.carries(gradient.shape)]
+    if not compressed:
         raise UsageError(f"{asked}: no gradient of this model gets smaller by it; leave it out")
-    odd = sorted({gradient.dtype.name for gradient in taken} - {"float32"})
-    if odd:
+    odd_types = sorted({gradient.dtype.name for gradient in compressed} - {"float32"})
+    if odd_types:
         raise UsageError(
-            f"{asked}: it takes gradients of float32, the model has {', '.join(odd)} ones; "
+            f"{asked}: it takes gradients of float32, the model has {', '.join(odd_types)} ones; "
             "use fp16 or bf16, or leave it out"
         )
 
 
 def packed(tensors: Sequence[Any]) -> Any:
     """Return all tensors as one flat tensor, in `packed_order`; a single one is not copied."""
-    pieces = [flattened(tensors[place]) for place in packed_order(tensors)]
+    pieces = [flattened(tensors[position]) for position in packed_order(tensors)]
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
@@ -328,22 +328,22 @@ def exchange_bucket(
     order = packed_order(tensors)
     scale = scale_of(flat) if scale_of else None
     sent = wire.encode(flat if scale is None else flat * scale)
-    received, told = call_python(reduce, [sent], [sent.dtype, tf.bool])
+    received, suspicious = call_python(reduce, [sent], [sent.dtype, tf.bool])
     received = wire.decode(received, flat.dtype)
     received = received if scale is None else received / scale
     received.set_shape([sum(tensor.shape.num_elements() for tensor in tensors)])
-    parts = dict(zip(order, unpacked(received, [tensors[place] for place in order]), strict=True))
-    return [parts[place] for place in range(len(tensors))], tf.ensure_shape(told, [])
+    parts = dict(zip(order, unpacked(received, [tensors[position] for position in order]), strict=True))
+    return [parts[position] for position in range(len(tensors))], tf.ensure_shape(suspicious, [])
 
 
 def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]:
     """Return the position of each of `tensors`, the gradients of the variables `bucket`, in their bucket."""
     order = packed_order(tensors)
-    shapes = [tuple(tensors[place].shape) for place in order]
+    shapes = [tuple(tensors[position].shape) for position in order]
     starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
     return [
-        BucketPart(variable=bucket[place], start=start, shape=shape)
-        for place, start, shape in zip(order, starts, shapes, strict=False)
+        BucketPart(variable=bucket[position], start=start, shape=shape)
+        for position, start, shape in zip(order, starts, shapes, strict=False)
     ]
 
 

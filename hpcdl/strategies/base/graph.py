@@ -144,8 +144,8 @@ def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequ
         return numpy.zeros_like(began)
 
     with tf.control_dependencies([variable.value.read_value() for variable in variables]):
-        kept = tf.numpy_function(carried(keep), [tf.identity(began)], tf.float64, stateful=False)
-    return tf.ensure_shape(kept, [])
+        zero = tf.numpy_function(carried(keep), [tf.identity(began)], tf.float64, stateful=False)
+    return tf.ensure_shape(zero, [])
 
 
 def bounds_of(gradients: Sequence[Any]) -> Any:
@@ -175,18 +175,18 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
         return tf.cond(condition, lambda: then(*inputs), lambda: otherwise)
     inputs = [otherwise, *inputs]
     kinds = [tf.TensorSpec(one.shape, one.dtype) for one in inputs]
-    chosen, other = (
+    chosen, otherwise_graph = (
         tf.function(branch, autograph=False).get_concrete_function(*kinds)
         # TensorFlow warns of parameters whose names begin with an underscore.
         for branch in (lambda value, *those: then(*those), lambda value, *those: tf.identity(value))
     )
     # TensorFlow runs stateful operations in trace order: checking gradients must not delay a bucket.
     stateful = any(operation.op_def.is_stateful for operation in chosen.graph.get_operations())
-    found = (tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf)(
-        cond=condition, input=inputs, Tout=[otherwise.dtype], then_branch=chosen, else_branch=other,
+    outputs = (tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf)(
+        cond=condition, input=inputs, Tout=[otherwise.dtype], then_branch=chosen, else_branch=otherwise_graph,
         output_shapes=[otherwise.shape],
     )  # fmt: skip
-    return found[0]
+    return outputs[0]
 
 
 def connected(
@@ -200,8 +200,8 @@ def connected(
     if len(idle) == len(names):
         raise UsageError("the loss depends on none of the model's trainable variables; there is nothing to train")
     if idle:
-        more = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
-        log(f"the loss does not depend on {', '.join(idle[:_TOLD])}{more}: no gradient moves that")
+        omission = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
+        log(f"the loss does not depend on {', '.join(idle[:_TOLD])}{omission}: no gradient moves that")
     return [
         tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, variable in zip(gradients, variables, strict=True)
@@ -242,7 +242,7 @@ class FiniteGuard:
         """
 
         def call(buffer: Array) -> tuple[Array, bool]:
-            kept = buffer[::sampled].copy() if alone else buffer[:0]
+            sample = buffer[::sampled].copy() if alone else buffer[:0]
             if first:
                 self._suspicious = False
                 self._overwritten.clear()
@@ -256,7 +256,7 @@ class FiniteGuard:
             if not finite:
                 self._suspicious = True
                 if alone:
-                    self._overwritten[alone] = all_finite(kept, exponent)
+                    self._overwritten[alone] = all_finite(sample, exponent)
             return buffer, self._suspicious
 
         return call
@@ -309,25 +309,25 @@ class FiniteGuard:
             self._judge([])
             return True
 
-        told = tf.ensure_shape(suspicious, [])
-        return if_ever(told, lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []), tf.constant(True))
+        is_suspicious = tf.ensure_shape(suspicious, [])
+        return if_ever(is_suspicious, lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []), tf.constant(True))
 
     def _judge(self, mine: list[str]) -> None:
         """Raise the error that applies; collective over the group."""
-        where = "" if self.step is None else f" at step {self.step}"
+        at_step = "" if self.step is None else f" at step {self.step}"
         if mine:
-            found = not_finite(mine, "the gradient", self.step, self._rank)
+            own_error = not_finite(mine, "the gradient", self.step, self._rank)
         if self._group is None:
             if mine:
-                raise found
+                raise own_error
             return  # large, but finite: their squares overflowed
-        words = self._group.allgather_json(str(found) if mine else "")
+        messages = self._group.allgather_json(str(own_error) if mine else "")
         if mine:
-            raise found
-        bad = next((rank for rank, word in enumerate(words) if word), None)
+            raise own_error
+        bad = next((rank for rank, word in enumerate(messages) if word), None)
         if bad is None:
             raise NotFiniteError(
-                f"the sum of all ranks' gradients is not finite{where}, though none of them seems to be"
+                f"the sum of all ranks' gradients is not finite{at_step}, though none of them seems to be"
             )
         time.sleep(FIRST_WORD_S)
-        raise RankError(words[bad], rank=bad, kind=NOT_FINITE)
+        raise RankError(messages[bad], rank=bad, kind=NOT_FINITE)

@@ -89,14 +89,14 @@ def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
     if not copies:
         return []
     freshest = max(copies, key=lambda rank: (_claim(claims, rank).updates, -rank))
-    held = [rank for rank, claim in enumerate(claims) if claim is not None and claim.held]
-    found, reached = list[Origin](), 0
-    for rank in sorted(held, key=lambda rank: _claim(claims, rank).start):
+    holders = [rank for rank, claim in enumerate(claims) if claim is not None and claim.held]
+    origins, reached = list[Origin](), 0
+    for rank in sorted(holders, key=lambda rank: _claim(claims, rank).start):
         start, stop = _claim(claims, rank)[:2]
-        found += [Origin(freshest, reached, start), Origin(rank, start, stop)]
+        origins += [Origin(freshest, reached, start), Origin(rank, start, stop)]
         reached = stop
-    found.append(Origin(freshest, reached, _claim(claims, freshest).stop))
-    return [origin for origin in found if origin.start < origin.stop]
+    origins.append(Origin(freshest, reached, _claim(claims, freshest).stop))
+    return [origin for origin in origins if origin.start < origin.stop]
 
 
 def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
@@ -115,7 +115,7 @@ def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
         values=numpy.zeros(room, numpy.float32),
         velocity=numpy.zeros(room, numpy.float32) if has_velocity else None,
         count=max(claim.updates for claim in claims if claim is not None),
-        num_copied=sum(one.stop - one.start for one in origins if not _claim(claims, one.rank).held),
+        num_copied=sum(span.stop - span.start for span in origins if not _claim(claims, span.rank).held),
         copied_count=max(claim.updates for claim in claims if claim is not None and not claim.held),
     )
     start = 0 if own is None else own.start
@@ -138,10 +138,10 @@ def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: 
         part = slice(origin.start, origin.stop)
         if origin.rank == left.rank:
             assert own is not None
-            given = own[origin.start - start : origin.stop - start]
+            elements = own[origin.start - start : origin.stop - start]
             if left.rank == 0:
-                target[part] = given
+                target[part] = elements
             else:
-                left.isend(given, 0).wait()
+                left.isend(elements, 0).wait()
         elif left.rank == 0:
             left.irecv(target[part], origin.rank).wait()

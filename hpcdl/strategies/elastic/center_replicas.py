@@ -158,8 +158,12 @@ class ElasticReplica(CenterReplica):
 
     def state(self) -> dict[str, Array]:
         """Return the weights, and the velocity of the methods that have one."""
-        own = super().state()
-        return {**own, "replica/velocity": self._velocity.copy()} if self._has_momentum and self.weights.size else own
+        arrays = super().state()
+        return (
+            {**arrays, "replica/velocity": self._velocity.copy()}
+            if self._has_momentum and self.weights.size
+            else arrays
+        )
 
     def leave(self, *, stop: bool = False) -> None:
         """Wait for an exchange in progress, then leave."""

@@ -62,11 +62,11 @@ class FlatWorker(Worker):
         broadcast_variables(self.replica.group, variables)
         self._trainable = [variable for variable in variables if variable.trainable]
         values = [numpy.array(variable) for variable in self._trainable]
-        odd = {str(value.dtype) for value in values} - {"float32"}
-        if odd:
+        odd_types = {str(value.dtype) for value in values} - {"float32"}
+        if odd_types:
             raise UsageError(
                 f"strategy {self.replica.context.info.name!r} keeps its weights in float32, the model has "
-                f"{', '.join(sorted(odd))} ones; use --strategy ring"
+                f"{', '.join(sorted(odd_types))} ones; use --strategy ring"
             )
         self._shapes = [value.shape for value in values]
         flat = numpy.concatenate([value.reshape(-1) for value in values])

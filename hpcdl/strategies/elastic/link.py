@@ -130,8 +130,8 @@ class ServerLink:
             message.header[2] = self._versions[index]
             message.payload[:] = values[span]
             sending.append(message.send(self._channel, self._context.num_workers + index))
-        for one in sending:
-            one.wait()
+        for request in sending:
+            request.wait()
 
 
 class _HostedEndpoint:
@@ -163,11 +163,11 @@ class _HostedEndpoint:
     def allgather_json(self, value: Any) -> list[Any]:
         """Distribute worker 0's value; each worker passes it to the server in its own process."""
         if self.rank < self._outgoing.size:
-            words = self._outgoing.allgather_json(value)
-            self._start.put(words)
-            return words
-        found: list[Any] = self._start.get()
-        return found
+            values = self._outgoing.allgather_json(value)
+            self._start.put(values)
+            return values
+        answers: list[Any] = self._start.get()
+        return answers
 
 
 class HostedLink(ServerLink):

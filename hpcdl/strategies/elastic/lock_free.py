@@ -166,12 +166,12 @@ class RemoteLink(LockFreeLink):
 
     def _create(self, weights: Array) -> None:
         self._parts = server_spans(weights.size, self.group.size)
-        own = self._parts[self.group.rank]
-        self._center = self.group.remote_array(own.stop - own.start, numpy.float32)
+        own_span = self._parts[self.group.rank]
+        self._center = self.group.remote_array(own_span.stop - own_span.start, numpy.float32)
         leads = self.group.rank == 0
         self._shared_board = self.group.remote_array(self._board.size if leads else 0, numpy.int64)
         self._seen = numpy.zeros_like(weights)
-        self._center.add(self.group.rank, numpy.ascontiguousarray(weights[own]))
+        self._center.add(self.group.rank, numpy.ascontiguousarray(weights[own_span]))
         self.group.barrier()
 
     def _read(self, buffer: Array) -> None:

@@ -230,16 +230,16 @@ class Replica:
         """Return this worker's details for the record."""
         if not self._distances.count:
             return {}
-        found = self._distances
-        return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
+        distances = self._distances
+        return {"distance_to_center": {"mean": distances.mean, "max": distances.largest, "last": self._last_distance}}
 
     def check_finite(self, values: Array, what: str) -> None:
         """Raise NotFiniteError if `values`, as long as the weights, hold NaN or infinity: weights must not get them."""
         if all_finite(values):
             return
         ends = itertools.accumulate(length for _, length in self.variables)
-        places = [(name, slice(end - length, end)) for (name, length), end in zip(self.variables, ends, strict=True)]
-        bad = [name for name, place in places if not all_finite(values[place])]
+        spans = [(name, slice(end - length, end)) for (name, length), end in zip(self.variables, ends, strict=True)]
+        bad = [name for name, span in spans if not all_finite(values[span])]
         raise not_finite(bad, what, self.step_now, self.group.rank)
 
     def exchanges_at(self, step: int) -> bool:
@@ -249,10 +249,10 @@ class Replica:
     def measure_distance(self, center: Array) -> None:
         """Record this worker's distance from `center`, at some of the exchanges."""
         if self._num_exchanges % DISTANCE_EVERY == 0:
-            found = distance(self.weights, center)
-            if math.isfinite(found):  # JSON cannot hold non-finite numbers
-                self._distances.add(found)
-                self._last_distance = found
+            this_distance = distance(self.weights, center)
+            if math.isfinite(this_distance):  # JSON cannot hold non-finite numbers
+                self._distances.add(this_distance)
+                self._last_distance = this_distance
         self._num_exchanges += 1
 
     def start_weights(self, weights: Array) -> None:

@@ -89,10 +89,10 @@ class Message:
 
     def receive_rest(self, channel: Endpoint, source: int, first: Request) -> None:
         """Wait for all parts; the first one's receive has been started."""
-        rest = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
+        requests = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
         # The first one may take long: wait_any sleeps, a plain wait may keep a core busy.
         channel.wait_any([first])
-        for request in (first, *rest):
+        for request in (first, *requests):
             request.wait()
 
 
@@ -115,13 +115,13 @@ def server_spans(num_elements: int, num_servers: int) -> list[slice]:
 
 def sizes_within(sizes: Sequence[int], part: slice) -> list[int]:
     """Return the lengths of the layers' pieces in `part` of the flat buffer."""
-    found, start = [], 0
+    overlaps, start = [], 0
     for size in sizes:
         overlap = min(start + size, part.stop) - max(start, part.start)
         if overlap > 0:
-            found.append(overlap)
+            overlaps.append(overlap)
         start += size
-    return found
+    return overlaps
 
 
 class Rule(Protocol):
@@ -206,8 +206,8 @@ class Staleness:
 def summary_of(counts: list[dict[str, Any]]) -> tuple[float | None, float | None, dict[str, int]]:
     """Return mean, maximum and histogram of several ranks' counts; None and empty without any."""
     total: collections.Counter[int] = collections.Counter()
-    for one in counts:
-        total.update({int(staleness): int(number) for staleness, number in one.items()})
+    for count in counts:
+        total.update({int(staleness): int(number) for staleness, number in count.items()})
     num_writes = sum(total.values())
     if not num_writes:
         return None, None, {}

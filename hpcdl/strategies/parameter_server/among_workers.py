@@ -40,23 +40,23 @@ class ServersAmongWorkers:
         pieces = {
             first + number: part[slice(*bounds)] for number, bounds in enumerate(spans(part.size, self._num_servers))
         }
-        others = [other for other in range(communicator.size) if other != rank]
+        other_ranks = [other_rank for other_rank in range(communicator.size) if other_rank != rank]
         in_turn = sorted(pieces, key=lambda server: (server - first - rank) % self._num_servers)  # to spread the load
         leaving = [communicator.isend(pieces[server], server, tag) for server in in_turn if server != rank]
-        mine = pieces.pop(rank, None)
-        if mine is not None:
-            landing = scratch[: mine.size]
-            for worker in others:
+        own_piece = pieces.pop(rank, None)
+        if own_piece is not None:
+            landing = scratch[: own_piece.size]
+            for worker in other_ranks:
                 receive = communicator.irecv(landing, worker, tag)
                 yield
                 receive.wait()
-                add(mine, landing)
+                add(own_piece, landing)
         for send in leaving:
             yield
             send.wait()
         under_way = [communicator.irecv(piece, server, tag) for server, piece in pieces.items()]
-        if mine is not None:
-            under_way += [communicator.isend(mine, worker, tag) for worker in others]
+        if own_piece is not None:
+            under_way += [communicator.isend(own_piece, worker, tag) for worker in other_ranks]
         for request in under_way:
             yield
             request.wait()

@@ -184,14 +184,14 @@ class Rounds:
 
     def add(self, step: int, number: int, gradient: Array) -> bool:
         """Add a gradient. Return whether it counts. The last one needed turns the sum into a mean."""
-        found = self.get(step, number)
-        if found.complete:
+        this_round = self.get(step, number)
+        if this_round.complete:
             return False
-        numpy.add(found.total, gradient, out=found.total)
-        found.num_gradients += 1
-        if found.num_gradients == self._num_needed:
-            found.total *= numpy.float32(1 / self._num_needed)
-            found.complete = True
+        numpy.add(this_round.total, gradient, out=this_round.total)
+        this_round.num_gradients += 1
+        if this_round.num_gradients == self._num_needed:
+            this_round.total *= numpy.float32(1 / self._num_needed)
+            this_round.complete = True
             self._num_complete[step] += 1
         return True
 
@@ -201,11 +201,11 @@ class Rounds:
 
     def sent(self, step: int, number: int) -> None:
         """Note that a send of this round's mean is complete; after the last worker's the buffer is free."""
-        found = self._open[step, number]
-        found.num_leaving -= 1
-        if not found.num_unserved and not found.num_leaving:
+        this_round = self._open[step, number]
+        this_round.num_leaving -= 1
+        if not this_round.num_unserved and not this_round.num_leaving:
             del self._open[step, number]
-            self._pool[found.total.size].append(found.total)
+            self._pool[this_round.total.size].append(this_round.total)
             # Do not test for open rounds of the step: the next round may not be open yet.
             self._num_closed[step] += 1
             if self._num_closed[step] == len(self.lengths):
@@ -326,7 +326,7 @@ class QuorumServer:
         if step > self._newest and self._rounds.step_complete(step):
             self._newest = step
             self._ledger.steps += 1
-            self._agreed = {kept: wishes for kept, wishes in self._agreed.items() if kept >= step - MAX_LAG - 1}
+            self._agreed = {past: wishes for past, wishes in self._agreed.items() if past >= step - MAX_LAG - 1}
             self._agreed[step] = self._wishes
             self._wishes = numpy.zeros(placement.NUM_FLAGS)
             self._answer(step)
@@ -336,17 +336,17 @@ class QuorumServer:
     def _hand_out(self, client: _Client, number: int) -> None:
         """Send the mean to `client` and all others that wait for it; or make `client` wait."""
         assert self._rounds is not None
-        found = self._rounds.get(client.step, number)
-        found.waiting.append(client.rank)
-        if not found.complete:
+        this_round = self._rounds.get(client.step, number)
+        this_round.waiting.append(client.rank)
+        if not this_round.complete:
             return
-        for rank in found.waiting:
+        for rank in this_round.waiting:
             self._leaving.append(
-                (self._communicator.isend(found.total, rank, DATA_TAG), (client.step, number)),
+                (self._communicator.isend(this_round.total, rank, DATA_TAG), (client.step, number)),
             )
-        found.num_leaving += len(found.waiting)
-        found.num_unserved -= len(found.waiting)
-        found.waiting.clear()
+        this_round.num_leaving += len(this_round.waiting)
+        this_round.num_unserved -= len(this_round.waiting)
+        this_round.waiting.clear()
 
     def _left(self, request: Request, key: tuple[int, int] | None) -> None:
         if key is not None and self._rounds is not None:

@@ -70,8 +70,8 @@ class ServerClient:
         if self._communicator.rank != 0:
             return
         for server, rank in enumerate(self._servers):
-            mine = [part.stop - part.start for parts in self._messages for part in parts if part.server == server]
-            send_layout(self._communicator, rank, mine)
+            sizes = [part.stop - part.start for parts in self._messages for part in parts if part.server == server]
+            send_layout(self._communicator, rank, sizes)
 
     def announce(self, step: int) -> None:
         """Announce a step; if the others have completed it already, only follow."""
@@ -168,10 +168,10 @@ class ParameterServerWorker(Worker):
         means: list[Any] = [None] * len(gradients)
         previous: list[Any] = []
         for number, bucket in enumerate(self._client.buckets):
-            mine = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
+            of_bucket = [tf.cast(gradients[index], tf.float32) for index in bucket.variables]
             with tf.control_dependencies(previous):
-                alone = names[bucket.variables[0]] if len(mine) == 1 else ""
-                exchanged, suspicious = exchange_bucket(packed(mine), mine, self._exchanger(number, alone))
+                alone = names[bucket.variables[0]] if len(of_bucket) == 1 else ""
+                exchanged, suspicious = exchange_bucket(packed(of_bucket), of_bucket, self._exchanger(number, alone))
             previous = [suspicious]
             for index, tensor in zip(bucket.variables, exchanged, strict=True):
                 means[index] = tf.cast(tensor, gradients[index].dtype)

@@ -49,7 +49,7 @@ class PeriodicMethod:
     @property
     def flags(self) -> tuple[str, ...]:
         """The settings that it supports, by the names of their flags."""
-        taken = {
+        supported = {
             "period": True,
             "outer-rate": self.outer_rate is not None,
             "outer-momentum": self.outer_momentum is not None,
@@ -57,7 +57,7 @@ class PeriodicMethod:
             **dict.fromkeys(("period-within", "period-between"), self.streaming is None),
             **dict.fromkeys(("fragments", "overlap", "mixing"), self.streaming is not None),
         }
-        return tuple(flag for flag, has in taken.items() if has)
+        return tuple(flag for flag, has in supported.items() if has)
 
     @property
     def info(self) -> StrategyInfo:

@@ -152,9 +152,9 @@ class SharedWeights:
             self.last_exchange = step
         self._rate_sum += learning_rate
         self._num_rates += 1
-        done = step + 1
-        self.all_meet = self.ends_round(done)
-        return self.all_meet or (self._within is not None and done % self._within == 0)
+        num_done = step + 1
+        self.all_meet = self.ends_round(num_done)
+        return self.all_meet or (self._within is not None and num_done % self._within == 0)
 
     def ends_round(self, done: int) -> bool:
         """Whether all workers of this run exchange after `done` steps."""
@@ -166,20 +166,20 @@ class SharedWeights:
         What follows the weights in `own` (moving statistics) is replaced by its mean over the workers. Between two
         exchanges of all workers `own` is replaced by its mean over those of the node, and the shared weights stay.
         """
-        mine = own[: self.weights.size]
+        own_weights = own[: self.weights.size]
         if not self.all_meet:
-            numpy.subtract(self.weights, mine, out=mine)
+            numpy.subtract(self.weights, own_weights, out=own_weights)
             self._average(own, self.node, self._node_workspace)
             self._check_finite(own, self.variables)
-            numpy.subtract(self.weights, mine, out=mine)
+            numpy.subtract(self.weights, own_weights, out=own_weights)
             return own
-        self._note_distance(mine)
-        numpy.subtract(self.weights, mine, out=mine)
+        self._note_distance(own_weights)
+        numpy.subtract(self.weights, own_weights, out=own_weights)
         self._average(own, self.group, self._workspace)
         self._check_finite(own, self.variables)
-        self._rule(self.weights, self._velocity, mine, self._rates())
+        self._rule(self.weights, self._velocity, own_weights, self._rates())
         self._check_finite(self.weights, self.variables)
-        mine[:] = self.weights
+        own_weights[:] = self.weights
         self.last_exchange = self._step + 1
         return own
 
@@ -245,8 +245,8 @@ class SharedWeights:
         """Return the distances of this worker's weights from the shared ones at its exchanges."""
         if not self._distances.count:
             return {}
-        found = self._distances
-        return {"distance_to_center": {"mean": found.mean, "max": found.largest, "last": self._last_distance}}
+        distances = self._distances
+        return {"distance_to_center": {"mean": distances.mean, "max": distances.largest, "last": self._last_distance}}
 
     def close(self) -> None:
         """Free the buffers."""
@@ -271,10 +271,10 @@ class SharedWeights:
         return OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
 
     def _note_distance(self, own: Array) -> None:
-        found = distance(own, self.weights)
-        if math.isfinite(found):  # JSON cannot hold non-finite numbers
-            self._distances.add(found)
-            self._last_distance = found
+        this_distance = distance(own, self.weights)
+        if math.isfinite(this_distance):  # JSON cannot hold non-finite numbers
+            self._distances.add(this_distance)
+            self._last_distance = this_distance
 
     def _check_finite(self, values: Array, variables: Sequence[tuple[str, int]]) -> None:
         """Raise NotFiniteError, on every worker: all have equal sums. `variables`: names and lengths of the parts."""

@@ -88,8 +88,8 @@ class StreamedWeights(SharedWeights):
         self._fragment_of = {layer: number % count for number, layer in enumerate(layers)}
         self._parts = self._grouped(self.variables, count, 0)
         self._statistics = [[] for _ in self._parts]
-        kept, self._kept = self._kept, None
-        self._flight = kept[0] if kept and kept[1] == count else None  # else its layers are no longer a fragment
+        saved, self._kept = self._kept, None
+        self._flight = saved[0] if saved and saved[1] == count else None  # else its layers are no longer a fragment
 
     def lay_out(self, statistics: Sequence[tuple[str, int]]) -> None:
         """Assign a layer's moving statistics to its weights' fragment; those without such a layer to the first."""
@@ -105,15 +105,15 @@ class StreamedWeights(SharedWeights):
 
         The memory of `own` is reused.
         """
-        done = self._step + 1
-        if self._comes(done):
+        num_done = self._step + 1
+        if self._comes(num_done):
             self._merge(own)
-        leaving = self._leaving(done)
+        leaving = self._leaving(num_done)
         if leaving:
             self._note_distance(own[: self.weights.size])
         for fragment in leaving:
-            self._send(fragment, own, done)
-            if self._comes(done):
+            self._send(fragment, own, num_done)
+            if self._comes(num_done):
                 self._merge(own)
         return own
 
@@ -161,8 +161,8 @@ class StreamedWeights(SharedWeights):
         count = len(self._parts)
         if done == self._num_steps:
             return range(count)
-        place = done % self.period or self.period
-        return [number for number in range(count) if (number + 1) * self.period // count == place]
+        step_of_period = done % self.period or self.period
+        return [number for number in range(count) if (number + 1) * self.period // count == step_of_period]
 
     def _comes(self, done: int) -> bool:
         """Whether the fragment in progress is merged after `done` steps."""
@@ -171,8 +171,8 @@ class StreamedWeights(SharedWeights):
     def _send(self, fragment: int, own: Array, done: int) -> None:
         """Send a fragment: algorithm 2, lines 7 and 8."""
         parts, statistics = self._parts[fragment], self._statistics[fragment]
-        weights, mine = _gathered(self.weights, parts), _gathered(own, parts)
-        change = numpy.concatenate([weights - mine, *(own[part] for part in statistics)])
+        weights, own_weights = _gathered(self.weights, parts), _gathered(own, parts)
+        change = numpy.concatenate([weights - own_weights, *(own[part] for part in statistics)])
         self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
         if self._compress == "none":
             self._background.start(lambda: self._average(change, self.group, self._workspace, fragment))
@@ -180,7 +180,7 @@ class StreamedWeights(SharedWeights):
             form = BLOCK_FORMATS[self._compress]
             self._background.start(lambda: self._average_in_blocks(form, change, weights.size, fragment))
         else:
-            self._background.start(lambda: self._average_in_half(mine, weights, change, fragment))
+            self._background.start(lambda: self._average_in_half(own_weights, weights, change, fragment))
 
     def _average_in_half(self, mine: Array, weights: Array, change: Array, fragment: int) -> None:
         """As `_average`, with the weights' part of `change` in 16 bits per element."""

@@ -93,8 +93,8 @@ class PeriodChoosing:
         if self._deterministic:
             self.period = math.ceil(min(self._default, self._longest()) / self._within) * self._within
             return f"--period auto: {counted(self.period, 'step')} (not measured, because of --deterministic)"
-        own = [statistics.median(self._seconds[WARMUP:]), shared.exchange_seconds()]
-        step_s, exchange_s = numpy.max(shared.group.allgather_json(own), axis=0).tolist()
+        own_seconds = [statistics.median(self._seconds[WARMUP:]), shared.exchange_seconds()]
+        step_s, exchange_s = numpy.max(shared.group.allgather_json(own_seconds), axis=0).tolist()
         self._by = step_s, exchange_s
         self.period = period_for(step_s, exchange_s, self._epoch, self._within)
         cost = exchange_s / (exchange_s + self.period * step_s)
@@ -219,7 +219,7 @@ class PeriodicWorker(Worker):
             exchanging = self._exchanges.read_value()
         averaged = [*variables, *self._statistics(optimizer)]
         self._check_types(averaged)
-        self._shared.lay_out([(item.path, int(numpy.prod(item.shape))) for item in averaged[len(variables) :]])
+        self._shared.lay_out([(extra.path, int(numpy.prod(extra.shape))) for extra in averaged[len(variables) :]])
         ended = momenta_that_end(self._name, optimizer)
         self._averaged, self._ended = averaged, ended
         took_s = tf.cond(
@@ -236,9 +236,9 @@ class PeriodicWorker(Worker):
 
     def state(self) -> dict[str, Array]:
         """Return this worker's weights and optimizer state, the outer momentum, and the rates of the steps so far."""
-        own = {f"{_OWN}{index}": numpy.array(variable) for index, variable in enumerate(self._variables)}
+        own_arrays = {f"{_OWN}{index}": numpy.array(variable) for index, variable in enumerate(self._variables)}
         chosen = {} if self._choosing is None else self._choosing.state()
-        return {**own, **self._shared.state(), **chosen}
+        return {**own_arrays, **self._shared.state(), **chosen}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore the state; do nothing with a checkpoint of another strategy."""
@@ -264,10 +264,10 @@ class PeriodicWorker(Worker):
         shared = self._shared
         shared.regroup(group)
         # A worker that has begun no step is at the common start, where no exchange can be missing.
-        mine = done if shared.last_exchange is None else shared.last_exchange
-        answers = group.allgather_json((done, mine))
+        own_last = done if shared.last_exchange is None else shared.last_exchange
+        answers = group.allgather_json((done, own_last))
         furthest, last = (max(numbers) for numbers in zip(*answers, strict=True))
-        missed = mine < last
+        missed = own_last < last
         if any(each < last for _, each in answers):
             shared.take_missed([each for _, each in answers].index(last), missed=missed)
         if missed:  # its moving statistics stay its own until the next exchange
@@ -279,9 +279,9 @@ class PeriodicWorker(Worker):
 
     def _meet(self, done: int) -> None:
         """Repeat the broken exchange after `done` steps among the survivors."""
-        own = numpy.concatenate([numpy.array(variable).reshape(-1) for variable in self._averaged])
-        own = self._shared.repeat(own, done)
-        self._move(unpacked(own, [tuple(variable.shape) for variable in self._averaged]))
+        flat = numpy.concatenate([numpy.array(variable).reshape(-1) for variable in self._averaged])
+        flat = self._shared.repeat(flat, done)
+        self._move(unpacked(flat, [tuple(variable.shape) for variable in self._averaged]))
 
     def _move(self, values: Sequence[Array]) -> None:
         for variable, value in zip(self._averaged, values, strict=False):
@@ -300,15 +300,15 @@ class PeriodicWorker(Worker):
 
     def _statistics(self, optimizer: Any) -> list[Any]:
         """Return the model's weights that have no gradient."""
-        others = {id(variable) for variable in (*self._trainable, *optimizer.variables)}
-        return [variable for variable in self._variables if id(variable) not in others]
+        ids_with_gradient = {id(variable) for variable in (*self._trainable, *optimizer.variables)}
+        return [variable for variable in self._variables if id(variable) not in ids_with_gradient]
 
     def _check_types(self, variables: Sequence[Any]) -> None:
-        odd = {str(variable.dtype) for variable in variables} - {"float32"}
-        if odd:
+        odd_types = {str(variable.dtype) for variable in variables} - {"float32"}
+        if odd_types:
             raise UsageError(
-                f"strategy {self._name!r} keeps its weights in float32, the model has {', '.join(sorted(odd))} ones; "
-                "use --strategy ring"
+                f"strategy {self._name!r} keeps its weights in float32, the model has {', '.join(sorted(odd_types))} "
+                "ones; use --strategy ring"
             )
 
     def _exchanged(self, own: Array) -> tuple[Array, bool]:

@@ -164,15 +164,15 @@ def _listening(port: int) -> list[socket.socket]:
         path = Path("/proc/self/net") / table
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
         inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENING and _port_of(row[1]) == port}
-    found: dict[str, socket.socket] = {}
+    sockets: dict[str, socket.socket] = {}
     for entry in list(Path("/proc/self/fd").iterdir()):
         try:
             target = str(entry.readlink())
-            if target in inodes and target not in found:
-                found[target] = socket.socket(fileno=os.dup(int(entry.name)))
+            if target in inodes and target not in sockets:
+                sockets[target] = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:  # closed in the meantime
             continue
-    return list(found.values())
+    return list(sockets.values())
 
 
 def _port_of(place: str) -> int:
@@ -204,7 +204,7 @@ class Cluster:
     @property
     def addresses(self) -> set[str]:
         """The addresses of the job's hosts."""
-        return {place.rpartition(":")[0] for place in self.places}
+        return {address.rpartition(":")[0] for address in self.places}
 
 
 @contextmanager
@@ -216,8 +216,8 @@ def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
     """
     address = getattr(communicator, "address", LOOPBACK)
     with ReservedPort() as port:
-        places = communicator.allgather_json(f"{address}:{port.number}")
-        cluster = Cluster(rank=communicator.rank, places=tuple(places))
+        addresses = communicator.allgather_json(f"{address}:{port.number}")
+        cluster = Cluster(rank=communicator.rank, places=tuple(addresses))
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
         guard = _Guard(cluster)
         guard.start()
@@ -264,7 +264,7 @@ def start_server(communicator: Communicator, num_workers: int) -> Any:
             inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
         )
         return tf.distribute.Server(
-            tf.train.ClusterSpec({job: places for job, places in jobs.items() if places}),
+            tf.train.ClusterSpec({job: addresses for job, addresses in jobs.items() if addresses}),
             job_name="ps" if serves else "worker",
             task_index=cluster.rank - num_workers if serves else cluster.rank,
             config=config,
@@ -294,14 +294,14 @@ class GrpcLink:
         """
         with tf.Graph().as_default(), v1.Session(self._server.target, config=self._config) as session:
             with v1.device(_task(0)):
-                made = tf.tile(tf.cast(tf.range(_PATTERN), tf.uint8), [num_bytes // _PATTERN + 1])[:num_bytes]
-                source = v1.get_variable(f"source_{num_bytes}", initializer=made, use_resource=False)
+                values = tf.tile(tf.cast(tf.range(_PATTERN), tf.uint8), [num_bytes // _PATTERN + 1])[:num_bytes]
+                source = v1.get_variable(f"source_{num_bytes}", initializer=values, use_resource=False)
             backs, back = [], source
             for _ in range(TRIPS):
                 with v1.device(_task(1)):
-                    there = tf.identity(back)
+                    on_second = tf.identity(back)
                 with v1.device(_task(0)):
-                    back = tf.identity(there)
+                    back = tf.identity(on_second)
                 backs.append(back)
             with v1.device(_task(0)):
                 same = tf.reduce_all(tf.equal(source, back))

@@ -110,7 +110,7 @@ class StepGraph:
             self._rate = learning_rate
         state = self._model.non_trainable_variables
         feed = dict(zip(tf.nest.flatten((self._images, self._labels)), tf.nest.flatten((images, labels)), strict=True))
-        feed |= {place: variable.numpy() for place, variable in zip(self._state_in, state, strict=True)}
+        feed |= {placeholder: variable.numpy() for placeholder, variable in zip(self._state_in, state, strict=True)}
         with originals():
             fetched = self._session.run([self._results, self._state_out, self._train], feed)
         for variable, value in zip(state, fetched[1], strict=True):
@@ -129,27 +129,27 @@ class StepGraph:
         self._session.close()
 
     def _build(self, context: Context, objective: Any, log: Callable[[str], None]) -> None:
-        here = f"/job:worker/task:{self._rank}/cpu:0"
-        place = v1.train.replica_device_setter(
-            worker_device=here,
+        own_device = f"/job:worker/task:{self._rank}/cpu:0"
+        setter = v1.train.replica_device_setter(
+            worker_device=own_device,
             cluster={"ps": [""] * context.num_servers, "worker": [""] * context.num_workers},
             ps_strategy=_PS_STRATEGIES[context.exchange.placement or "round-robin"](context.num_servers),
         )
         model = self._model
-        with v1.device(place):
+        with v1.device(setter):
             self._weights = [
-                v1.get_variable(f"weight_{number}", item.shape, tf.as_dtype(item.dtype), tf.zeros_initializer())
-                for number, item in enumerate(model.trainable_variables)
+                v1.get_variable(f"weight_{number}", tensor.shape, tf.as_dtype(tensor.dtype), tf.zeros_initializer())
+                for number, tensor in enumerate(model.trainable_variables)
             ]
             global_step = v1.train.get_or_create_global_step()
             rate = v1.get_variable("learning_rate", (), tf.float32, tf.zeros_initializer(), trainable=False)
             self._rate_in = v1.placeholder(tf.float32, ())
             self._set_rate = rate.assign(self._rate_in)
-            inputs = {item.name: v1.placeholder(tf.float32, (None, *item.shape[1:])) for item in model.inputs}
+            inputs = {tensor.name: v1.placeholder(tf.float32, (None, *tensor.shape[1:])) for tensor in model.inputs}
             self._images = inputs if len(inputs) > 1 else next(iter(inputs.values()))
             self._labels = tf.nest.map_structure(lambda spec: v1.placeholder(spec.dtype, spec.shape), objective.labels)
             self._state_in = [
-                v1.placeholder(tf.as_dtype(item.dtype), item.shape) for item in model.non_trainable_variables
+                v1.placeholder(tf.as_dtype(tensor.dtype), tensor.shape) for tensor in model.non_trainable_variables
             ]
             outputs, self._state_out, extra = model.stateless_call(
                 [tf.convert_to_tensor(weight) for weight in self._weights],
@@ -224,8 +224,8 @@ class GrpcParameterServer:
 
     def serve(self) -> dict[str, Any]:
         """Wait for the workers' final messages."""
-        words = self._communicator.allgather_json(None)
-        if _STOPPED in words:
+        farewells = self._communicator.allgather_json(None)
+        if _STOPPED in farewells:
             raise StoppedEarly("stopped with the workers")
         return {}
 
@@ -248,8 +248,8 @@ class GrpcParameterServerWorker(Worker):
         self._graph = graph = StepGraph(self._context, model, objective, self._server.target, self.warnings.append)
 
         def step(images: Any, labels: Any) -> tuple[Any, ...]:
-            given, wanted = tf.nest.map_structure(lambda tensor: tensor.numpy(), (as_model_input(images), labels))
-            return graph.step(given, wanted, self.learning_rate)
+            inputs, targets = tf.nest.map_structure(lambda tensor: tensor.numpy(), (as_model_input(images), labels))
+            return graph.step(inputs, targets, self.learning_rate)
 
         return step
 

@@ -40,11 +40,11 @@ class Nccl(GrpcRing):
 
         Raises UsageError if only some ranks have a GPU. Collective.
         """
-        found = context.communicator.allgather_json(bool(tf.config.list_physical_devices("GPU")))
-        without = [str(rank) for rank, has_gpu in enumerate(found) if not has_gpu]
-        if 0 < len(without) < len(found):
+        gpus_seen = context.communicator.allgather_json(bool(tf.config.list_physical_devices("GPU")))
+        without = [str(rank) for rank, has_gpu in enumerate(gpus_seen) if not has_gpu]
+        if 0 < len(without) < len(gpus_seen):
             raise UsageError(
-                f"--strategy nccl: TensorFlow sees no GPU on rank {', '.join(without)} of {len(found)}; "
+                f"--strategy nccl: TensorFlow sees no GPU on rank {', '.join(without)} of {len(gpus_seen)}; "
                 "see `hpcdl doctor --only gpus`, or use --strategy ring"
             )
         worker = CollectiveWorker(context, _KNOWN.RING if without else _KNOWN.NCCL)
@@ -78,8 +78,8 @@ class CollectiveWorker(Worker):
 
         @tf.function(autograph=False)
         def from_first() -> list[Any]:
-            mine = [tf.convert_to_tensor(variable) for variable in variables]
-            return self._reduce([value if self._rank == 0 else tf.zeros_like(value) for value in mine], "SUM")
+            own_values = [tf.convert_to_tensor(variable) for variable in variables]
+            return self._reduce([value if self._rank == 0 else tf.zeros_like(value) for value in own_values], "SUM")
 
         for variable, value in zip(variables, from_first(), strict=True):
             variable.assign(value)

@@ -126,7 +126,7 @@ def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
     for entry in first:
         with os.scandir(entry.path) as entries:
             inside = list(itertools.islice(entries, _LOOKED_INTO))
-        if any(own.is_file() and own.name.lower().endswith(IMAGE_ENDINGS) for own in inside):
+        if any(inner_entry.is_file() and inner_entry.name.lower().endswith(IMAGE_ENDINGS) for inner_entry in inside):
             return True
         if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
             return True

@@ -74,18 +74,18 @@ def image_head(content: Content) -> ImageHead:
 
 def _head(image: Any) -> ImageHead:
     pages = getattr(image, "n_frames", 1) if image.format in _PAGED else 1
-    odd = ""
+    problem = ""
     if pages > 1:
-        odd = f"has {pages} pages; one image a file is taken: save each page as a file, or all as an array (.npy)"
+        problem = f"has {pages} pages; one image a file is taken: save each page as a file, or all as an array (.npy)"
     elif image.mode not in _DEEP and any("16" in str(part[3]) for part in getattr(image, "tile", [])):
-        odd = "has 16 bits in each of several bands, of which Pillow reads 8; save it as an array (.npy or HDF5)"
+        problem = "has 16 bits in each of several bands, of which Pillow reads 8; save it as an array (.npy or HDF5)"
     return ImageHead(
         height=image.height,
         width=image.width,
         bands=_bands(image),
         grey=image.mode in _GREY,
         dtype="float32" if image.mode in _DEEP else "uint8",
-        odd=odd,
+        odd=problem,
         turned=_is_turned(image),
     )
 
@@ -126,10 +126,10 @@ class ImageKinds:
             self._masks.setdefault((pixels.shape, pixels.dtype.name), name)
         elif head.bands in (2, 4) and not self._channels and not _is_cmyk(content):
             less = head.bands - 1
-            more = ", --channels 4 keeps it" if less == 3 else ""
+            alternative = ", --channels 4 keeps it" if less == 3 else ""
             raise SourceError(
                 f"{name} has {head.bands} bands, the last is transparency or a band of its own: --channels {less} "
-                f"leaves it out{more}"
+                f"leaves it out{alternative}"
             )
         self._grey = self._grey and head.grey
         self._depths.setdefault(head.dtype, name)
@@ -140,22 +140,22 @@ class ImageKinds:
 
     def _check(self) -> None:
         if len(self._depths) > 1 and not self._mask:
-            (kind, one), (_, two) = self._depths.items()
-            deep, plain = (one, two) if kind == "float32" else (two, one)
+            (kind, first_name), (_, second_name) = self._depths.items()
+            deep, plain = (first_name, second_name) if kind == "float32" else (second_name, first_name)
             raise SourceError(
                 f"{deep} has more than 8 bits a pixel, {plain} has 8: one scale for both is not known; save all alike"
             )
         if len(self._sizes) > 1:
-            (first, one), (second, two) = self._sizes.items()
+            (first, first_name), (second, second_name) = self._sizes.items()
             raise UsageError(
-                f"images differ in size ({one}: {first[0]}x{first[1]}, {two}: {second[0]}x{second[1]}); "
+                f"images differ in size ({first_name}: {first[0]}x{first[1]}, {second_name}: {second[0]}x{second[1]}); "
                 "give --image-size, for example --image-size 224"
             )
         if len(self._masks) > 1:
-            (first_kind, one), (second_kind, two) = list(self._masks.items())[:2]
+            (first_kind, first_name), (second_kind, second_name) = list(self._masks.items())[:2]
             raise SourceError(
-                f"masks differ: {one} is {_shape_text(*first_kind)}, {two} is {_shape_text(*second_kind)}; "
-                "save all alike"
+                f"masks differ: {first_name} is {_shape_text(*first_kind)}, {second_name} is "
+                f"{_shape_text(*second_kind)}; save all alike"
             )
 
     def settled(self) -> tuple[tuple[int, ...], str]:
@@ -218,10 +218,10 @@ def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArra
         head = _head(image)
         if head.odd:
             raise UnreadableSample(head.odd)
-        found = image
+        fitted = image
         if size is not None and (image.height, image.width) != size:
-            found = ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.NEAREST)
-        array = np.asarray(found)
+            fitted = ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.NEAREST)
+        array = np.asarray(fitted)
     return array.astype(np.uint8) if array.dtype == np.bool_ else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -259,10 +259,10 @@ def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -
         halved = size is not None and height >= 2 * size[0] and width >= 2 * size[1]
         if (color, channels) not in _PLAIN or halved or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
-        found: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(content, _PLAIN[color, channels])
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(content, _PLAIN[color, channels])
     except (ValueError, TypeError, MemoryError):
         return None
-    return found
+    return pixels
 
 
 def check_encoded(content: Content, *, decodes: bool = False) -> None:
@@ -283,19 +283,19 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
 
 def _check_png(content: memoryview) -> None:
     """Raise UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
-    at = 8
-    while at + 12 <= len(content):
-        length = int.from_bytes(content[at : at + 4])
-        kind, end = bytes(content[at + 4 : at + 8]), at + 8 + length
+    chunk_start = 8
+    while chunk_start + 12 <= len(content):
+        length = int.from_bytes(content[chunk_start : chunk_start + 4])
+        kind, end = bytes(content[chunk_start + 4 : chunk_start + 8]), chunk_start + 8 + length
         if end + 4 > len(content):
             break
-        if zlib.crc32(content[at + 4 : end]) != int.from_bytes(content[end : end + 4]):
+        if zlib.crc32(content[chunk_start + 4 : end]) != int.from_bytes(content[end : end + 4]):
             raise UnreadableSample(f"damaged image: the checksum of its part {kind.decode('latin-1')} is wrong")
-        if kind == b"IHDR" and length == 13 and content[at + 16] == 16:
+        if kind == b"IHDR" and length == 13 and content[chunk_start + 16] == 16:
             raise UnreadableSample("it has 16 bits a pixel, of which training would read 8; use --encoding raw")
         if kind == b"IEND":
             return
-        at = end + 4
+        chunk_start = end + 4
     raise UnreadableSample("damaged image: it is cut short")
 
 
@@ -355,15 +355,15 @@ class PictureField:
         """Return the pixels of a file."""
 
         if self._mask:
-            found = decode_mask(content, size=self._size)
+            pixels = decode_mask(content, size=self._size)
         else:
-            found = decode(content, size=self._size, channels=item.shape[-1], dtype=item.dtype)
-        if found.shape != tuple(item.shape):
+            pixels = decode(content, size=self._size, channels=item.shape[-1], dtype=item.dtype)
+        if pixels.shape != tuple(item.shape):
             raise UnreadableSample(
-                f"its size is {found.shape[0]}x{found.shape[1]}, the first one's {item.shape[0]}x{item.shape[1]}; give "
-                f"--image-size {item.shape[0]}x{item.shape[1]}"
+                f"its size is {pixels.shape[0]}x{pixels.shape[1]}, the first one's {item.shape[0]}x{item.shape[1]}; "
+                f"give --image-size {item.shape[0]}x{item.shape[1]}"
             )
-        return np.asarray(found)
+        return np.asarray(pixels)
 
 
 def quantity_field(name: str) -> Field:

@@ -75,13 +75,13 @@ def read_items(command: Sequence[str], left: ItemsLeft, workers: int) -> Iterato
             finally:
                 free.put(process)
 
-        asked: deque[Future[list[Found]]] = deque()
+        futures: deque[Future[list[Found]]] = deque()
         for chunk in chunks:
-            asked.append(pool.submit(found_of, chunk))
-            if len(asked) >= _AHEAD * workers:
-                yield from asked.popleft().result()
-        while asked:
-            yield from asked.popleft().result()
+            futures.append(pool.submit(found_of, chunk))
+            if len(futures) >= _AHEAD * workers:
+                yield from futures.popleft().result()
+        while futures:
+            yield from futures.popleft().result()
         for process in processes:
             process.end()
 
@@ -102,9 +102,9 @@ class _Process:
         """Return the process's results for these items."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"stream": stream, "items": [item_text(item) for item in items], "keep": sorted(keep)}
+        request = {"stream": stream, "items": [item_text(item) for item in items], "keep": sorted(keep)}
         try:
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             return [_received(self._process.stdout) for _ in items]
         except (BrokenPipeError, EOFError) as error:
@@ -138,10 +138,10 @@ def serve(read: ReadItem, parent: int) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of a reader, even from C, must not mix with the answers
     for line in sys.stdin:
-        asked = json.loads(line)
-        for text in asked["items"]:
+        request = json.loads(line)
+        for text in request["items"]:
             try:
-                _answer(answers, read(asked["stream"], item_of(text), asked["keep"]))
+                _answer(answers, read(request["stream"], item_of(text), request["keep"]))
             except SourceError as error:
                 answers.write(json.dumps({"error": str(error)}).encode() + b"\n")
         answers.flush()
@@ -149,14 +149,21 @@ def serve(read: ReadItem, parent: int) -> None:
 
 def _answer(answers: IO[bytes], sample: NotedSample) -> None:
     values = [
-        [name, own.text, own.dtype.str, own.shape, own.finite, None if own.content is None else len(own.content)]
-        for name, own in sample.values.items()
+        [
+            name,
+            value.text,
+            value.dtype.str,
+            value.shape,
+            value.finite,
+            None if value.content is None else len(value.content),
+        ]
+        for name, value in sample.values.items()
     ]
     head = {"split": sample.split, "roles": sample.roles, "digest": sample.digest, "values": values}
     answers.write(json.dumps(head).encode() + b"\n")
-    for own in sample.values.values():
-        if own.content is not None:
-            answers.write(own.content)
+    for value in sample.values.values():
+        if value.content is not None:
+            answers.write(value.content)
 
 
 def _received(answers: IO[bytes]) -> Found:

@@ -58,9 +58,9 @@ def streams_of(returned: Any) -> dict[str, SampleStream]:
     """Return the streams of a reader's return value by split; UnfitSample if its type is not supported."""
     if not isinstance(returned, Mapping) or hasattr(returned, "data_vars"):
         return {UNSPLIT: _stream(returned)}
-    if returned and all(hasattr(own, "dtype") for own in returned.values()):  # tables have a shape, too
+    if returned and all(hasattr(split_data, "dtype") for split_data in returned.values()):  # tables have a shape, too
         return {UNSPLIT: _rows(returned)}
-    return {split_name(name): _stream(own) for name, own in returned.items()}
+    return {split_name(name): _stream(split_data) for name, split_data in returned.items()}
 
 
 def split_name(name: Any) -> str:
@@ -96,26 +96,26 @@ def _stream(own: Any) -> SampleStream:
 
 def _rows(arrays: Mapping[Any, Any]) -> SampleStream:
     """Return the stream of arrays whose first axis counts samples."""
-    counts = {str(name): int(own.shape[0]) if own.shape else 0 for name, own in arrays.items()}
+    counts = {str(name): int(array.shape[0]) if array.shape else 0 for name, array in arrays.items()}
     if len(set(counts.values())) != 1:
         lengths = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UnfitSample(f"the arrays hold unequal numbers of samples along their first axis ({lengths})")
     return SampleStream(
         items=range(next(iter(counts.values()))),
-        read=lambda number: {str(name): own[number] for name, own in arrays.items()},
+        read=lambda number: {str(name): array[number] for name, array in arrays.items()},
     )
 
 
 def _variables(dataset: Any) -> dict[str, Any]:
     """Return the variables of an xarray Dataset; their common first dimension counts samples."""
-    own = {str(name): variable for name, variable in dataset.data_vars.items()}
-    first = {str(variable.dims[0]) if variable.dims else "none" for variable in own.values()}
+    variables = {str(name): variable for name, variable in dataset.data_vars.items()}
+    first = {str(variable.dims[0]) if variable.dims else "none" for variable in variables.values()}
     if len(first) != 1 or "none" in first:
         raise UnfitSample(
             f"the variables of the xarray Dataset begin with different dimensions ({', '.join(sorted(first))}); return "
             'those that have one value a sample, that dimension first: dataset[["a", "b"]].transpose("time", ...)'
         )
-    return own
+    return variables
 
 
 def _class_names(own: Any) -> dict[str, list[str]]:
@@ -135,53 +135,53 @@ def _from_batches(dataset: Any) -> Iterator[Any]:
         lengths = {len(leaf) for leaf in _leaves(batch)}
         if len(lengths) != 1:
             raise UnfitSample(f"batch {number} of the PyDataset holds arrays of different lengths {sorted(lengths)}")
-        for at in range(lengths.pop()):
-            yield _cut(batch, at)
+        for position in range(lengths.pop()):
+            yield _cut(batch, position)
 
 
 def _leaves(tree: Any) -> list[Any]:
     if isinstance(tree, Mapping):
-        return [leaf for own in tree.values() for leaf in _leaves(own)]
+        return [leaf for branch in tree.values() for leaf in _leaves(branch)]
     if isinstance(tree, tuple):
-        return [leaf for own in tree for leaf in _leaves(own)]
+        return [leaf for branch in tree for leaf in _leaves(branch)]
     return [tree]
 
 
 def _cut(tree: Any, at: int) -> Any:
     if isinstance(tree, Mapping):
-        return {name: _cut(own, at) for name, own in tree.items()}
-    return tuple(_cut(own, at) for own in tree) if isinstance(tree, tuple) else tree[at]
+        return {name: _cut(branch, at) for name, branch in tree.items()}
+    return tuple(_cut(branch, at) for branch in tree) if isinstance(tree, tuple) else tree[at]
 
 
 def sample_of(thing: Any) -> UserSample:
     """Convert a sample as returned by a reader; UnfitSample says what is not supported."""
     roles: Roles = None
     if isinstance(thing, Mapping):
-        found = dict(_named(thing, ""))
+        values = dict(_named(thing, ""))
     elif isinstance(thing, tuple) and len(thing) == 2:
         inputs, targets = dict(_named(thing[0], "x")), dict(_named(thing[1], "y"))
         twice = sorted(inputs.keys() & targets.keys())
         if twice:
             raise UnfitSample(f"{shown(twice[0])} names an input and a target; give them different names")
-        roles, found = (tuple(inputs), tuple(targets)), {**inputs, **targets}
+        roles, values = (tuple(inputs), tuple(targets)), {**inputs, **targets}
     elif isinstance(thing, tuple) and len(thing) == 3:
         raise UnfitSample("weights of samples are not supported; give (inputs, targets), or a dict with the weights")
     else:
         raise UnfitSample(f"it is {_kind(thing)}; {_SAMPLES}")
-    split = split_name(found.pop("split")) if "split" in found and roles is None else UNSPLIT
-    return UserSample(values={name: value_of(name, own) for name, own in found.items()}, split=split, roles=roles)
+    split = split_name(values.pop("split")) if "split" in values and roles is None else UNSPLIT
+    return UserSample(values={name: value_of(name, value) for name, value in values.items()}, split=split, roles=roles)
 
 
 def _named(thing: Any, name: str, *, top: bool = True) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a tree by path; those of a tuple are numbered, and a single array gets the name `name`."""
     if isinstance(thing, Mapping):
-        for key, own in thing.items():
+        for key, branch in thing.items():
             if not isinstance(key, str):
                 raise UnfitSample(f"the key {shown(key)} is not a string; {_SAMPLES}")
-            yield from _named(own, key if top else f"{name}/{key}", top=False)
+            yield from _named(branch, key if top else f"{name}/{key}", top=False)
     elif isinstance(thing, tuple):
-        for number, own in enumerate(thing):
-            yield from _named(own, f"{name}{number}", top=False)
+        for number, branch in enumerate(thing):
+            yield from _named(branch, f"{name}{number}", top=False)
     else:
         yield name, thing
 
@@ -205,18 +205,18 @@ def value_of(name: str, value: Any) -> Value:
             "numpy.asarray(picture) for the numbers of its classes"
         )
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except Exception as error:  # np.asarray may run any library's code
         raise UnfitSample(f"{name} is {_kind(value)}, which does not become an array: {error}") from error
-    only: Any = None if found.shape else found.item()
+    only: Any = None if array.shape else array.item()
     if isinstance(only, str | bytes):
         return value_of(name, only)
-    if found.dtype.newbyteorder("=").name not in DTYPES:
-        what = _kind(value) if found.dtype.kind == "O" else f"an array of {found.dtype}"
-        raise UnfitSample(f"{name} is {what}; a value is text or numbers, one of {', '.join(DTYPES)}")
-    if min(found.shape[1:], default=1) < 1:
-        raise UnfitSample(f"{name} has the shape {found.shape}; only the first axis may be empty")
-    return np.asarray(found, found.dtype.newbyteorder("<"), order="C")
+    if array.dtype.newbyteorder("=").name not in DTYPES:
+        described_value = _kind(value) if array.dtype.kind == "O" else f"an array of {array.dtype}"
+        raise UnfitSample(f"{name} is {described_value}; a value is text or numbers, one of {', '.join(DTYPES)}")
+    if min(array.shape[1:], default=1) < 1:
+        raise UnfitSample(f"{name} has the shape {array.shape}; only the first axis may be empty")
+    return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
 def item_text(item: Any) -> str:
@@ -237,11 +237,11 @@ def _plain(item: Any) -> Any:
     if isinstance(item, os.PathLike):
         return {"path": os.fspath(item)}
     if isinstance(item, list):
-        return [_plain(own) for own in item]
+        return [_plain(part) for part in item]
     if isinstance(item, tuple):
-        return {"tuple": [_plain(own) for own in item]}
+        return {"tuple": [_plain(part) for part in item]}
     if isinstance(item, Mapping) and all(isinstance(key, str) for key in item):
-        return {"dict": {key: _plain(own) for key, own in item.items()}}
+        return {"dict": {key: _plain(part) for key, part in item.items()}}
     raise UnfitSample(
         f"items() gives {_kind(item)}; an item is a path, text, a number, or a tuple, list or dict of these"
     )
@@ -249,13 +249,13 @@ def _plain(item: Any) -> Any:
 
 def _item(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_item(own) for own in plain]
+        return [_item(content) for content in plain]
     if not isinstance(plain, dict):
         return plain
-    ((kind, own),) = plain.items()
+    ((kind, content),) = plain.items()
     if kind == "path":
-        return Path(own)
-    return tuple(map(_item, own)) if kind == "tuple" else {key: _item(one) for key, one in own.items()}
+        return Path(content)
+    return tuple(map(_item, content)) if kind == "tuple" else {key: _item(part) for key, part in content.items()}
 
 
 def _kind(value: Any) -> str:

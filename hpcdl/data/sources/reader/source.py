@@ -81,8 +81,10 @@ class UserReader:
             exec(compile(self.content, str(self.path), "exec"), vars(module))
         function = getattr(module, self.name, None)
         if function is None:
-            known = [name for name, own in vars(module).items() if callable(own) and own.__module__ == module.__name__]
-            raise UnknownNameError(f"name in the reader {self.path}:", self.name, known)
+            names = [
+                name for name, value in vars(module).items() if callable(value) and value.__module__ == module.__name__
+            ]
+            raise UnknownNameError(f"name in the reader {self.path}:", self.name, names)
         if not callable(function):
             raise UsageError(f"reader {self.spec} is not a function but {type(function).__name__}; give {FORM}")
         with self.running():
@@ -143,16 +145,16 @@ class ReaderSource(FieldSource):
             raise SourceError(f"reader {self._spec.reader}: some of its splits have items, others not; make them alike")
         try:
             for name, stream in self._streams.items():
-                with closing(self._taken(name, stream)) as taken:
-                    for sample, origin, where in taken:
-                        self._add(sample, origin, where, again=again == {True})
+                with closing(self._taken(name, stream)) as noted_samples:
+                    for sample, origin, sample_name in noted_samples:
+                        self._add(sample, origin, sample_name, again=again == {True})
         finally:
             for spool in self._spools.values():
                 spool.close()
         if not self._spools:
             raise SourceError(f"reader {self._spec.reader} gives no samples of {self._location}; {RETURNS}")
         self._name_roles()
-        names = [*(own for own in _SPLIT_ORDER if own in self._spools), *self._spools]
+        names = [*(split_name for split_name in _SPLIT_ORDER if split_name in self._spools), *self._spools]
         spools = {name: self._spools[name] for name in names}
         facts = self.list_parts([self._group(name, spool) for name, spool in spools.items()], index)
         for spool in spools.values():
@@ -174,16 +176,16 @@ class ReaderSource(FieldSource):
     def read_fields(self, row: Any, facts: SourceFacts) -> Sequence[Array]:
         """Return the fields of a sample: small ones from the work folder, the others read again."""
         count, part = len(facts.fields), int(row["file"])
-        places = facts.arrays[part * count : (part + 1) * count]
-        direct = [place.file.endswith(DIRECT) for place in places]
+        array_places = facts.arrays[part * count : (part + 1) * count]
+        direct = [array_place.file.endswith(DIRECT) for array_place in array_places]
         if not any(direct):
             return super().read_fields(row, facts)
         values = self._again(facts.files[count + part], int(row["place"]))
         # Classes are stored as numbers, but the reader may return their names.
-        kept = self._kept_fields(row, facts, direct)
+        stored_fields = self._kept_fields(row, facts, direct)
         return [
-            fitting(values[key], tuple(item.shape)) if again else own
-            for key, item, again, own in zip(facts.files, facts.fields, direct, kept, strict=False)
+            fitting(values[key], tuple(item.shape)) if again else stored_field
+            for key, item, again, stored_field in zip(facts.files, facts.fields, direct, stored_fields, strict=False)
         ]
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
@@ -214,15 +216,15 @@ class ReaderSource(FieldSource):
     def _reader(self) -> UserReader:
         if not self._spec.reader:
             raise UsageError(f"--format reader needs {FORM}")
-        found = user_reader(self._spec.reader)
-        if found.digest != self._spec.reader_digest:
-            raise SourceChanged(f"the reader {found.path} changed while it was used; run the same command again")
-        return found
+        reader = user_reader(self._spec.reader)
+        if reader.digest != self._spec.reader_digest:
+            raise SourceChanged(f"the reader {reader.path} changed while it was used; run the same command again")
+        return reader
 
     def _check_flags(self) -> None:
         spec = self._spec
-        given = {"--image-field": spec.image_field, "--label-field": spec.label_field}
-        wrong = next((flag for flag, value in given.items() if value is not None), "")
+        flag_values = {"--image-field": spec.image_field, "--label-field": spec.label_field}
+        wrong = next((flag for flag, value in flag_values.items() if value is not None), "")
         if wrong or spec.axes != "auto":
             raise UsageError(
                 f"{wrong or '--axes'} is not supported with --reader; the reader gives arrays as they shall be"
@@ -252,12 +254,12 @@ class ReaderSource(FieldSource):
         with self._reader.running("items()"):
             items = list(stream.items)
         with progress("reading with the reader", len(items)) as bar, closing(self._found(name, items)) as every:
-            for number, (item, found) in enumerate(zip(items, every, strict=True)):
+            for number, (item, sample_or_error) in enumerate(zip(items, every, strict=True)):
                 bar.update(number)
-                if isinstance(found, NotedSample):
-                    yield found, (name, item), _item_name(item)
+                if isinstance(sample_or_error, NotedSample):
+                    yield sample_or_error, (name, item), _item_name(item)
                 elif self._spec.checks:
-                    raise SourceError(f"{found} (--on-error skip leaves such items out)") from found
+                    raise SourceError(f"{sample_or_error} (--on-error skip leaves such items out)") from sample_or_error
                 else:
                     self._skipped.append(_item_name(item))
 
@@ -265,13 +267,13 @@ class ReaderSource(FieldSource):
         """Yield the result for each item, read here and, if the rest takes long, in child processes."""
         began = 0.0
         for number, item in enumerate(items):
-            taken, left = time.monotonic() - began, len(items) - number
+            passed_s, num_left = time.monotonic() - began, len(items) - number
             # The first item also includes the start of libraries.
-            item_s = taken / (number - 1) if number > 1 and taken > TELLING_S else 0.0
-            if self._keep is not None and self._spec.workers > 1 and item_s * left > OTHERS_FROM_S:
-                own = (self._spec.reader, self._spec.reader_digest, self._spec.location)
-                rest = ItemsLeft(stream=name, items=items[number:], item_s=item_s, keep=self._keep)
-                yield from read_items(own, rest, min(self._spec.workers, left))
+            item_s = passed_s / (number - 1) if number > 1 and passed_s > TELLING_S else 0.0
+            if self._keep is not None and self._spec.workers > 1 and item_s * num_left > OTHERS_FROM_S:
+                reader_command = (self._spec.reader, self._spec.reader_digest, self._spec.location)
+                items_left = ItemsLeft(stream=name, items=items[number:], item_s=item_s, keep=self._keep)
+                yield from read_items(reader_command, items_left, min(self._spec.workers, num_left))
                 return
             try:
                 yield self.noted(name, item, self._keep)
@@ -356,13 +358,13 @@ class ReaderSource(FieldSource):
         """Read the item of a sample again; SourceChanged if it has changed."""
         if not self._streams:
             self._run()
-        listed = self._listed(path)
-        name, item = listed.origin(number)
+        spooled_items = self._listed(path)
+        name, item = spooled_items.origin(number)
         try:
             values = self._understood(self._read(self._streams[name], item), _item_name(item)).values
         except SourceError as error:
             raise UnreadableSample(str(error)) from error
-        if digest_of(values) != listed.digest(number):
+        if digest_of(values) != spooled_items.digest(number):
             raise SourceChanged(
                 f"reader {self._spec.reader}, {_item_name(item)}: its values are not those of a moment ago; a reader "
                 "gives the same for an item each time (no random numbers), and its files must not change"
@@ -372,17 +374,17 @@ class ReaderSource(FieldSource):
     def _kept_fields(self, row: Any, facts: SourceFacts, direct: Sequence[bool]) -> Sequence[Array]:
         """Return the stored fields, with an empty array in place of each of the others, which are not read."""
         count, part = len(facts.fields), int(row["file"])
-        wanted = [number for number in range(count) if not direct[number]]
+        stored_numbers = [number for number in range(count) if not direct[number]]
         chosen = dataclasses.replace(
             facts,
-            fields=[facts.fields[number] for number in wanted],
-            arrays=[facts.arrays[part * count + number] for number in wanted],
-            stamps=[facts.stamps[part * count + number] for number in wanted],
+            fields=[facts.fields[number] for number in stored_numbers],
+            arrays=[facts.arrays[part * count + number] for number in stored_numbers],
+            stamps=[facts.stamps[part * count + number] for number in stored_numbers],
         )
-        own = row.copy()
-        own["file"] = 0
-        found = iter(super().read_fields(own, chosen) if wanted else [])
-        return [np.empty(0) if again else next(found) for again in direct]
+        row_of_chosen = row.copy()
+        row_of_chosen["file"] = 0
+        stored_fields = iter(super().read_fields(row_of_chosen, chosen) if stored_numbers else [])
+        return [np.empty(0) if again else next(stored_fields) for again in direct]
 
 
 def _item_name(item: Any) -> str:
@@ -396,10 +398,10 @@ def _with_class_names(facts: SourceFacts, keys: Sequence[str], known: Mapping[st
         names = known.get(key, ())
         if item.kind != "class" or not names or len(item.class_names) > len(names):
             continue
-        if item.class_names == [str(own) for own in range(len(item.class_names))]:
+        if item.class_names == [str(word) for word in range(len(item.class_names))]:
             fields[number] = dataclasses.replace(item, class_names=list(names))
-        elif all(own.isdigit() and int(own) < len(names) for own in item.class_names):
-            fields[number] = dataclasses.replace(item, class_names=[names[int(own)] for own in item.class_names])
+        elif all(word.isdigit() and int(word) < len(names) for word in item.class_names):
+            fields[number] = dataclasses.replace(item, class_names=[names[int(word)] for word in item.class_names])
     labels = [item for item in fields if item.role == "target" and item.kind == "class"]
     return dataclasses.replace(
         facts, fields=fields, class_names=labels[0].class_names if len(labels) == 1 else facts.class_names

@@ -22,13 +22,13 @@ DIRECT = ".direct"
 
 def digest_of(values: Mapping[str, Value]) -> int:
     """Return a checksum of a sample's values, names, types and shapes."""
-    found = xxhash.xxh3_64()
+    digest = xxhash.xxh3_64()
     for name in sorted(values):
-        own = values[name]
-        kind = "text" if isinstance(own, bytes) else shape_text(own.shape, own.dtype.str)
-        found.update(f"{name}\0{kind}\0".encode())
-        found.update(own if isinstance(own, bytes) else own.reshape(-1).view(np.uint8).data)
-    return found.intdigest()
+        value = values[name]
+        kind = "text" if isinstance(value, bytes) else shape_text(value.shape, value.dtype.str)
+        digest.update(f"{name}\0{kind}\0".encode())
+        digest.update(value if isinstance(value, bytes) else value.reshape(-1).view(np.uint8).data)
+    return digest.intdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,15 @@ class NotedSample:
 
 def small_values(sample: UserSample) -> frozenset[str]:
     """Return the names of text and single values: they may be classes, which are found from all samples."""
-    return frozenset(name for name, own in sample.values.items() if isinstance(own, bytes) or math.prod(own.shape) == 1)
+    return frozenset(
+        name for name, value in sample.values.items() if isinstance(value, bytes) or math.prod(value.shape) == 1
+    )
 
 
 def noted(sample: UserSample, keep: Collection[str] | None) -> NotedSample:
     """Return what listing needs of a sample; `keep` names the values whose bytes are kept, None means all."""
     return NotedSample(
-        values={name: _noted(own, kept=keep is None or name in keep) for name, own in sample.values.items()},
+        values={name: _noted(value, kept=keep is None or name in keep) for name, value in sample.values.items()},
         split=sample.split,
         roles=sample.roles,
         digest=digest_of(sample.values),
@@ -71,12 +73,12 @@ def noted(sample: UserSample, keep: Collection[str] | None) -> NotedSample:
 
 
 def _noted(value: Value, *, kept: bool) -> NotedValue:
-    own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
     content = None
     if kept:
-        content = own.tobytes() if not own.ndim else own.reshape(-1).view(np.uint8).data
-    finite = kept or own.dtype.kind != "f" or bool(np.isfinite(own).all())
-    return NotedValue(text=isinstance(value, bytes), dtype=own.dtype, shape=own.shape, content=content, finite=finite)
+        content = data.tobytes() if not data.ndim else data.reshape(-1).view(np.uint8).data
+    finite = kept or data.dtype.kind != "f" or bool(np.isfinite(data).all())
+    return NotedValue(text=isinstance(value, bytes), dtype=data.dtype, shape=data.shape, content=content, finite=finite)
 
 
 class SampleSpool:
@@ -100,13 +102,13 @@ class SampleSpool:
         """Add a sample; `origin` is its stream and its item. Raises UnfitSample if it differs from earlier samples."""
         values = sample.values
         if not self._columns:
-            self._columns = {name: _Column(name, own, self._work) for name, own in values.items()}
+            self._columns = {name: _Column(name, value, self._work) for name, value in values.items()}
         if values.keys() != self._columns.keys():
-            odd = sorted(values.keys() ^ self._columns.keys())[0]
-            where = "this one" if odd in values else "those before"
-            raise UnfitSample(f"only {where} has {odd}; every sample needs the same names")
-        for name, own in values.items():
-            self._columns[name].add(own)
+            differing_name = sorted(values.keys() ^ self._columns.keys())[0]
+            which_samples = "this one" if differing_name in values else "those before"
+            raise UnfitSample(f"only {which_samples} has {differing_name}; every sample needs the same names")
+        for name, value in values.items():
+            self._columns[name].add(value)
         self._digests.append(sample.digest)
         if self._again:
             self._items.append(self._items[-1] + self._file.write(item_text(origin).encode()))
@@ -170,8 +172,8 @@ class _Column:
             kind = (value.dtype, len(value.shape), value.shape[1:])
             self._kind = self._kind or kind
             if kind != self._kind:
-                dtype, axes, rest = self._kind
-                before = "x".join(["N"] * bool(axes) + list(map(str, rest))) or "one"
+                dtype, axes, other_sides = self._kind
+                before = "x".join(["N"] * bool(axes) + list(map(str, other_sides))) or "one"
                 raise UnfitSample(
                     f"{self._name} is {shape_text(value.shape, value.dtype.name)}, and was {before} {dtype.name} in "
                     "the samples before; only the length of the first axis may vary, and the type stays: "
@@ -188,23 +190,23 @@ class _Column:
 
     def placed(self) -> PlacedArray:
         """Return the values of all samples; if they are not stored, a byte for each says whether it is not finite."""
-        dtype, axes, rest = self._kind or (np.dtype(np.float64), 1, ())
+        dtype, axes, other_sides = self._kind or (np.dtype(np.float64), 1, ())
         lengths = np.frombuffer(self._lengths, np.int64)
         if not axes:
             return PlacedArray(path=self._path, shape=(len(lengths),), dtype=dtype)
         if not self._text and (lengths == lengths[0]).all() and lengths[0]:
-            return PlacedArray(path=self._path, shape=(len(lengths), int(lengths[0]), *rest), dtype=dtype)
+            return PlacedArray(path=self._path, shape=(len(lengths), int(lengths[0]), *other_sides), dtype=dtype)
         offsets = self._path.with_name(f"{self._path.name}.offsets")
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(offsets)
         return PlacedArray(
-            path=self._path, shape=(int(lengths.sum()), *rest), dtype=dtype, offsets=offsets, text=self._text
+            path=self._path, shape=(int(lengths.sum()), *other_sides), dtype=dtype, offsets=offsets, text=self._text
         )
 
 
 def fitting(value: Value, shape: tuple[int, ...]) -> Array:
     """Return a value as a field of samples of `shape` needs it: an empty list gets the shape of an empty array."""
-    own = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    return np.empty((0, *shape[1:])) if own.shape == (0,) else own
+    data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    return np.empty((0, *shape[1:])) if data.shape == (0,) else data
 
 
 def _new(work: Path, ending: str) -> Path:

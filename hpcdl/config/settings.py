@@ -24,7 +24,8 @@ ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
 AUTO = "auto"
 """The value of an `interval`, a `count` or an `amount` that the run itself chooses."""
 LONGEST_NAME = 255
-"""The longest file name that file systems accept."""
+"""File systems take no longer ones."""
+_BETWEEN = re.compile(r"(?<!\\),")
 LONGEST_SIDE = 65_535
 """The longest side of an image in JPEG."""
 
@@ -127,7 +128,7 @@ class Setting:
             "bool": lambda flag: "true" if flag else "false",
             "counts": lambda numbers: ",".join(map(str, numbers)),
             "shares": lambda shares: ",".join(map(str, shares)),
-            "names": ",".join,
+            "names": lambda names: ",".join(name.replace(",", r"\,") for name in names),
             "words": " ".join,
         }
         return writers.get(self.kind, str)(value)
@@ -242,8 +243,9 @@ def image_size(value: Any) -> tuple[int, int]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the parts of `a,b`, of a list, or of a single value."""
-    items = list(value) if isinstance(value, list | tuple) else str(value).split(",")
+    """The parts of `a,b`, of a list, or of a value that stands alone; `\\,` is a comma within a part."""
+    given = isinstance(value, list | tuple)
+    items = list(value) if given else [part.replace(r"\,", ",") for part in _BETWEEN.split(str(value))]
     items = [item.strip() if isinstance(item, str) else item for item in items]
     if not items or "" in items or any(isinstance(item, list | dict) for item in items):
         raise ValueError(f"{shown(value)} is not a list; write one or more values, separated by commas")

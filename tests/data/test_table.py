@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ def test_columns_by_name(tmp_path: Path) -> None:
     manifest = make(source, tmp_path / "out", input="particle=what,charge=q", target="energy=e")
     found = {item.name: (item.kind, item.dtype) for item in manifest.fields}
     assert found == {"what": ("text", "uint8"), "q": ("numbers", "int64"), "e": ("numbers", "float64")}
+
+
+def test_columns_with_commas_brackets_and_spaces_are_named_as_advised(tmp_path: Path) -> None:
+    source = table(tmp_path, '"a, b",E [keV],kind\n1,2,mu\n3,4,pi\n5,6,mu\n')
+    manifest = make(source, tmp_path / "out", input=r"a\, b=x,E [keV]=e", target="kind")
+    assert [item.name for item in manifest.fields] == ["x", "e", "kind"]
+    with pytest.raises(SourceError, match=r"a comma within a name is typed as \\,"):
+        make(source, tmp_path / "no", input="a, b=x", target="kind")
+    words = table(tmp_path, '"a, b",E [keV],z,kind\n1,w,1,mu\nv,4,2,pi\n', "words.csv")
+    for name, other in itertools.permutations((r"a\, b", "E [keV]")):
+        with pytest.raises(SourceError, match=re.escape(f"--leave-out '{name}'")):
+            make(words, tmp_path / "no", target="kind", leave_out=other)
 
 
 @pytest.mark.parametrize("between", [";", "\t"], ids=["semicolons", "tabs"])

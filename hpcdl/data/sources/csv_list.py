@@ -24,7 +24,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.flat import is_id, numbered, plausible, spellings
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some, typed
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
 
 LONGEST_LINE = 1 << 20
@@ -308,7 +308,7 @@ class CsvSource:
         right = right or (not columns.names and len(fields) in (2, 3))
         for at, what in ((columns.file, "file"), (columns.label, "label")):
             if right and not fields[at].strip():
-                without = f", or give --leave-out {split} for a split without labels" if split != UNSPLIT else ""
+                without = f", or give --leave-out {typed(split)} for a split without labels" if split != UNSPLIT else ""
                 raise SourceError(f"{self._table} line {number}: the {what} is empty; write one{without}")
         if not right:
             wanted = f"{columns.count} as in the head" if columns.names else "write file,label or file,label,split"

@@ -38,7 +38,7 @@ from hpcdl.data.sources.base.flat import (
 )
 from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names, some
+from hpcdl.data.sources.base.splits import by_names, some, typed
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
@@ -89,7 +89,7 @@ class Hdf5Source(FieldSource):
             if odd is not None:
                 raise SourceError(
                     f"{path}: {odd[0]} {odd[1]}, and images with classes are taken as they are stored; take the values "
-                    f"as fields: --input {image_name}=NAME --target {label_name}=NAME"
+                    f"as fields: --input {typed(image_name + '=NAME')} --target {typed(label_name + '=NAME')}"
                 )
             found = file.whole(label_name)
             labels = checked_labels(found, shape[0], f"{path}: {label_name}")

@@ -18,7 +18,7 @@ from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import spellings
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out, typed
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 
 _ENDINGS = (".csv", ".tsv")
@@ -126,14 +126,14 @@ class TableSource(ColumnSource):
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds numbers written as {shown(column.written)}; "
                     "write them with a point alone, without marks of thousands or units (pandas.read_csv has decimal= "
-                    f"and thousands=), or give --leave-out {name}"
+                    f"and thousands=), or give --leave-out {typed(name)}"
                 )
             numbers = column.kind != "text" or column.numbers
             if numbers and column.code and not target and name not in inputs:
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds {shown(column.code)}: a number, or a code? Give "
-                    f"--categories {name}=codes or {name}=one-hot, or --leave-out {name}, or for numbers name the "
-                    "inputs, each with --input COLUMN=NAME"
+                    f"--categories {typed(name + '=codes')} or {typed(name + '=one-hot')}, or --leave-out "
+                    f"{typed(name)}, or for numbers name the inputs, each with --input COLUMN=NAME"
                 )
 
     def _by_split(self, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:

@@ -18,7 +18,7 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.flat import spellings
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
-from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some
+from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some, typed
 
 _ENDING = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
@@ -89,7 +89,7 @@ class TextSource(FieldSource):
             raise SourceError(
                 f"{self._location}: {some(splits)} are called by splits, {some(others or twice)} "
                 f"{'not' if others else 'by the same one'}: a split or a class? Give --leave-out "
-                f"{(others or twice)[0]}, or --split-names ignore (all of these folders are classes)"
+                f"{typed((others or twice)[0])}, or --split-names ignore (all of these folders are classes)"
             )
         return {splits[folder.name]: folder for folder in folders if splits} or {UNSPLIT: self._location}
 
@@ -110,8 +110,8 @@ class TextSource(FieldSource):
         unlabelled = next((folder.name for folder in folders if _UNLABELLED.fullmatch(folder.name)), None)
         if unlabelled is not None and self._spec.target_kind != "class":
             raise SourceError(
-                f"{root / unlabelled}: texts without a class, or a class called so? Give --leave-out {unlabelled}, or "
-                "--target-kind class"
+                f"{root / unlabelled}: texts without a class, or a class called so? Give --leave-out "
+                f"{typed(unlabelled)}, or --target-kind class"
             )
         if folders:
             return {split: _by_class({folder.name: map(_whole, _texts(folder)) for folder in folders})}

@@ -42,7 +42,7 @@ from hpcdl.data.sources.base.source import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing
+from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing, typed
 
 _HEAD = struct.Struct("<QI")
 _FRAME = _HEAD.size + 4
@@ -158,7 +158,8 @@ class TFRecordSource(FieldSource):
             image = next(name for name in _IMAGE_FIELDS if name in features)
             raise SourceError(
                 f"{self._location}: the label {shown(label)} is {described(features[label])}: classes or quantities? "
-                f"Give --input {image}=image --target {label}=label and --target-kind class or --target-kind regression"
+                f"Give --input {typed(image + '=image')} --target {typed(label + '=label')} and --target-kind class "
+                "or --target-kind regression"
             )
         self._name_labels(paths)
         return True

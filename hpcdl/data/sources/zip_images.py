@@ -17,7 +17,7 @@ from hpcdl.data.sources.base.flat import EncodedFiles
 from hpcdl.data.sources.base.folders import ask_of_list, pictures_and_masks
 from hpcdl.data.sources.base.glance import IMAGE_ENDINGS, is_image_head
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
 
 _HEAD_BYTES = 12
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
@@ -118,7 +118,7 @@ class ZipSource(FieldSource):
         if splits and odd is not None and self._spec.split_names == AUTO:
             raise SourceError(
                 f"{self._location} holds the folders {shown(next(iter(splits)))} and {shown(odd)} side by side: "
-                f"splits, or classes? Give --leave-out {odd}, or --split-names keep (a split of its own), or "
+                f"splits, or classes? Give --leave-out {typed(odd)}, or --split-names keep (a split of its own), or "
                 "--split-names ignore (all are classes)"
             )
         found = []

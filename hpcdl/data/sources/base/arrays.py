@@ -32,7 +32,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
 )
 from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in, typed
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
@@ -694,7 +694,8 @@ def divided(
         if name in own:
             twins = [other for other in splits if splits[other] == split and without_split(other) == name]
             raise SourceError(
-                f"{spec.location}: {some(twins)} are both the {name} of {split}; give --leave-out {path}, or another"
+                f"{spec.location}: {some(twins)} are both the {name} of {split}; give --leave-out {typed(path)}, or "
+                "another"
             )
         own[name] = arrays[path]
     others = [path for path in arrays if path not in splits]
@@ -756,7 +757,8 @@ def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, 
             item for item in arrays if item.rsplit("/", 1)[-1] == path
         ]
         if len(fitting) != 1:
-            raise SourceError(f"{where} has no array {shown(path)}; it has {known}")
+            commas = r" (a comma within a name is typed as \,)" if any("," in item for item in arrays) else ""
+            raise SourceError(f"{where} has no array {shown(path)}; it has {known}{commas}")
         if not is_name(name) or name in found:
             raise SourceError(
                 f"no field can be called {shown(name)}{' twice' if name in found else ''}; write PATH=NAME with "

@@ -32,7 +32,7 @@ from hpcdl.data.sources.base.arrays import (
 )
 from hpcdl.data.sources.base.flat import is_id, names_class
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
-from hpcdl.data.sources.base.splits import left_out, some
+from hpcdl.data.sources.base.splits import left_out, some, typed
 
 MOST_ONE_HOT = 1000
 """The limit on words for one-hot encoding: more would make it larger than any table."""
@@ -48,8 +48,9 @@ def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, st
         if not equals or coding not in CODINGS:
             name = column if equals and column in columns else wish
             raise UsageError(
-                f"--categories {wish}: how are its words to become numbers? Give --categories {name}=one-hot (a 0 or 1 "
-                f"for each word) or --categories {name}=codes (0, 1, 2, ... in the order of the words)"
+                f"--categories {wish}: how are its words to become numbers? Give --categories "
+                f"{typed(name + '=one-hot')} (a 0 or 1 for each word) or --categories {typed(name + '=codes')} (0, 1, "
+                "2, ... in the order of the words)"
             )
         if column not in columns or column in found:
             what = "is named twice" if column in found else f"is no column; the columns are {some(list(columns))}"
@@ -79,7 +80,8 @@ class WordColumn:
         if self.coding == "one-hot" and len(words) > MOST_ONE_HOT:
             raise SourceError(
                 f"{self.where}: {shown(self.name)} has {len(words)} different words, and one-hot numbers are for at "
-                f"most {MOST_ONE_HOT}; give --categories {self.name}=codes, or --leave-out {self.name}"
+                f"most {MOST_ONE_HOT}; give --categories {typed(self.name + '=codes')}, or --leave-out "
+                f"{typed(self.name)}"
             )
         for split, array in placed.items():
             self._check(split, first, words, array)
@@ -272,12 +274,13 @@ class ColumnSource(FieldSource):
             if (most := max(map(largest, column.chunks()), default=0)) > EXACT:
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds whole numbers up to {most}, which float32 "
-                    f"rounds: give --leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
+                    f"rounds: give --leave-out {typed(name)}, or keep types by naming inputs, each with --input "
+                    "COLUMN=NAME"
                 )
             if column.dtype == np.float64 and (coarse := rounded_away(column.chunks())):
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} holds {coarse}: subtract their beginning, give "
-                    f"--leave-out {name}, or keep types by naming inputs, each with --input COLUMN=NAME"
+                    f"--leave-out {typed(name)}, or keep types by naming inputs, each with --input COLUMN=NAME"
                 )
         return self.written(self._stacked(columns))
 
@@ -305,8 +308,9 @@ class ColumnSource(FieldSource):
             maybe = [own for own in columns if own in targets or names_class(own)]
             if targets and len(maybe) > 1:
                 raise SourceError(
-                    f"{self._location}: which of the columns {some(maybe)} is the target? Give --target {maybe[0]}, or "
-                    "another one, and --leave-out for each that tells the same; those left become inputs"
+                    f"{self._location}: which of the columns {some(maybe)} is the target? Give --target "
+                    f"{typed(maybe[0])}, or another one, and --leave-out for each that tells the same; those left "
+                    "become inputs"
                 )
         known = ", ".join(shown(name) for name in list(columns)[:20])
         if not targets:
@@ -326,7 +330,7 @@ class ColumnSource(FieldSource):
         if number is not None:
             raise SourceError(
                 f"{self._location}: is the column {shown(number)} a feature, or a number of the rows? Give --leave-out "
-                f"{number}, or name the inputs, each with --input COLUMN=NAME"
+                f"{typed(number)}, or name the inputs, each with --input COLUMN=NAME"
             )
         return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
 
@@ -339,12 +343,12 @@ class ColumnSource(FieldSource):
             name = next(name for name in odd if name not in text)
             raise SourceError(
                 f"{self._location}: the column {shown(name)} holds {columns[name].shown}; name the columns that are "
-                f"inputs, each with --input COLUMN=NAME, or give --leave-out {name}"
+                f"inputs, each with --input COLUMN=NAME, or give --leave-out {typed(name)}"
             )
         many = len(text) > 1
         raise SourceError(
             f"{self._location}: the column{'s' * many} {some(text)} hold{'' if many else 's'} text. As numbers? Give "
-            f"--categories {text[0]}=one-hot (a 0 or 1 for each word) or --categories {text[0]}=codes (0, 1, 2, ...)"
-            f"{', and so for each' if many else ''}. Or name the inputs, each with --input COLUMN=NAME, or give "
-            f"--leave-out {text[0]}"
+            f"--categories {typed(text[0] + '=one-hot')} (a 0 or 1 for each word) or --categories "
+            f"{typed(text[0] + '=codes')} (0, 1, 2, ...){', and so for each' if many else ''}. Or name the inputs, "
+            f"each with --input COLUMN=NAME, or give --leave-out {typed(text[0])}"
         )

@@ -18,7 +18,16 @@ from hpcdl.data.sources.base.arrays import field_name
 from hpcdl.data.sources.base.glance import IMAGE_ENDINGS
 from hpcdl.data.sources.base.images import PictureField
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called
+from hpcdl.data.sources.base.splits import (
+    AUTO,
+    IGNORE,
+    folder_splits,
+    is_clutter,
+    left_out,
+    some,
+    split_called,
+    typed,
+)
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(
@@ -69,7 +78,16 @@ def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], rem
     if found is not None and len(classes) == 1:
         raise SourceError(
             f"{where}: all pictures lie in one folder, {shown(min(classes))}, and {shown(found)} may list their "
-            f"labels: {remedy}, or give --leave-out {PurePosixPath(found).name} for one class"
+            f"labels: {remedy}, or give --leave-out {typed(PurePosixPath(found).name)} for one class"
+        )
+
+
+def ask_of_levels(where: str, names: Sequence[str], below: Collection[str], spec: SourceSpec) -> None:
+    """SourceError where the folders `names` hold pictures in the folders `below` alone: which of them are classes?"""
+    if len(below) > 1 and spec.target_kind != "class" and spec.split_names == AUTO:
+        raise SourceError(
+            f"{where}: {some(names)} hold no pictures but the folders {some(below)}: which are the classes? Give "
+            f"--target-kind class for {some(names)}; for those below list files and labels in a .csv"
         )
 
 
@@ -131,7 +149,9 @@ def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]
     """Return device and inode of a folder; SourceError if it is a link to one of the folders `above` it."""
     found = folder.stat()
     if (found.st_dev, found.st_ino) in above:
-        raise SourceError(f"{folder} is a link to a folder above it; take it away, or give --leave-out {folder.name}")
+        raise SourceError(
+            f"{folder} is a link to a folder above it; take it away, or give --leave-out {typed(folder.name)}"
+        )
     return found.st_dev, found.st_ino
 
 
@@ -145,8 +165,8 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
         count = len(within[flat[0]].entries)
         raise SourceError(
             f"{root}: {shown(flat[0])} is called by a split, and holds {count} files without class folders: their "
-            f"classes are not known. Give --leave-out {flat[0]} to take the other splits alone, put each class's "
-            "images into a folder of its own, or list files and labels in a .csv"
+            f"classes are not known. Give --leave-out {typed(flat[0])} to take the other splits alone, put each "
+            "class's images into a folder of its own, or list files and labels in a .csv"
         )
     twice = next(((a, b) for a in splits for b in splits if a < b and splits[a] == splits[b]), None)
     if twice and spec.split_names == AUTO:
@@ -159,19 +179,20 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
     if spec.split_names == AUTO:
         raise SourceError(
             f"{root}: {some(splits)} are called by splits, {some(others)} {'is' if len(others) == 1 else 'are'} not: a "
-            f"split or a class? Give --leave-out {others[0]}, or --split-names keep (a split of its own), or "
+            f"split or a class? Give --leave-out {typed(others[0])}, or --split-names keep (a split of its own), or "
             "--split-names ignore (all of these folders are classes)"
         )
     empty = next((name for name in others if not within[name].folders), None)
     if empty:
-        raise SourceError(f"{root}: {shown(empty)} holds no class folders; give --leave-out {empty}")
+        raise SourceError(f"{root}: {shown(empty)} holds no class folders; give --leave-out {typed(empty)}")
 
 
 def _ask_of_flat(root: Path, flat: Sequence[str], others: Sequence[str]) -> None:
     beside = f" beside {some(others)}" if others else ""
     raise SourceError(
         f"{root}: {some(flat)}{beside}: a split or a class? Folders of splits need a folder for each class inside (or "
-        f"a .csv of file,label,split). Give --split-names ignore to take them for classes, or --leave-out {flat[0]}"
+        "a .csv of file,label,split). Give --split-names ignore to take them for classes, or --leave-out "
+        f"{typed(flat[0])}"
     )
 
 
@@ -183,8 +204,8 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
     if pair is not None:
         raise SourceError(
             f"{root}: {shown(pair[0])} and {shown(pair[1])}: images and their masks, or two classes? Give --input "
-            f"{pair[0]}=image --target {pair[1]}=mask, or --target-kind class (folders are classes), or --leave-out "
-            f"{pair[1]}"
+            f"{typed(pair[0] + '=image')} --target {typed(pair[1] + '=mask')}, or --target-kind class (folders are "
+            f"classes), or --leave-out {typed(pair[1])}"
         )
 
 
@@ -244,7 +265,7 @@ class FolderWalk:
         if self._spec.split_names == AUTO or split not in (UNSPLIT, word):
             raise SourceError(
                 f"{folder} is called by a split, and lies in the class {shown(chosen.name)}: give --split-names keep "
-                f"for a split, --split-names ignore for a part of the class, or --leave-out {folder.name}"
+                f"for a split, --split-names ignore for a part of the class, or --leave-out {typed(folder.name)}"
             )
         return word
 
@@ -356,7 +377,7 @@ class PicturePairs:
             if odd:
                 raise SourceError(
                     f"{root}: {some(sorted(odd))} lies in one of {inputs} and {targets}, or is not called by a split; "
-                    f"give --leave-out {min(odd)}, or --split-names ignore"
+                    f"give --leave-out {typed(min(odd))}, or --split-names ignore"
                 )
             return {split: (root / inputs / name, root / targets / name) for name, split in splits.items()}
         splits = {} if spec.split_names == IGNORE else folder_splits(top)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,13 +77,18 @@ def folder_splits(names: Sequence[str]) -> dict[str, str]:
 
 
 def left_out(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether `--leave-out` matches a file or folder, by full name or by a pattern with *."""
-    return any(fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
+    """Whether `--leave-out` names a file or folder, as a whole or by a pattern with *."""
+    return any(name == pattern or fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
 
 
 def leaves_out_split(split: str, patterns: Iterable[str]) -> bool:
     """Return whether `--leave-out` names a split, by its own name or by any word for it: testing is test."""
     return any(left_out(split, [pattern]) or SPLIT_WORDS.get(pattern.lower()) == split for pattern in patterns)
+
+
+def typed(name: str) -> str:
+    """A name, or NAME=WORD, as it is typed behind a flag that takes several: quoted, its commas marked."""
+    return shlex.quote(name.replace(",", r"\,"))
 
 
 def some(names: Iterable[str]) -> str:
@@ -124,7 +130,7 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
         named = [path.name for path, label in zip(kept, labels, strict=True) if label]
         raise SourceError(
             f"{spec.location}: {some(named)} are called by a split, {some(odd)} not: which split are these? Rename "
-            f"them, or give --leave-out {odd[0]}, or --split-names keep (a split of their own, other), or "
+            f"them, or give --leave-out {typed(odd[0])}, or --split-names keep (a split of their own, other), or "
             "--split-names ignore (all files are one whole)"
         )
     found: dict[str, list[Path]] = {}

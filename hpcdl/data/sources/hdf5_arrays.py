@@ -34,6 +34,7 @@ from hpcdl.data.sources.base.flat import (
     name_classes,
     stamp_of,
     stored_dtype,
+    told_of_folders,
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
@@ -73,7 +74,8 @@ class Hdf5Source(FieldSource):
                 "MATLAB saves HDF5 with -v7.3"
             )
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *self._link_remarks()])
+        told = [*self._link_remarks(), *told_of_folders(paths, self._location, _files)]
+        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *told])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()

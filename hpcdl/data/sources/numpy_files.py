@@ -41,6 +41,7 @@ from hpcdl.data.sources.base.flat import (
     is_image,
     name_classes,
     stored_dtype,
+    told_of_folders,
     turned_remark,
 )
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
@@ -74,6 +75,13 @@ class NumpySource(FieldSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
+        facts = self._listed(index)
+        read = [] if self._location.is_file() else _array_files(self._location)
+        return dataclasses.replace(
+            facts, remarks=[*facts.remarks, *told_of_folders(read, self._location, _array_files)]
+        )
+
+    def _listed(self, index: IndexWriter) -> SourceFacts:
         if not self._holds_images():
             return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
         listed, pairs = ArrayFiles(index), self._pairs()

@@ -20,7 +20,7 @@ from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArra
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, told_of_missing
 from hpcdl.data.sources.base.gathered import GatheredArray
-from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, UnreadableSample
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
 
@@ -98,6 +98,19 @@ def _row_bytes(metadata: Any, name: str) -> int:
     return max(1, int(found // max(1, metadata.num_rows)))
 
 
+def _partition(location: Path) -> str:
+    """The first folder KEY=VALUE of a partitioned data set, as Hive and Spark write them; empty for none."""
+    at, parts = location, []
+    while at.is_dir():
+        inside = next((folder for folder in folders_of(at) if "=" in folder.name), None)
+        if inside is None:
+            break
+        parts.append(inside.name)
+        at = inside
+    found = parts and any(path.name.lower().endswith(_ENDINGS) for path in files_of(at))
+    return "/".join(parts) if found else ""
+
+
 def _word(value: Any) -> str:
     return str(value).strip().lower()
 
@@ -110,8 +123,8 @@ class ParquetSource(ColumnSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Accept files with one of Parquet's endings."""
-        return is_made_of(location, _ENDINGS)
+        """Files with one of Parquet's endings, and folders KEY=VALUE of them."""
+        return is_made_of(location, _ENDINGS) or bool(_partition(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read the requested columns, one by one."""
@@ -126,6 +139,13 @@ class ParquetSource(ColumnSource):
     def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
         tables = {split: _Table(self, paths) for split, paths in files.items()}
         if not tables:
+            inside = _partition(self._location)
+            if inside:
+                raise SourceError(
+                    f"{self._location} is partitioned (its rows lie in folders such as {shown(inside)}), which is not "
+                    f"read: join it into one file, with pandas: pandas.read_parquet({str(self._location)!r})"
+                    ".to_parquet('joined.parquet', index=False)"
+                )
             raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
         first = next(iter(tables.values()))
         for split, table in tables.items():

@@ -29,7 +29,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
-from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of
+from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of, told_of_folders
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.source import (
@@ -89,6 +89,7 @@ class TFRecordSource(FieldSource):
         split_of = {split: own for split, own in split_of.items() if split not in left}
         facts = self._listed(split_of, index)
         told = [] if self._location.is_file() else remarks_on_missing(paths)
+        told += told_of_folders(paths, self._location, _files)
         told += [f"left out: the split {own}" for own in left]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
 

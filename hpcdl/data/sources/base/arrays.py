@@ -42,7 +42,9 @@ _STRINGS = 1 << 14
 EXACT = 1 << 24
 """float32 represents every integer up to this one."""
 _ABSENT = np.iinfo(np.int64).min
-"""Replaces a missing label."""
+"""In place of a label where there is none."""
+_FEW_NUMBERED = 3
+"""So many arrays whose paths differ in their numbers alone may be one a sample."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -733,7 +735,10 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
     if not chosen.targets:
         found = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
         if found is None:
-            raise SourceError(f"{where}: which array is the target? Give --target PATH=NAME, one of {known}")
+            raise SourceError(
+                _of_one_sample_each(arrays, where)
+                or f"{where}: which array is the target? Give --target PATH=NAME, one of {known}"
+            )
         chosen.targets = {field_name(found): found}
     if not chosen.inputs:
         left = [path for path in arrays if path not in chosen.targets.values()]
@@ -745,6 +750,21 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
     if twice:
         raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
     return chosen
+
+
+def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
+    """What to say of an array, or group of arrays, for each sample: s0/x, s1/x, ... by a number; empty for others."""
+    alike: dict[str, list[str]] = {}
+    for path in arrays:
+        alike.setdefault(re.sub(r"[0-9]+", "#", path), []).append(path)
+    kind, paths = max(alike.items(), key=lambda item: len(item[1]), default=("", []))
+    if len(paths) < _FEW_NUMBERED or "#" not in kind:
+        return ""
+    return (
+        f"{where} holds {len(paths)} arrays that a number tells apart ({some(paths)}): one for each sample? Arrays are "
+        "read that have their samples along one axis: give a reader of your own (--reader FILE.py:NAME), or name them "
+        "with --input PATH=NAME and --target PATH=NAME"
+    )
 
 
 def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:

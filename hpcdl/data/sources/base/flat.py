@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hpcdl.data.sources.base.source import (
     SourceSpec,
     UnreadableSample,
 )
-from hpcdl.data.sources.base.splits import by_names, is_clutter, remarks_on_missing, split_in
+from hpcdl.data.sources.base.splits import by_names, is_clutter, remarks_on_missing, some, split_in
 
 _BATCH = 1 << 14
 _MOST_CHANNELS = 16
@@ -254,8 +254,21 @@ def _found(location: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def told_of_missing(location: Path, endings: Sequence[str]) -> list[str]:
-    """Return remarks on missing files in a folder of numbered ones."""
-    return [] if location.is_file() else remarks_on_missing(_found(location, endings))
+    """Lines about files that are missing in a folder of numbered ones, and about folders that are not looked into."""
+    if location.is_file():
+        return []
+    found = _found(location, endings)
+    return [*remarks_on_missing(found), *told_of_folders(found, location, lambda folder: _ending(folder, endings))]
+
+
+def told_of_folders(read: Sequence[Path], location: Path, files_in: Callable[[Path], Sequence[Path]]) -> list[str]:
+    """A line about folders beside the files `read` that hold such files too, by `files_in`; none for a single file."""
+    if location.is_file():
+        return []
+    parents = {path.parent for path in read}
+    beside = [own for parent in sorted(parents) for own in folders_of(parent) if own not in parents]
+    names = some(str(own.relative_to(location)) for own in beside if not is_clutter(own.name) and files_in(own))
+    return [f"not read: the folders {names}, which hold such files too"] if names else []
 
 
 def is_made_of(location: Path, endings: Sequence[str]) -> bool:

@@ -210,6 +210,19 @@ def _ask_of_images_beside(path: Path, name: str) -> None:
         )
 
 
+def _ask_of_two(path: Path, name: str) -> None:
+    """SourceError where files of two formats lie in one folder: one of them would be left out unsaid."""
+    kinds = ("numpy", "tfrecord", "hdf5", "webdataset", "parquet")
+    if name not in kinds or not path.is_dir():
+        return
+    other = next((own for own in kinds if own != name and SOURCES.load(own).recognises(path)), None)
+    if other:
+        raise SourceError(
+            f"{path} holds files of {name} and of {other}: give --format {name} or --format {other}; the others are "
+            "then not read"
+        )
+
+
 def recognise(location: str) -> str:
     """Return the format of the source at `location`; SourceError if none fits."""
     from hpcdl.data.format.dataset import PREFIX
@@ -223,6 +236,7 @@ def recognise(location: str) -> str:
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
                 _ask_of_images_beside(path, name)
+                _ask_of_two(path, name)
                 return name
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")
 

@@ -242,6 +242,68 @@ def test_two_readings_are_a_question(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def columns(**values: Any) -> Save:
+    def save(root: Path) -> Path:
+        pq.write_table(pa.table(values), root / "t.parquet")
+        return root / "t.parquet"
+
+    return save
+
+
+def labelled(*labels: str) -> Save:
+    """An archive of pictures whose .cls files hold these labels."""
+
+    def save(root: Path) -> Path:
+        made = {f"{n}.{end}": own for n, label in enumerate(labels) for end, own in (("png", PICTURE), ("cls", label))}
+        return tar(
+            root / "a.tar", {name: own if isinstance(own, bytes) else own.encode() for name, own in made.items()}
+        )
+
+    return save
+
+
+def partitioned(root: Path) -> Path:
+    pq.write_to_dataset(pa.table({"a": Y, "y": Y, "k": Y, "j": Y}), root / "s", partition_cols=["k", "j"])
+    return root / "s"
+
+
+TWO_WAYS = "'007' and '7' are one number, written in two ways.*--target-kind class"
+NO_LABEL = "'' stands among the classes: one of them, or a label that is missing"
+LEVELS = "'cats', 'dogs' hold no pictures but the folders 'a', 'b': which are the classes.*--target-kind class"
+SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
+    "a label of nothing in a column": (columns(a=Y, y=["u", ""] * 4), {"target": "y"}, NO_LABEL),
+    "a label of nothing in an archive": (labelled("u", "", "v"), {}, NO_LABEL),
+    "codes in an archive": (labelled("007", "7", "8"), {}, TWO_WAYS),
+    "codes in an archive, as a field": (labelled("007", "7"), {"input": "png=x", "target": "cls=y"}, TWO_WAYS),
+    "codes as names of folders": (pictures("007", "7"), {}, TWO_WAYS),
+    "codes in a column": (columns(a=Y, y=["7", "007"] * 4), {"target": "y"}, TWO_WAYS),
+    "folders in every class": (pictures(*product(AB, ["a", "b"])), {}, LEVELS),
+    "two formats": (both(arrays(a=PART), file("x.npy", npy(X))), {}, "--format numpy or --format hdf5"),
+    "a partitioned table": (partitioned, {}, "partitioned.*'k=0/j=0'.*pandas.read_parquet"),
+    "a group a sample": (arrays(only={f"s{n}/{k}": n for n in range(4) for k in "ab"}), {}, "one for each.*--reader"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_was_once_taken_unasked_is_a_question(name: str, tmp_path: Path) -> None:
+    save, options, message = SILENT[name]
+    with pytest.raises(UsageError, match=message):
+        make(save(tmp_path), tmp_path / "out", **options)
+
+
+def test_codes_keep_their_zeros_in_the_names_of_classes(tmp_path: Path) -> None:
+    for target, options in (("a", {}), ("b", {"input": "png=x", "target": "cls=y"})):
+        source = tmp_path / f"{target}.source"
+        source.mkdir()
+        manifest = make(labelled("005", "007")(source), tmp_path / target, **options)
+        assert manifest.class_names == ("005", "007")
+
+
+def test_files_in_folders_that_are_not_read_are_told(tmp_path: Path) -> None:
+    source = both(arrays(a=PART), file("more/b.h5"))(tmp_path)
+    assert "not read: the folders 'more', which hold such files too" in make(source, tmp_path / "out").understood
+
+
 Result = tuple[set[str], dict[str, int]]
 """Names of classes, samples by split."""
 CATS = set(AB)

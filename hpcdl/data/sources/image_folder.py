@@ -65,6 +65,7 @@ class ImageFolderSource:
             self._add_class(index, number, numbers[folder.name], folder, walk)
         if not sum(index.counts.values()):
             raise SourceError(f"{self._root} holds no files in its class folders; there is nothing to shard")
+        walk.ask_of_levels(names)
         ask_of_list(str(self._root), out.files, names, "give that file as SOURCE")
         remarks = out.lines()
         files = [_portable(folder.path) for folder in chosen]

@@ -11,7 +11,7 @@ import lzma
 import shlex
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
-from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, stamp_of, told_of_missing
+from hpcdl.data.sources.base.flat import (
+    EncodedFiles,
+    FlatFiles,
+    files_by_split,
+    is_made_of,
+    spellings,
+    stamp_of,
+    told_of_missing,
+)
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
@@ -110,15 +118,28 @@ class WebDatasetSource(FieldSource):
 
     def _list_images(self, parts: Mapping[str, Sequence[_Sample]], index: IndexWriter) -> SourceFacts:
         listed = EncodedFiles(index, self._spec)
+        labels = {split: [self._label(one, parts) for one in samples] for split, samples in parts.items()}
+        texts = {label for own in labels.values() for label in own if isinstance(label, _Text)}
+        written = self._spellings(texts)
         for split, samples in parts.items():
             by_path: dict[Path, list[tuple[int, int, Any]]] = {}
-            for one in samples:
+            for one, label in zip(samples, labels[split], strict=True):
                 image = _image_of(one, self._spec)
                 assert image is not None
-                by_path.setdefault(one.path, []).append((image.offset, image.size, self._label(one, parts)))
+                own = _number(label) if written is not None and isinstance(label, _Text) else label
+                by_path.setdefault(one.path, []).append((image.offset, image.size, own))
             for path, found in by_path.items():
                 listed.add_file(split, path, found)
-        return listed.facts()
+        facts = listed.facts()
+        if not written:
+            return facts
+        return dataclasses.replace(facts, class_names=[written.get(int(name), name) for name in facts.class_names])
+
+    def _spellings(self, texts: Iterable[str]) -> dict[int, str] | None:
+        """How labels in files of their own write whole numbers (007); None where they are to stay text."""
+        if not all(map(_is_whole, texts)):
+            return {}
+        return spellings(texts, self._spec.target_kind, str(self._location))
 
     def _label(self, sample: _Sample, parts: Mapping[str, Sequence[_Sample]]) -> Any:
         """Return the class of an image: a number, or a name."""
@@ -130,8 +151,7 @@ class WebDatasetSource(FieldSource):
                 "or json/KEY; where folders are the classes, unpack it (tar -xf) and give the folder"
             )
         if ending.rpartition(".")[2] != "json":
-            text = self._text(sample, ending).strip()
-            return int(text) if text.removeprefix("-").isdecimal() else text
+            return _Text(self._text(sample, ending).strip())
         document = self._json(sample, ending)
         found = [key] if key else [name for name in (*TARGET_NAMES, "cls") if name in document]
         if not found or found[0] not in document:
@@ -152,10 +172,13 @@ class WebDatasetSource(FieldSource):
                 path = _called(ending)
                 places[path if path not in places else ending] = (ending, "")
         self._guess(places)
+        called = self._called_as(places, [one for own in parts.values() for one in own])
         groups = []
         for split, own in parts.items():
             arrays = {
-                path: FoundArray(f".{ending}", functools.partial(self._gathered, own, ending, key))
+                path: FoundArray(
+                    f".{ending}", functools.partial(self._gathered, own, ending, key, called.get(path, {}))
+                )
                 for path, (ending, key) in places.items()
             }
             groups.append(ArrayGroup(split=split, arrays=arrays))
@@ -175,13 +198,30 @@ class WebDatasetSource(FieldSource):
         if len(left) == 1:
             self.inputs = (left[0],)
 
-    def _gathered(self, samples: Sequence[_Sample], ending: str, key: str) -> PlacedArray:
+    def _called_as(
+        self, places: Mapping[str, tuple[str, str]], samples: Sequence[_Sample]
+    ) -> dict[str, dict[int, str] | None]:
+        """How the classes of targets that are numbers in files of their own are written, by array."""
+        targets = {wish.rpartition("=")[0] or wish for wish in self.targets}
+        if self._spec.target_kind == "regression":
+            return {}
+        return {
+            path: self._spellings({self._text(one, ending).strip() for one in samples})
+            for path, (ending, _) in places.items()
+            if path in targets and _ending(ending) in _NUMBERS
+        }
+
+    def _gathered(
+        self, samples: Sequence[_Sample], ending: str, key: str, called: dict[int, str] | None
+    ) -> PlacedArray:
+        """The values of members; `called` are the names of numbers, None where these are to stay text."""
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
         with GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES) as gathered:
             for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
-                gathered.add(value, f"sample {shown(sample.name)}")
-            return gathered.placed()
+                own = self._text(sample, ending).strip() if called is None else value
+                gathered.add(own, f"sample {shown(sample.name)}")
+            return dataclasses.replace(gathered.placed(), called=called or {})
 
     def _values(self, samples: Sequence[_Sample], ending: str, key: str) -> Iterator[Array | str | bytes]:
         if not key:
@@ -198,7 +238,7 @@ class WebDatasetSource(FieldSource):
             return self._bytes(sample, ending)
         if kind in _NUMBERS:
             text = self._text(sample, ending).strip()
-            if not text.removeprefix("-").isdecimal():
+            if not _is_whole(text):
                 raise SourceError(f"{_shown(sample)}: .{ending} holds {shown(text)}; a whole number is needed")
             return np.array(int(text), np.int64)
         if kind == "npy":
@@ -341,6 +381,18 @@ def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
             f"{_shown(sample)}: {shown(key)} is {shown(value)}; numbers, even lists of numbers, and text are taken"
         )
     return found
+
+
+class _Text(str):
+    """A label in a file of its own, which may be a number; JSON says itself what is one."""
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _number(text: str) -> int | str:
+    return int(text) if _is_whole(text) else str(text)
 
 
 def _ending(name: str) -> str:

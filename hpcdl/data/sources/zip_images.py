@@ -14,7 +14,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.folders import ask_of_list, pictures_and_masks
+from hpcdl.data.sources.base.folders import ask_of_levels, ask_of_list, pictures_and_masks
 from hpcdl.data.sources.base.glance import IMAGE_ENDINGS, is_image_head
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
@@ -121,7 +121,7 @@ class ZipSource(FieldSource):
                 f"splits, or classes? Give --leave-out {typed(odd)}, or --split-names keep (a split of its own), or "
                 "--split-names ignore (all are classes)"
             )
-        found = []
+        found, below = [], []
         for path, own in zip(paths, folders, strict=True):
             split, classes = (splits.get(own[0], own[0].lower()), own[1:]) if splits and own else (UNSPLIT, own)
             if not classes:
@@ -134,6 +134,9 @@ class ZipSource(FieldSource):
                     "put splits above classes, or give --split-names ignore (a part of the class)"
                 )
             found.append((split, classes[0]))
+            below.append(classes[1] if len(classes) > 1 else "")
+        if all(below):
+            ask_of_levels(str(self._location), sorted({name for _, name in found}), sorted({*below}), self._spec)
         if self._spec.target_kind != "class" and pictures_and_masks([label for _, label in found]):
             raise SourceError(
                 f"{self._location} holds pictures and masks, not classes; unpack it and shard the folder, or give "

@@ -51,7 +51,8 @@ from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
 Counts = npt.NDArray[np.int64]
-_MISSING = frozenset({"nan", "n/a", "#n/a", "null", "?"})
+_MISSING = frozenset({"", "nan", "n/a", "#n/a", "<na>", "null", "?"})
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 
@@ -77,7 +78,13 @@ def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where:
 
 def _twins(names: Sequence[str]) -> Iterator[str]:
     plain: dict[str, str] = {}
+    numbers: dict[int, str] = {}
     for name in names:
+        if _WHOLE.fullmatch(name) and (number := numbers.setdefault(int(name), name)) != name:
+            yield (
+                f"the classes {shown(number)} and {shown(name)} are one number, written in two ways: one class or two? "
+                "Write them alike, or give --target-kind class to keep both"
+            )
         other = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
         if other != name:
             composed = unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)

@@ -232,12 +232,17 @@ class FolderWalk:
 
     def __init__(self, root: Path, spec: SourceSpec, out: LeftOut) -> None:
         self._root, self._spec, self._out = root, spec, out
+        self._own, self._below = False, dict[str, None]()
 
     def files(self, chosen: ClassFolder) -> list[tuple[str, list[FoundFile]]]:
         """Return the files below the class folder, by split."""
         found: dict[str, list[FoundFile]] = {}
         self._walk(chosen, "", chosen.split, found, ())
         return list(found.items())
+
+    def ask_of_levels(self, names: Sequence[str]) -> None:
+        """SourceError where the class folders walked, called `names`, hold folders alone: the classes may lie below."""
+        ask_of_levels(str(self._root), names, [] if self._own else list(self._below), self._spec)
 
     def _walk(
         self,
@@ -250,6 +255,9 @@ class FolderWalk:
         folder = self._root / chosen.path / below
         seen = (*above, not_above(folder, above))
         inside = listed(folder, self._spec, self._out)
+        if not below:
+            self._own = self._own or bool(inside.entries)
+            self._below.update(dict.fromkeys(inside.folders))
         prefix = f"{below}/" if below else ""
         found.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
         _ask_of_masks(folder, inside.folders, self._spec)

@@ -149,3 +149,14 @@ def test_finished_data_are_not_taken_for_others(case: str, tmp_path: Path) -> No
     with pytest.raises(UsageError, match=message):
         make(forty(tmp_path / name, "files", 1), target, resume=True, **options)
     assert contents(target) == before
+
+
+def test_what_a_writer_killed_at_its_very_end_has_left_goes(tmp_path: Path) -> None:
+    source, target = forty(tmp_path / "s", "files", 1), tmp_path / "out"
+    make(source, target)
+    before = contents(target)
+    (target / WORK_NAME).mkdir()
+    for name in (f"{WORK_NAME}/array0", f"{WORK_NAME}/rows.all", ".hpcdl-lock", "manifest.partial.00000"):
+        (target / name).touch()
+    assert report(source, target, resume=True).written == 0
+    assert contents(target) == before and not (target / WORK_NAME).exists()

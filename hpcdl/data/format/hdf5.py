@@ -824,8 +824,9 @@ class _Packing:
         rules = {"scale_factor": self.scale, "add_offset": self.offset}
         done = [f"{name} {value:g}" for name, value in rules.items() if value is not None]
         done += ["_Unsigned"] if self.unsigned else []
-        limits = (self.least, self.most)
-        done += ["valid from {} to {}".format(*limits)] if limits != (None, None) and missing else []
+        limits = [("from", self.least), ("to", self.most)]
+        valid = [f"{word} {limit:g}" for word, limit in limits if limit is not None]
+        done += [f"valid {' '.join(valid)}"] if valid and missing else []
         done += [f"{missing} missing values as NaN"] if missing else []
         return f"read as {self.dtype.name} by its attributes: {', '.join(done)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -18,9 +19,10 @@ from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.disk import make_folder, move_over, private_folder, remove_file
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_rate
-from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import (
     FIELDS_SCHEMA,
     SCHEMA,
@@ -198,7 +200,17 @@ def complete(request: ShardRequest) -> bool:
         manifest = read_manifest(request.target)[0]
         check_reader(request.target, manifest, request.reader)
         _check_made_so(request, manifest)
+        _clear(request.target)
     return done
+
+
+def _clear(target: Path) -> None:
+    """Remove what a writer that was killed after the manifest has left beside the data: samples, perhaps all of them."""
+    left = (target / WORK_NAME, target / LOCK_NAME, *target.glob(f"{PARTIAL_PREFIX}.*"))
+    if any(path.exists() for path in left) and os.access(target, os.W_OK | os.X_OK):
+        with writing(target):
+            journal.remove(target)
+            remove_work_folder(target)
 
 
 def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:

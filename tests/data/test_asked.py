@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, npy, png, tar, values
@@ -613,3 +614,18 @@ def test_classes_whose_accents_are_written_in_two_ways_are_asked_about(tmp_path:
     with pytest.raises(SourceError, match=r"differ in how Unicode writes their accents.*--target-kind class"):
         make(source, tmp_path / "out")
     assert len(make(source, tmp_path / "out", target_kind="class").class_names) == 2
+
+
+def test_a_data_folder_is_no_source_and_a_part_of_it_no_data_folder(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    make(pictures(*AB)(tmp_path), shards, split="train=0.5,val=0.5")
+    for source in (shards, shards / "train"):
+        with pytest.raises(SourceError, match=r"shards is a data folder of `hpcdl shard` already.*--format hdf5"):
+            make(source, tmp_path / "out")
+    assert make(shards / "train", tmp_path / "out", format="hdf5").class_names == ("0", "1")
+    with pytest.raises(UsageError, match=r"train is one split of a data folder; give .*shards"):
+        open_dataset(str(shards / "train"))
+    (shards / "manifest.json").unlink()
+    for lost in (shards, shards / "train"):
+        with pytest.raises(UsageError, match=r"holds shards without their manifest\.json"):
+            open_dataset(str(lost))

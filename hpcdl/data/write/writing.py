@@ -205,7 +205,7 @@ def complete(request: ShardRequest) -> bool:
 
 
 def _clear(target: Path) -> None:
-    """Remove what a writer that was killed after the manifest has left beside the data: samples, perhaps all of them."""
+    """Remove what a writer that was killed after the manifest has left beside the data, perhaps all samples."""
     left = (target / WORK_NAME, target / LOCK_NAME, *target.glob(f"{PARTIAL_PREFIX}.*"))
     if any(path.exists() for path in left) and os.access(target, os.W_OK | os.X_OK):
         with writing(target):

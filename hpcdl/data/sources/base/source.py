@@ -22,6 +22,7 @@ import xxhash
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.core.units import counted
+from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources import SOURCES
 from hpcdl.data.sources.base.glance import has_folders_of_images
@@ -210,6 +211,18 @@ def _ask_of_images_beside(path: Path, name: str) -> None:
         )
 
 
+def _ask_of_shards(path: Path) -> None:
+    """SourceError for a data folder of hpcdl's own, or a split's of one: its arrays alone say less than it does."""
+    if not path.is_dir() or not any(any(path.glob(own)) for own in ("shard-*.h5", "*/shard-*.h5")):
+        return
+    made = next((folder for folder in (path, path.parent) if (folder / MANIFEST_NAME).is_file()), None)
+    if made is not None:
+        raise SourceError(
+            f"{made} is a data folder of `hpcdl shard` already: shard its first source again. To take its plain "
+            "arrays, without names of classes, give --format hdf5"
+        )
+
+
 def _ask_of_two(path: Path, name: str) -> None:
     """SourceError where files of two formats lie in one folder: one of them would be left out unsaid."""
     kinds = ("numpy", "tfrecord", "hdf5", "webdataset", "parquet")
@@ -233,6 +246,7 @@ def recognise(location: str) -> str:
     with examining(location):
         if path.is_dir() and not any(path.iterdir()):
             raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
+        _ask_of_shards(path)
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
                 _ask_of_images_beside(path, name)

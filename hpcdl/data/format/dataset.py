@@ -269,9 +269,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
         if (folder.parent / FILE_NAME).is_file() and any(folder.glob("shard-*.h5")):
             raise UsageError(f"{data} is one split of a data folder; give {folder.parent}")
         if any(folder.glob("shard-*.h5")) or any(folder.glob("*/shard-*.h5")):
-            raise UsageError(
-                f"{data} holds shards without their {FILE_NAME}; copy it there, or shard the source again"
-            )
+            raise UsageError(f"{data} holds shards without their {FILE_NAME}; copy it there, or shard the source again")
         raise UsageError(
             f"{data} holds no {FILE_NAME}; make a data folder with `{typed('shard', folder, 'NEW_FOLDER')}`"
         )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.errors import CorruptError, HpcdlError, RankError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import Communicator
@@ -176,7 +176,7 @@ def _leaders(communicator: Communicator | None, wanted: _Wanted) -> Iterator[Com
 
 
 def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | None) -> Path:
-    """Return the node's folder; if one rank had a problem, raise it on every rank."""
+    """The node's folder; where a rank had a problem it raises that, and every other rank a RankError that names it."""
     if communicator is None:
         if problem is not None:
             raise problem
@@ -188,11 +188,12 @@ def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | N
         "exit_code": getattr(problem, "exit_code", 0),
     }
     answers = communicator.allgather_json(message)
-    for answer in answers:
+    if problem is not None:
+        raise problem
+    for rank, answer in enumerate(answers):
         if answer["problem"]:
-            error = HpcdlError(f"{answer['host']}: {answer['problem']}")
-            error.exit_code = answer["exit_code"]
-            raise error
+            text = f"rank {rank} on {answer['host']}: {answer['problem']}"
+            raise RankError(text, rank=rank, host=answer["host"], exit_code=answer["exit_code"])
     return next(Path(answer["path"]) for answer in answers if answer["host"] == communicator.host and answer["path"])
 
 

@@ -6,7 +6,7 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from hpcdl.cli.main import main
+from hpcdl.cli import command
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -1,1 +1,12 @@
 """One file per command, or a few that belong together: parse, call one function below, render. No logic."""
+
+import signal
+
+
+def command() -> None:
+    """The `hpcdl` command. While it loads, Ctrl-C ends it without a word: it has begun nothing (`run` answers it)."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from hpcdl.cli.main import main
+
+    main()

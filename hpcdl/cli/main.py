@@ -58,6 +58,8 @@ def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int
 def run(arguments: list[str]) -> int:
     """Run `arguments` and return the exit code; messages go to stderr."""
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # it may be answered from here on
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         check_words(arguments)
         from hpcdl.cli.app import app_for  # a slow import, during which Ctrl-C may come
 

@@ -78,6 +78,25 @@ def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: Comman
     assert finished.err.splitlines()[-1:] == ["hpcdl: stopped by Ctrl-C"] and "Traceback" not in finished.err
 
 
+LOADING = """
+import os, runpy, signal, sys
+
+class Strike:
+    def find_spec(name, path=None, target=None):
+        if name == "hpcdl.core.units":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Strike)
+sys.argv = ["hpcdl", "models"]
+runpy.run_module("hpcdl", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_word() -> None:
+    finished = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (-signal.SIGINT, "", "")
+
+
 ENDING = """
 import os, signal, sys
 

@@ -207,9 +207,16 @@ def raise_for(state: StudyState, folder: Path) -> None:
     failed = [run for run in state.runs if run.status == "failed"]
     left = any(run.status == "waiting" for run in state.runs)
     if failed and (left or not all(is_try(run.name) for run in failed)):
+        records = [record_of(folder / (TRIES if is_try(run.name) else RUNS) / run.name) for run in failed]
+        alike = all(record is not None and record.failure == NOT_FINITE for record in records)
+        advice = (
+            "with this seed and these settings they would fail again: change the study, and choose another --out DIR"
+            if alike
+            else "try them again with --resume"
+        )
         raise HpcdlError(
             f"{len(failed)} of {len(state.runs)} runs failed; {failed[0].name}: {failed[0].message}; "
-            f"see {folder / LOGS}, and try them again with --resume"
+            f"see {folder / LOGS}, and {advice}"
         )
 
 

@@ -62,7 +62,7 @@ def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
     assert read_record(folder / "failed" / f"{once}.1").workers == 2, "a run that left no record gets one"
     with pytest.raises(HpcdlError, match=f"1 of 4 runs failed; {bad}: killed by signal 9") as caught:
         raise_for(state, folder)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 1 and str(caught.value).endswith("try them again with --resume")
     again = sweep(folder, allocation, study, plan, resume=True)
     assert again.count("finished") == 4, "a failed run gets another chance with --resume"
     assert len(told(tmp_path / "fake")) == 4 + 2 + 1, "and nothing else is run again"
@@ -82,8 +82,9 @@ def test_a_run_whose_numbers_are_not_finite_is_not_started_again(tmp_path: Path)
     assert len(said) == 1 and said[0].endswith("it is not started again, its seed and settings would be the same")
     record = read_record(folder / "runs" / bad)
     assert (record.status, record.failure) == ("failed", "not-finite") and "a/kernel" in record.message
-    with pytest.raises(HpcdlError, match=f"1 of 2 runs failed; {bad}: exit code 1: the gradient"):
+    with pytest.raises(HpcdlError, match=f"1 of 2 runs failed; {bad}: exit code 1: the gradient") as caught:
         raise_for(state, folder)
+    assert "--resume" not in str(caught.value) and str(caught.value).endswith("and choose another --out DIR")
     assert sweep(folder, allocation, study, plan, resume=True).count("finished") == 2
 
 

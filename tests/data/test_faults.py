@@ -248,6 +248,21 @@ def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest
     assert report(source, tmp_path / "out", **{**options, "workers": 1}, resume=True).kept >= 1
 
 
+def test_a_quota_that_is_used_up_is_told_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While samples are listed the error that has no file gets one; of shards no free room of the disk is told."""
+
+    def used_up(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError) as listing:
+        patched.setattr(writing, "make_job", used_up)
+        make("synthetic:mnist", tmp_path / "out", samples=20)
+    assert listing.value.filename == str(tmp_path / "out" / ".hpcdl-work") and not (tmp_path / "out").exists()
+    monkeypatch.setattr(writing, "write_all", used_up)
+    with pytest.raises(HpcdlError, match=r"are needed, and your quota is used up; make room and .* --resume"):
+        make("synthetic:mnist", tmp_path / "out", samples=20)
+
+
 @pytest.mark.usefixtures("late")
 def test_a_disk_that_is_full_for_another_process_is_told(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "check_space", lambda *_: None)

@@ -119,18 +119,26 @@ def _is_the_systems(link: Path, owner: int) -> bool:
 
 
 @contextlib.contextmanager
-def _folder_of(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder of `path`; an error about unwritable places names `path`.
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an error for which nothing can be written to a place names `path`.
 
-    The kernel's error names no path, or one that is valid in that folder only.
+    The kernel's own names none, or one that is good in one folder only.
     """
-    descriptor = open_folder(path.parent)
     try:
-        yield descriptor
+        yield
     except OSError as error:
         if error.errno in NO_PLACE and "/" not in os.fsdecode(error.filename or ""):
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    """A descriptor of the folder of `path`; an error for which nothing can be written there names `path`."""
+    descriptor = open_folder(path.parent)
+    try:
+        with naming(path):
+            yield descriptor
     finally:
         os.close(descriptor)
 

@@ -126,12 +126,13 @@ def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
         raise no_space(target, needed)
 
 
-def no_space(target: Path, needed: int, *, at_most: bool = False) -> HpcdlError:
-    """Return the error for a full file system; `at_most`: compressed data takes less than `needed`."""
+def no_space(target: Path, needed: int, *, at_most: bool = False, quota: bool = False) -> HpcdlError:
+    """The error for a full file system, or a `quota` that is used up; `at_most`: compressed data takes less."""
     found = os.statvfs(target)
     free = format_bytes(found.f_bavail * found.f_frsize)
     wanted = f"at most {format_bytes(needed)}" if at_most else format_bytes(needed)
     return HpcdlError(
-        f"no space left in {target}: {wanted} are needed, {free} are free; "
-        "make room and run the same command with --resume"
+        f"no space left in {target}: {wanted} are needed, "
+        + ("and your quota is used up; " if quota else f"{free} are free; ")
+        + "make room and run the same command with --resume"
     )

@@ -18,8 +18,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError, shown
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import from_json
-from hpcdl.core.storage.disk import make_folder, move_over, private_folder, remove_file
-from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.disk import make_folder, move_over, naming, private_folder, remove_file
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_rate
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
@@ -265,7 +264,8 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
         work = new_work_folder(target)
         try:
             request = _as_begun(request)
-            job = make_job(request, work, alone=alone)
+            with naming(work):
+                job = make_job(request, work, alone=alone)
             entered = journal.entered(target, job.identity(), job.state)
             done = {**entered.done, **entered.before}
             check_space(target, job, len(job.tasks()) - len(done))
@@ -332,8 +332,8 @@ def _full_disk_explained(job: ShardJob, request: ShardRequest, num_left: Callabl
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        missing = missing_bytes(job, num_left())
-        raise no_space(request.target, missing, at_most=job.compression is not None) from error
+        missing, quota = missing_bytes(job, num_left()), error.errno == errno.EDQUOT
+        raise no_space(request.target, missing, at_most=job.compression is not None, quota=quota) from error
 
 
 def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: bool) -> ShardJob:

@@ -13,7 +13,7 @@ sys.path.insert(
 )  # this checkout's hpcdl.core.storage.disk, whatever PYTHON has
 
 from build import install, uninstall, wheelhouse
-from plan import InstallError, Plan
+from plan import InstallError, Plan, told
 from processes import STOPS, Stopped, ignore_stops
 
 COMMANDS: dict[str, Callable[[Plan], None]] = {"install": install, "uninstall": uninstall, "wheelhouse": wheelhouse}
@@ -39,10 +39,7 @@ def main() -> int:
         print(f"hpcdl: stopped by {stop}; nothing was left behind", file=sys.stderr)
         return 130
     except OSError as error:
-        print(
-            f"hpcdl: {error.filename}: {error.strerror}; what this leaves, the next `make install` clears",
-            file=sys.stderr,
-        )
+        print(f"hpcdl: {told(error)}; what this leaves, the next `make install` clears", file=sys.stderr)
         return 1
     return 0
 

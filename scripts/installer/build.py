@@ -33,6 +33,7 @@ from tree import (
     sweep_left,
 )
 
+from hpcdl.core.errors import NO_PLACE
 from hpcdl.core.storage.disk import create, creating, make_folder, make_link, make_private_folder, private_folder
 
 _PR_SET_PDEATHSIG = 1
@@ -327,7 +328,11 @@ def run(
             raise
         output.seek(0)
         if process.returncode:
-            sys.stderr.write(output.read().decode(errors="replace"))
+            said = output.read().decode(errors="replace")
+            for number, remedy in NO_PLACE.items():  # pip tells of it by a traceback for each line of its log
+                if (why := os.strerror(number)) in said:
+                    raise InstallError(f"{what} failed: {why}; {remedy}; nothing was left behind", exit_code=1)
+            sys.stderr.write(said)
             raise InstallError(f"{what} failed (see above); nothing was left behind", exit_code=1)
 
 

@@ -6,11 +6,14 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcdl.core.errors import NO_PLACE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MPI_CHOICES = {"mpich": "PyPI's mpich, inside the tree", "site": "the centre's own MPI library"}
@@ -22,6 +25,19 @@ class InstallError(Exception):
     def __init__(self, message: str, *, exit_code: int = 2) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def told(error: OSError) -> str:
+    """`cannot write FILE: WHY`, with the remedy where a place takes no more."""
+    number, where = error.errno, error.filename
+    if isinstance(error, shutil.Error):  # the copy of a folder: source, target and words of each file that failed
+        _, where, words = error.args[0][0]
+        found = re.match(r"\[Errno (\d+)\]", words)
+        number = int(found[1]) if found else None
+    if number is None:
+        return str(error)
+    remedy = f"; {NO_PLACE[number]}" if number in NO_PLACE else ""
+    return (f"cannot write {where}: " if where else "") + os.strerror(number) + remedy
 
 
 @dataclass(frozen=True, kw_only=True)

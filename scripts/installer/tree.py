@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kept import MARKER, RECEIPT, keep
 from modulefile import is_of_another_prefix, is_of_this_prefix, remove_modulefile, sweep_modulefiles
-from plan import InstallError, Plan
+from plan import InstallError, Plan, told
 from processes import end_programs_of, ignore_stops, running_from
 
 from hpcdl.core.storage.disk import (
@@ -180,7 +180,7 @@ def replacing(plan: Plan) -> Iterator[None]:
         for folder in missing:
             remove_empty(folder)
         if isinstance(error, OSError):
-            raise InstallError(f"{error.strerror} ({error.filename}); nothing was left behind", exit_code=1) from None
+            raise InstallError(f"{told(error)}; nothing was left behind", exit_code=1) from None
         raise
     _forget_replaced(plan)
 

@@ -98,3 +98,31 @@ def test_a_default_that_names_no_version_is_told(checkout: Checkout, place: Plac
     assert "hpcdl: installed in" in install(checkout, place)
     finished = checkout.make("uninstall", *place.settings)
     assert finished.code == 0 and "default" not in finished.err
+
+
+def test_a_full_disk_is_told_in_one_line(checkout: Checkout, tmp_path: Path) -> None:
+    """Of a folder that is copied, and of a step, whose own words would be a traceback for each line of its log."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "page.md").write_text("x")
+    code = """
+import shutil, tree, types
+def copy(path, target):
+    shutil.copyfile(path, '/dev/full')
+def install():
+    shutil.copytree(words[0], words[1], copy_function=copy)
+settings = plan.Plan.from_environment({**build.os.environ, 'PREFIX': words[2], 'MODULEDIR': words[2]})
+try:
+    with tree.replacing(settings):
+        install()
+except plan.InstallError as error:
+    print(error)
+try:
+    build.run(['/bin/sh', '-c', 'echo "No space left on device"; exit 1'], 'pip install')
+except plan.InstallError as error:
+    print(error)
+"""
+    done = step(checkout, code, tmp_path / "source", tmp_path / "target", tmp_path / "apps")
+    why = "No space left on device; make room (`df -h`, `df -i`), or choose another place; nothing was left behind"
+    first, _, last = done.stdout.splitlines()
+    assert first == f"cannot write {tmp_path}/target/page.md: {why}" and not (tmp_path / "apps").exists()
+    assert (last, done.stderr) == (f"pip install failed: {why}", "")

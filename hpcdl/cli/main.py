@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import sys
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
-from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, without_place
+from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, shown, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
@@ -124,6 +125,9 @@ def _unexpected(error: Exception) -> int:
         return Interrupted.exit_code
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 1))
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever looks for a file may meet it
+        complain(UsageError(f"{shown(os.fsdecode(error.filename or ''))} is too long a name; give a shorter one"))
+        return UsageError.exit_code
     if os.environ.get(VERBOSE):
         raise error
     if line := without_place(error):

@@ -25,7 +25,7 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.errors import CorruptError, Interrupted, RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly
 from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import LaunchPlan
@@ -76,7 +76,7 @@ def start(
     make_folder(folder)
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)
-    log = folder / "launcher.log"
+    log, began = folder / "launcher.log", folder.stat()
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
@@ -92,6 +92,7 @@ def start(
             watcher.wait()
     if watcher.silent is not None:
         raise watcher.silent
+    _check_still_there(folder, began)
     statuses = watcher.statuses()
     casualty = launcher.first_casualty(chatter.text()) or watcher.casualty()
     if casualty is None and not statuses:
@@ -107,6 +108,17 @@ def start(
         if watcher.stop_requests:
             error.node, error.grows = "", False
         raise
+
+
+def _check_still_there(folder: Path, began: os.stat_result) -> None:
+    """HpcdlError where another folder than the one in which the ranks began has this path now, or none."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(folder.stat(), began):
+            return
+    raise HpcdlError(
+        f"{folder.parent} was moved or removed while its ranks ran: what they saved since is in a new folder of this "
+        "name, all else where you have moved it; put them together, or continue the moved one with --resume"
+    )
 
 
 def _killed_unheard(processes: Sequence[subprocess.Popen[bytes]], chatter: str) -> Casualty | None:
@@ -166,6 +178,7 @@ class _Chatter:
         if (
             self._launcher.leaves_others
             and not self._others_to_end
+            and self._log.exists()  # else the folder was moved, which is told when the ranks have ended
             and (size := self._log.stat().st_size) > self._read_to
         ):
             self._read_to, self._others_to_end = size, self._launcher.first_casualty(self.text()) is not None

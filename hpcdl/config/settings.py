@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -221,8 +222,8 @@ def _text(value: Any) -> str:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise ValueError(f"{shown(value)} is not text")
     text = str(value)
-    if "\0" in text or max(map(len, text.split("/"))) > LONGEST_NAME:
-        raise ValueError(f"{shown(text)} holds a zero byte, or a name of more than {LONGEST_NAME} letters")
+    if "\0" in text or max(map(len, os.fsencode(text).split(b"/"))) > LONGEST_NAME:
+        raise ValueError(f"{shown(text)} holds a zero byte, or a name of more than {LONGEST_NAME} bytes")
     try:
         text.encode()
     except UnicodeEncodeError:

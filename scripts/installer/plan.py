@@ -29,15 +29,14 @@ class InstallError(Exception):
 
 def told(error: OSError) -> str:
     """`cannot write FILE: WHY`, with the remedy where a place takes no more."""
-    number, where = error.errno, error.filename
+    number, where, why = error.errno, error.filename, error.strerror
     if isinstance(error, shutil.Error):  # the copy of a folder: source, target and words of each file that failed
         _, where, words = error.args[0][0]
         found = re.match(r"\[Errno (\d+)\]", words)
         number = int(found[1]) if found else None
-    if number is None:
-        return str(error)
+        why = os.strerror(number) if number else words
     remedy = f"; {NO_PLACE[number]}" if number in NO_PLACE else ""
-    return (f"cannot write {where}: " if where else "") + os.strerror(number) + remedy
+    return (f"cannot write {where}: " if where else "") + (why or str(error)) + remedy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.core.errors import UsageError
 from hpcdl.core.pages import manual
 from tests.conftest import ROOT, CommandLine
 
@@ -57,3 +58,9 @@ def test_what_python_leaves_beside_examples_is_none(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in (tmp_path / "readers").iterdir()) == sorted(
         path.name for path in (ROOT / "share" / "hpcdl" / "examples" / "readers").iterdir() if path.suffix == ".py"
     )
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="file is no folder; choose another one with --to DIR"):
+        manual.copy_examples(["digits"], tmp_path / "file")

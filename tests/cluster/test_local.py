@@ -20,7 +20,7 @@ from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.status import StatusReport, read_statuses, report_all
-from hpcdl.core.errors import Interrupted, RankError, StoppedEarly
+from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly
 from hpcdl.core.protocols import LaunchPlan
 from tests.conftest import patience
 
@@ -61,6 +61,13 @@ def test_ranks_that_finish_are_in_one_table(tmp_path: Path) -> None:
     )
     assert [(status.rank, status.state) for status in read_statuses(folder)] == [(rank, "done") for rank in range(3)]
     assert sorted(path.name for path in folder.iterdir()) == ["all.json", "launcher.log"]
+
+
+@pytest.mark.mpi
+def test_a_folder_that_is_moved_while_ranks_run_is_told(tmp_path: Path) -> None:
+    moved = "communicator.barrier()\nif place.rank == 0: folder.rename(str(folder) + '-moved')\nreport.publish('done')"
+    with pytest.raises(HpcdlError, match=r"was moved or removed while its ranks ran: .* --resume"):
+        start(moved, tmp_path)
 
 
 @pytest.mark.mpi

@@ -30,6 +30,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--resume"], 2, "add --run-dir DIR"),
         (["--resume", "--run-dir", ""], 2, "--run-dir is empty (a variable that is not set?)"),
         (["--run-dir="], 2, "--run-dir is empty (a variable that is not set?)"),
+        (["--run-dir", "é" * 200], 2, "a name of more than 255 bytes"),
         (["--run-dir", f"{__file__}/run"], 2, "a file is in its way; choose another --run-dir"),
         (["--data", ""], 2, "the data folder's name is empty"),
         (["--servers", "1"], 2, "strategy 'ring' has no servers"),
@@ -56,25 +57,13 @@ def test_one_line_and_nothing_written(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("train --ranks 1 --data gone -n 2", ["--ranks 1 does not count: -n 2 stands behind it"]),
-        ("train --data gone --resume --no-resume", ["--resume does not count: --no-resume stands behind it"]),
-        ("train --data=gone --data gone --set seed=1 --set steps=2 --set seed=3",
-         ["--set seed=1 does not count: --set seed=3 stands behind it"]),
-        ("predict --import csv a --import csv 'b c'", ["--import csv a does not count: --import csv 'b c' stands"]),
-        ("node show --machine a --machine gone", ["--machine a does not count: --machine gone stands behind it"]),
-        ("sweep --model lenet --strategy ring --strategy gone --workers 1 --workers 2",
-         ["--workers 1 does not count: --workers 2 stands behind it"]),
-        ("run --ranks 1 gone.py --ranks 2 --ranks 3", []),
-        ("train --data gone --json --json --quiet -q", []),
-    ],
-)  # fmt: skip
-def test_what_a_later_word_overrides_is_told(ask_hpcdl: CommandLine, line: str, told: list[str]) -> None:
-    finished = ask_hpcdl(shlex.split(line))
-    assert finished.code == 2, finished.err
-    said = [words.removeprefix("warning: ") for words in finished.err.splitlines() if words.startswith("warning: ")]
-    assert len(said) == len(told) and all(map(str.startswith, said, told)), finished.err
+    "command", ["runs", "report", "inspect", "checkpoints", "watch", "run", f"shard {DIGITS}", "examples digits --to"]
+)
+def test_a_name_that_no_file_can_have(ask_hpcdl: CommandLine, tmp_path: Path, command: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    finished = ask_hpcdl([*command.split(), "x" * 300], cwd=tmp_path)
+    assert finished.code == 2 and "is too long a name; give a shorter one" in finished.err, finished.err
+    assert len(finished.err.strip().splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("command", ["report", "runs", "trace", "shard", "export --to keras"])

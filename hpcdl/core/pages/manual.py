@@ -187,7 +187,10 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
         if target.is_dir() or (target.exists() and target.read_bytes() != path.read_bytes()):
             raise UsageError(f"{target} exists and differs from the example; choose another folder with --to DIR")
     for path, target in pairs:
-        disk.make_folder(target.parent)
+        try:
+            disk.make_folder(target.parent)
+        except FileExistsError as error:
+            raise UsageError(f"{error.filename} is no folder; choose another one with --to DIR") from error
         if not target.exists():
             disk.create(target, path.read_bytes())
     return [folder / name for name in names]

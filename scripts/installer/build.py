@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kept import RECEIPT, SCRATCH, write_list
 from modulefile import say_default, warn_of_default, write_modulefile
-from plan import CHECKOUT, InstallError, Plan
+from plan import CHECKOUT, FullDisk, InstallError, Plan
 from processes import ignore_stops
 from tree import (
     check_replaceable,
@@ -194,6 +194,8 @@ def build_pages(plan: Plan, scratch: Path, environment: Mapping[str, str]) -> No
     line = [str(python), "-m", "pip", "install", "-qq", *pip_options(plan, scratch), *wanted]
     try:
         run(line, "fetching Sphinx for the pages", environment)
+    except FullDisk:
+        raise
     except InstallError:
         print(
             "hpcdl: warning: no Sphinx to be had: the pages are installed as text; `make wheelhouse` adds it",
@@ -331,7 +333,7 @@ def run(
             said = output.read().decode(errors="replace")
             for number, remedy in NO_PLACE.items():  # pip tells of it by a traceback for each line of its log
                 if (why := os.strerror(number)) in said:
-                    raise InstallError(f"{what} failed: {why}; {remedy}; nothing was left behind", exit_code=1)
+                    raise FullDisk(f"{what} failed: {why}; {remedy}; nothing was left behind", exit_code=1)
             sys.stderr.write(said)
             raise InstallError(f"{what} failed (see above); nothing was left behind", exit_code=1)
 

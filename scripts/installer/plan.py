@@ -27,6 +27,10 @@ class InstallError(Exception):
         self.exit_code = exit_code
 
 
+class FullDisk(InstallError):
+    """A step found no place to write to: what else it lacks is not known."""
+
+
 def told(error: OSError) -> str:
     """`cannot write FILE: WHY`, with the remedy where a place takes no more."""
     number, where, why = error.errno, error.filename, error.strerror

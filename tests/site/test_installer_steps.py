@@ -100,8 +100,9 @@ def test_a_default_that_names_no_version_is_told(checkout: Checkout, place: Plac
     assert finished.code == 0 and "default" not in finished.err
 
 
-def test_a_full_disk_is_told_in_one_line(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
     """Of a folder that is copied, and of a step, whose own words would be a traceback for each line of its log."""
+    checkout = copy_checkout(tmp_path / "checkout", "1.0")
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "page.md").write_text("x")
     code = """
@@ -116,8 +117,13 @@ try:
         install()
 except plan.InstallError as error:
     print(error)
+scratch = build.Path(words[1])
+(plan.CHECKOUT / 'docs').mkdir()
+(plan.CHECKOUT / 'docs' / 'conf.py').touch()
+run, full = build.run, ['/bin/sh', '-c', 'echo "No space left on device"; exit 1']
+build.run = lambda line, what, *_: run(full, what) if 'Sphinx' in what else None
 try:
-    build.run(['/bin/sh', '-c', 'echo "No space left on device"; exit 1'], 'pip install')
+    build.build_pages(settings, scratch, build.pip_environment(settings, scratch))
 except plan.InstallError as error:
     print(error)
 """
@@ -125,4 +131,4 @@ except plan.InstallError as error:
     why = "No space left on device; make room (`df -h`, `df -i`), or choose another place; nothing was left behind"
     first, _, last = done.stdout.splitlines()
     assert first == f"cannot write {tmp_path}/target/page.md: {why}" and not (tmp_path / "apps").exists()
-    assert (last, done.stderr) == (f"pip install failed: {why}", "")
+    assert (last, done.stderr) == (f"fetching Sphinx for the pages failed: {why}", "")

@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
-from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly
+from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly, without_place
 from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import LaunchPlan
@@ -51,7 +52,9 @@ ENDING_S = 1.0
 LOOK_S = 1.0
 """Interval of checking the heartbeat of a single remaining rank."""
 _BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
-"""The text by which each mpiexec reports a killed rank; they print similar text for a program that cannot start."""
+"""How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
+_ROOM_BYTES = 1 << 16
+"""A place that takes so many bytes is not full."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 """A scheduler may repeat its warning, and a closing terminal sends several hangups."""
 
@@ -102,7 +105,9 @@ def start(
     except RankError as error:
         if watcher.stop_requests > 1 and (error.lost or not statuses):
             raise Interrupted(f"stopped at once by a second signal: what was not saved is lost; see {log}") from error
-        error.lost = error.lost and not watcher.stop_requests  # ranks killed after a stop request must not restart
+        if error.lost and (why := _no_place(folder)):
+            error.args = (f"{error}; a launcher ends its ranks where it {why}",)
+        error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
         raise
     except StoppedEarly as error:
         if watcher.stop_requests:
@@ -119,6 +124,18 @@ def _check_still_there(folder: Path, began: os.stat_result) -> None:
         f"{folder.parent} was moved or removed while its ranks ran: what they saved since is in a new folder of this "
         "name, all else where you have moved it; put them together, or continue the moved one with --resume"
     )
+
+
+def _no_place(folder: Path) -> str:
+    """`cannot write FOLDER: WHY` with the remedy where no more can be written there; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(folder)
+        return without_place(error)
+    return ""
 
 
 def _killed_unheard(processes: Sequence[subprocess.Popen[bytes]], chatter: str) -> Casualty | None:

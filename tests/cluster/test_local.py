@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -68,6 +69,21 @@ def test_a_folder_that_is_moved_while_ranks_run_is_told(tmp_path: Path) -> None:
     moved = "communicator.barrier()\nif place.rank == 0: folder.rename(str(folder) + '-moved')\nreport.publish('done')"
     with pytest.raises(HpcdlError, match=r"was moved or removed while its ranks ran: .* --resume"):
         start(moved, tmp_path)
+
+
+@pytest.mark.mpi
+def test_a_full_disk_is_named_where_it_may_have_ended_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpiexec ends them where their words find no place in its log."""
+
+    def full(**_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(local.tempfile, "TemporaryFile", full)
+    with pytest.raises(RankError, match=r"ended without a word .* cannot write .*ranks: Disk quota exceeded") as caught:
+        start("if place.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncommunicator.barrier()", tmp_path)
+    assert caught.value.lost
 
 
 @pytest.mark.mpi

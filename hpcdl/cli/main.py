@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, shown, without_place
@@ -127,6 +128,9 @@ def _unexpected(error: Exception) -> int:
         return int(getattr(error, "exit_code", 1))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever looks for a file may meet it
         complain(UsageError(f"{shown(os.fsdecode(error.filename or ''))} is too long a name; give a shorter one"))
+        return UsageError.exit_code
+    if isinstance(error, FileNotFoundError) and not Path().stat().st_nlink:
+        complain(UsageError("the current folder was removed; `cd` to one that is there"))
         return UsageError.exit_code
     if os.environ.get(VERBOSE):
         raise error

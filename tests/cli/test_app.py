@@ -78,6 +78,14 @@ def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: Comman
     assert finished.err.splitlines()[-1:] == ["hpcdl: stopped by Ctrl-C"] and "Traceback" not in finished.err
 
 
+def test_a_current_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    line = f"cd {tmp_path}/gone && rmdir ../gone && exec {sys.executable} -P -m hpcdl examples digits"
+    (tmp_path / "gone").mkdir()
+    finished = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr == "hpcdl: the current folder was removed; `cd` to one that is there\n"
+
+
 LOADING = """
 import os, runpy, signal, sys
 

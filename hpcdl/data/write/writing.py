@@ -19,6 +19,7 @@ from hpcdl.core.progress import Progress, progress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.disk import make_folder, move_over, naming, private_folder, remove_file
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_rate
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT

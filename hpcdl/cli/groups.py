@@ -79,7 +79,7 @@ class OwnCommand(TyperCommand):
         place = placement()
         if place is None or place.rank == 0:
             for unused, used in overridden(args, options, interspersed=ctx.allow_interspersed_args):
-                say(f"warning: {unused} does not count: {used} stands behind it")
+                say(f"warning: {unused} is ignored, because {used} follows")
         return super().parse_args(ctx, args)
 
 

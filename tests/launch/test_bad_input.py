@@ -66,6 +66,28 @@ def test_a_name_that_no_file_can_have(ask_hpcdl: CommandLine, tmp_path: Path, co
     assert len(finished.err.strip().splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("train --ranks 1 --data gone -n 2", ["--ranks 1 is ignored, because -n 2 follows"]),
+        ("train --data gone --resume --no-resume", ["--resume is ignored, because --no-resume follows"]),
+        ("train --data=gone --data gone --set seed=1 --set steps=2 --set seed=3",
+         ["--set seed=1 is ignored, because --set seed=3 follows"]),
+        ("predict --import csv a --import csv 'b c'", ["--import csv a is ignored, because --import csv 'b c' follows"]),
+        ("node show --machine a --machine gone", ["--machine a is ignored, because --machine gone follows"]),
+        ("sweep --model lenet --strategy ring --strategy gone --workers 1 --workers 2",
+         ["--workers 1 is ignored, because --workers 2 follows"]),
+        ("run --ranks 1 gone.py --ranks 2 --ranks 3", []),
+        ("train --data gone --json --json --quiet -q", []),
+    ],
+)  # fmt: skip
+def test_what_a_later_word_overrides_is_told(ask_hpcdl: CommandLine, line: str, told: list[str]) -> None:
+    finished = ask_hpcdl(shlex.split(line))
+    assert finished.code == 2, finished.err
+    said = [words.removeprefix("warning: ") for words in finished.err.splitlines() if words.startswith("warning: ")]
+    assert len(said) == len(told) and all(map(str.startswith, said, told)), finished.err
+
+
 @pytest.mark.parametrize("command", ["report", "runs", "trace", "shard", "export --to keras"])
 def test_an_empty_name_is_not_this_folder(ask_hpcdl: CommandLine, tmp_path: Path, command: str) -> None:
     before = sorted(tmp_path.rglob("*"))

@@ -102,8 +102,8 @@ def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
         tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
     else:
         tell(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
-        for item in job.fields:
-            tell(f"  {item.describe()}")
+        for field in job.fields:
+            tell(f"  {field.describe()}")
     for line in job.facts.remarks:
         tell(f"  {line}")
     for name, count in plan.shards.items():
@@ -137,7 +137,7 @@ def _plan_document(job: Any) -> dict[str, Any]:
         "dtype": job.dtype,
         "num_classes": len(job.facts.class_names),
         "understood": list(job.facts.remarks),
-        **({"fields": [dataclasses.asdict(item) for item in job.fields]} if not job.pictures else {}),
+        **({"fields": [dataclasses.asdict(field) for field in job.fields]} if not job.pictures else {}),
         "plan": dataclasses.asdict(job.plan),
     }
 
@@ -189,11 +189,11 @@ def inspect(
         document.update(_check(folder, source, reader, commentary, keep=json))
     from hpcdl.data.show import inspection
 
-    found = inspection.inspect(folder)
-    if found.unknown_shards:
+    contents = inspection.inspect(folder)
+    if contents.unknown_shards:
         say(
-            f"warning: the manifest of {folder} does not name {listed(found.unknown_shards)}: nobody reads such files. "
-            "Are they of another data set? Move them away"
+            f"warning: the manifest of {folder} does not name {listed(contents.unknown_shards)}: nobody reads such "
+            "files. Are they of another data set? Move them away"
         )
     if out is not None and (samples or show):
         make_output_folder(out)
@@ -202,12 +202,12 @@ def inspect(
     if show:
         document["page"] = _page(folder, out)
     if json:
-        print_json({**dataclasses.asdict(found), **document})
+        print_json({**dataclasses.asdict(contents), **document})
         return
-    _show(found)
-    model = "FILE.py:build" if found.fields else network_for(found.sample_shape)
-    words = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
-    commentary.say(f"next: {typed(*words)}")
+    _show(contents)
+    model = "FILE.py:build" if contents.fields else network_for(contents.sample_shape)
+    command = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
+    commentary.say(f"next: {typed(*command)}")
 
 
 def _page_path(folder: Path, out: Path | None) -> Path:
@@ -235,15 +235,15 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
         for name in repaired:
             say(f"written again: {name}")
         checked = inspection.verify(folder)
-    found = {
+    damage = {
         "faults": list(checked.faults), "bad_shards": list(checked.bad_shards), "undecodable": list(checked.undecodable)
     }  # fmt: skip
     if keep and (checked.faults or checked.undecodable):
-        print_json({"folder": str(folder), **found})
+        print_json({"folder": str(folder), **damage})
     inspection.require_sound(folder, checked)
     decoded = f", and every picture of {format_count(checked.num_decoded)} decodes" if checked.num_decoded else ""
     say(f"sound: every checksum of {checked.num_shards} shards ({format_bytes(checked.num_bytes)}) fits{decoded}")
-    return {"verified": True, **found, "repaired": repaired}
+    return {"verified": True, **damage, "repaired": repaired}
 
 
 def _page(folder: Path, out: Path | None) -> str:
@@ -278,10 +278,10 @@ def _show(found: Any) -> None:
         ("source", found.source_format),
         *([("reader", f"{found.reader}, SHA-256 {found.reader_sha256}")] if found.reader else []),
         *(
-            [("field", item.describe() + _scaling(item)) for item in found.fields]
+            [("field", field.describe() + _scaling(field)) for field in found.fields]
             or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
         ),
-        *[("words", _words(item.name, own)) for item in found.fields for own in item.categories],
+        *[("words", _words(field.name, categories)) for field in found.fields for categories in field.categories],
         ("classes", format_count(found.num_classes)),
         ("block", f"{found.block_samples} samples"),
         ("file system", found.file_system),

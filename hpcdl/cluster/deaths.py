@@ -97,7 +97,7 @@ class DeathWatch:
 
     def _let_in(self) -> list[int]:
         """Accept all pending connections, and return their lines."""
-        found = []
+        descriptors = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 line, _ = self._door.accept()
@@ -106,9 +106,9 @@ class DeathWatch:
                 if user == os.getuid():  # abstract names are open to every user of the node
                     line.setblocking(False)
                     self._lines.add(line.fileno())
-                    found.append(line.fileno())
+                    descriptors.append(line.fileno())
                     self._register(line.detach(), pid)
-        return found
+        return descriptors
 
     def _over(self, descriptor: int) -> list[int]:
         """Return the process of this closed line or pidfd, unless it was reported before."""

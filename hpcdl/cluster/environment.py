@@ -36,8 +36,8 @@ class Placement:
 
 def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
     """Return this process's placement, or None outside any launcher."""
-    if own := _of_flux(environment):
-        return own
+    if of_flux := _of_flux(environment):
+        return of_flux
     for launcher, rank, size, local_rank, local_size in _VARIABLES:
         if launcher == "slurm" and not _in_step(environment):
             continue  # a batch script or an interactive shell: no step, no ranks
@@ -100,9 +100,9 @@ def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -
     named = environment.get(ADDRESS_VARIABLE)
     if named:
         return named
-    own = _resolved(socket.gethostname())
-    if own and not own.startswith("127."):
-        return own
+    address = _resolved(socket.gethostname())
+    if address and not address.startswith("127."):
+        return address
     return _interface_towards(environment.get("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.1"))
 
 

@@ -83,18 +83,18 @@ def _temporary_problem() -> str:
 
 def _shared_memory_problem(needed: int) -> str:
     """Return why MPICH cannot get `needed` bytes of shared memory; empty if it can."""
-    place = f"{SHARED_MEMORY} on {os.uname().nodename}"
+    where = f"{SHARED_MEMORY} on {os.uname().nodename}"
     purpose = "MPICH exchanges messages between the ranks of a node through it"
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        volume = os.statvfs(SHARED_MEMORY)
     except OSError as error:
-        return f"{place} cannot be used: {error.strerror}; {purpose}: mount a tmpfs there"
-    if found.f_flag & os.ST_RDONLY or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
-        return f"{place} is read-only; {purpose}: mount it writable, or load Open MPI, which does without"
-    free = found.f_bavail * found.f_frsize
-    if found.f_blocks and free < needed:
+        return f"{where} cannot be used: {error.strerror}; {purpose}: mount a tmpfs there"
+    if volume.f_flag & os.ST_RDONLY or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return f"{where} is read-only; {purpose}: mount it writable, or load Open MPI, which does without"
+    free = volume.f_bavail * volume.f_frsize
+    if volume.f_blocks and free < needed:
         return (
-            f"{place} has {format_bytes(free)} free, MPICH needs {format_bytes(needed)} for its ranks: remove what "
+            f"{where} has {format_bytes(free)} free, MPICH needs {format_bytes(needed)} for its ranks: remove what "
             f"dead jobs left there (`ls -l {SHARED_MEMORY}`), {_CONTAINER}, or load Open MPI, which does without"
         )
     return ""

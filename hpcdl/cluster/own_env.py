@@ -89,8 +89,8 @@ def fingerprint(prefix: Path) -> str:
     """Return a name for the environment at `prefix`, which changes with its path, Python and installed packages."""
     base = base_of(prefix)
     places = [prefix] if base is None else [prefix, base]
-    packages = [path.name for one in places for path in sorted(one.glob("lib/python*/site-packages/*.dist-info"))]
-    folders = [path for one in places for path in sorted(one.glob("lib/python*/site-packages"))]
+    packages = [path.name for root in places for path in sorted(root.glob("lib/python*/site-packages/*.dist-info"))]
+    folders = [path for root in places for path in sorted(root.glob("lib/python*/site-packages"))]
     stamps = [str(path.stat().st_mtime_ns) for path in folders]
     text = "\n".join([*map(str, places), sys.version, *packages, *stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -243,8 +243,8 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
 
 def add_packages(folder: Path, packages: Sequence[str]) -> None:
     """Install into the environment. Raises HpcdlError if pip refuses; pip prints the reason."""
-    words = ("install", "--disable-pip-version-check", *packages)
-    line = own_program("pip", *words, python=str(_python(folder)))
+    arguments = ("install", "--disable-pip-version-check", *packages)
+    line = own_program("pip", *arguments, python=str(_python(folder)))
     again = f"{_python(folder)} -m pip install ..."
     _run(line, f"pip has installed nothing (see above); {folder} is ready, and `{again}` tries again")
 
@@ -252,12 +252,12 @@ def add_packages(folder: Path, packages: Sequence[str]) -> None:
 def _stand_on(folder: Path, base: Path) -> None:
     """Give the new environment the installation's packages, programs and files, and give pip their versions."""
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(base), "platbase": str(base)}))
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     below = str(packages.relative_to(base))
     library = next((base / "lib" / name for name in _LIBRARIES if (base / "lib" / name).exists()), None)
     start = _PTH.format(staged=STAGED, below=below, packages=str(packages))
     start += "" if library is None else _MPI.format(library=str(library))
-    create(own / "hpcdl-base.pth", start.encode())
+    create(site_packages / "hpcdl-base.pth", start.encode())
     create(folder / PINS, "".join(f"{line}\n" for line in sorted(_pins(packages))).encode())
     create(folder / "pip.conf", f"[global]\nconstraint = {folder / PINS}\n".encode())
     python = shlex.quote(str(_python(folder)))
@@ -276,11 +276,11 @@ def _stand_on(folder: Path, base: Path) -> None:
 
 def _pins(packages: Path) -> Iterator[str]:
     """Yield NAME==VERSION of the packages installed in the folder `packages`."""
-    for found in importlib.metadata.distributions(path=[str(packages)]):
-        name = found.metadata["Name"]
+    for distribution in importlib.metadata.distributions(path=[str(packages)]):
+        name = distribution.metadata["Name"]
         # No index has the version of a local build (1.2+cu12): without its suffix any build of it is accepted.
         if name and re.sub(r"[-_.]+", "-", name).lower() not in NOT_PINNED:
-            yield f"{name}=={found.version.partition('+')[0]}"
+            yield f"{name}=={distribution.version.partition('+')[0]}"
 
 
 def _python(folder: Path) -> Path:

@@ -62,8 +62,8 @@ def on_every_node(
         raise NodesFailed(f"{what}: `{line[0]}` cannot be started: {error.strerror}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        own = [text.removeprefix(OWN_WORD) for text in lines if text.startswith(OWN_WORD)]
-        message = own[0] if own else f"`{line[0]}` failed: {lines[-1]}"
+        messages = [text.removeprefix(OWN_WORD) for text in lines if text.startswith(OWN_WORD)]
+        message = messages[0] if messages else f"`{line[0]}` failed: {lines[-1]}"
         raise NodesFailed(f"{what}: {message}", done.stdout)
     return done.stdout
 
@@ -92,10 +92,10 @@ def end_marked(variable: str, value: str) -> None:
 def marked(variable: str, value: str) -> list[int]:
     """Return this user's processes on this node that have `variable`=`value` in their environment, except this one."""
     mark = f"{variable}={value}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         number = int(entry.parent.name)
         with contextlib.suppress(OSError):
             if number != os.getpid() and mark in entry.read_bytes().split(b"\0"):
-                found.append(number)
-    return found
+                pids.append(number)
+    return pids

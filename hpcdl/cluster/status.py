@@ -90,7 +90,7 @@ class StatusReport:
 
         `filed`: whether to write a file too; by default only after a failure. `grows`: as in StoppedEarly.
         """
-        other = of or RankError("")
+        failure = of or RankError("")
         status = RankStatus(
             rank=self.rank,
             host=socket.gethostname(),
@@ -99,10 +99,10 @@ class StatusReport:
             exit_code=exit_code,
             message=message,
             at=WALL.now_s(),
-            lost=other.lost,
-            cause=other.rank,
-            cause_host=other.host,
-            evicted=other.evicted,
+            lost=failure.lost,
+            cause=failure.rank,
+            cause_host=failure.host,
+            evicted=failure.evicted,
             grows=grows,
             kind=kind,
         )
@@ -143,12 +143,12 @@ def read_statuses(folder: Path, known: Iterable[RankStatus] | None = None) -> li
 
     Damaged files are skipped.
     """
-    found = {status.rank: status for status in (read_table(folder) if known is None else known)}
+    by_rank = {status.rank: status for status in (read_table(folder) if known is None else known)}
     for path in folder.glob("[0-9]*.json"):
         with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
             status = from_json(RankStatus, read_json(path))
-            found[status.rank] = status
-    return [found[rank] for rank in sorted(found)]
+            by_rank[status.rank] = status
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def read_table(folder: Path) -> list[RankStatus]:
@@ -201,7 +201,7 @@ def raise_for(
     if len(statuses) >= num_ranks and len(by_state["done"]) + len(by_state["left behind"]) == len(statuses):
         return  # whatever the launcher reports about ranks that were left behind
     for status in by_state["stopped"]:
-        grows = any(one.grows for one in by_state["stopped"])
+        grows = any(stopped.grows for stopped in by_state["stopped"])
         raise StoppedEarly(status.message + (f" (node {lost} went down)" if lost else ""), node=lost, grows=grows)
     if lost:
         raise _lost_node(statuses, lost, log)
@@ -237,10 +237,10 @@ def _unknown(casualty: Casualty, log: Path) -> RankError:
 
 def _unseen(hosts: Sequence[str], log: Path) -> str:
     """Return a hint about nodes whose ranks left no status: do they see the run directory, where ranks write it?"""
-    others = [host for host in hosts if not same_host(host, socket.gethostname())]
-    if not others:
+    other_hosts = [host for host in hosts if not same_host(host, socket.gethostname())]
+    if not other_hosts:
         return ""
-    who = f"{others[0]} sees" if len(others) == 1 else "all nodes see"
+    who = f"{other_hosts[0]} sees" if len(other_hosts) == 1 else "all nodes see"
     return f", and whether {who} {log.parent.parent.absolute()} and {sys.prefix}"
 
 

@@ -118,9 +118,9 @@ def load_submit(flags: Mapping[str, Any]) -> ResolvedConfig[SubmitConfig]:
     problem.
     """
     layers = [*standard_layers("submit"), flag_layer(flags)]
-    found = load(SubmitConfig, layers)
-    own = settings_by_key(SubmitConfig)[_ADDED_UP]
-    given = [(layer.origin, layer.values[_ADDED_UP]) for layer in layers if _ADDED_UP in layer.values]
-    options = tuple(option for _, values in given for option in own.parse(values))
-    origins = {**found.origins, _ADDED_UP: ", ".join(origin for origin, _ in given) or "default"}
-    return ResolvedConfig(config=replace(found.config, batch_option=options), origins=origins)
+    resolved = load(SubmitConfig, layers)
+    option_setting = settings_by_key(SubmitConfig)[_ADDED_UP]
+    by_origin = [(layer.origin, layer.values[_ADDED_UP]) for layer in layers if _ADDED_UP in layer.values]
+    options = tuple(option for _, values in by_origin for option in option_setting.parse(values))
+    origins = {**resolved.origins, _ADDED_UP: ", ".join(origin for origin, _ in by_origin) or "default"}
+    return ResolvedConfig(config=replace(resolved.config, batch_option=options), origins=origins)

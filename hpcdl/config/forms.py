@@ -46,13 +46,13 @@ def parse_compression(value: Any) -> Compression:
     text = str(value).strip()
     if text in (*PLAIN, *BY_BLOCK):
         return Compression(kind=text, text=text)
-    if found := _PERCENT.fullmatch(text):
-        percent = float(found[1])
+    if match := _PERCENT.fullmatch(text):
+        percent = float(match[1])
         if not 0 < percent <= 100:
             raise ValueError(f"{shown(value)} is out of range; the share is above 0% and at most 100%")
         return Compression(kind="topk", text=f"topk:{percent:.9g}%", percent=percent)
-    if found := _RANK.fullmatch(text):
-        rank = int(found[1])
+    if match := _RANK.fullmatch(text):
+        rank = int(match[1])
         if rank < 1:
             raise ValueError(f"{shown(value)} is out of range; the rank is at least 1")
         return Compression(kind="powersgd", text=f"powersgd:{rank}", rank=rank)
@@ -102,15 +102,15 @@ class TraceSpec:
     @property
     def text(self) -> str:
         """The shortest text with the same meaning."""
-        words = [self.level]
+        parts = [self.level]
         if self.first is not None:
-            words.append(f"steps={self.first}:{self.end}" if self.end is not None else f"steps={self.first}")
-        words += [f"every={self.every}"] if self.every is not None else []
+            parts.append(f"steps={self.first}:{self.end}" if self.end is not None else f"steps={self.first}")
+        parts += [f"every={self.every}"] if self.every is not None else []
         if self.ranks:
-            words.append("ranks=" + "+".join(f"{a}-{b}" if b > a else str(a) for a, b in self.ranks))
+            parts.append("ranks=" + "+".join(f"{a}-{b}" if b > a else str(a) for a, b in self.ranks))
         if self.num_bytes != DEFAULT_BYTES:
-            words.append(f"size={format_bytes(self.num_bytes).replace(' ', '')}")
-        return ",".join(words)
+            parts.append(f"size={format_bytes(self.num_bytes).replace(' ', '')}")
+        return ",".join(parts)
 
 
 def is_trace_spec(text: str) -> bool:
@@ -122,23 +122,23 @@ def parse_trace(value: Any) -> TraceSpec:
     """Parse `steps=100:110,every=50,ranks=0-7`. Raises ValueError with the possible forms."""
     if isinstance(value, bool):
         return TraceSpec(level=STEPS if value else OFF)
-    found: dict[str, Any] = {"level": STEPS}
+    fields: dict[str, Any] = {"level": STEPS}
     key = ""
-    for item in str(value).split(","):
-        name, equals, rest = item.strip().partition("=")
+    for part in str(value).split(","):
+        name, equals, text = part.strip().partition("=")
         if not equals and name in LEVELS:
-            found["level"] = name
+            fields["level"] = name
         elif not equals and key == "ranks" and _RANGE.fullmatch(name):  # ranks=0-3,8
-            found["ranks"] = (*found["ranks"], *_ranks(name)["ranks"])
+            fields["ranks"] = (*fields["ranks"], *_ranks(name)["ranks"])
         elif equals and name in _READERS:
             key = name
-            found |= _READERS[name](rest)
+            fields |= _READERS[name](text)
         else:
             raise ValueError(
-                f"{shown(item.strip())} is not part of a trace; write a level ({', '.join(LEVELS)}), steps=100:110, "
+                f"{shown(part.strip())} is not part of a trace; write a level ({', '.join(LEVELS)}), steps=100:110, "
                 "every=50, ranks=0-7 or size=64MiB, with commas between"
             )
-    return TraceSpec(**found)
+    return TraceSpec(**fields)
 
 
 def _steps(text: str) -> dict[str, Any]:
@@ -163,10 +163,10 @@ def _ranks(text: str) -> dict[str, Any]:
 
 
 def _size(text: str) -> dict[str, Any]:
-    size = parse_bytes(text)
-    if not LEAST_BYTES <= size <= MOST_BYTES:
+    num_bytes = parse_bytes(text)
+    if not LEAST_BYTES <= num_bytes <= MOST_BYTES:
         raise ValueError(f"size={text} is out of range; a rank's trace takes 1MiB to 16GiB")
-    return {"num_bytes": size}
+    return {"num_bytes": num_bytes}
 
 
 _READERS: dict[str, Callable[[str], dict[str, Any]]] = {

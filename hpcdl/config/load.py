@@ -89,7 +89,9 @@ def read_machine_settings(path: Path) -> MachineSettings:
         if not isinstance(value, str) or "\n" in value or "\0" in value:
             problems.append(f'{path}: [environment] {name} must be a text of one line: {name} = "1"')
     modules = document.get("modules", [])
-    if not isinstance(modules, list) or not all(isinstance(item, str) and _MODULE.fullmatch(item) for item in modules):
+    if not isinstance(modules, list) or not all(
+        isinstance(module, str) and _MODULE.fullmatch(module) for module in modules
+    ):
         problems.append(f'{path}: modules must be a list of names: modules = ["craype", "rocm/6.2"]')
         modules = []
     if problems:
@@ -108,22 +110,22 @@ def take_environment(machine: MachineSettings, environment: MutableMapping[str, 
 
     Also set the machine's name, which records hold for the evidence of a centre.
     """
-    others = machine.set_otherwise(environment)
+    differing = machine.set_otherwise(environment)
     for name, value in {MACHINE_VARIABLE: machine.name, **machine.environment}.items():
         environment.setdefault(name, value)
     return [
         f"{name}={value} was set before and stays; the machine {machine.name} asks for {machine.environment[name]!r}"
-        for name, value in others.items()
+        for name, value in differing.items()
     ]
 
 
 def _machine_of(site: Path) -> str:
     """Return the machine that [site] of site.toml names; site_rules reports problems of the table."""
     table = read_toml(site).get("site", {})
-    found = table.get("machine", "") if isinstance(table, dict) else ""
-    if not isinstance(found, str):
+    name = table.get("machine", "") if isinstance(table, dict) else ""
+    if not isinstance(name, str):
         raise UsageError(f'{site}: machine in [site] must be a name: machine = "lumi-g"')
-    return found
+    return name
 
 
 Config = TypeVar("Config")
@@ -154,27 +156,27 @@ def groups_of(cls: type) -> dict[str, type]:
 
 def all_settings(cls: type) -> list[Setting]:
     """Return every setting of a config class, group by group."""
-    return [item for group in groups_of(cls).values() for item in settings_of(group)]
+    return [setting for group in groups_of(cls).values() for setting in settings_of(group)]
 
 
 def settings_by_key(cls: type) -> dict[str, Setting]:
     """As `all_settings`, by flag name."""
-    return {item.key: item for item in all_settings(cls)}
+    return {setting.key: setting for setting in all_settings(cls)}
 
 
 def standard_layers(command: str) -> list[Layer]:
     """Return the layers of site, machine and user: the table `[command]` of each file that exists."""
-    found = []
+    layers = []
     machine = machine_in_force()
     for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
         if origin == "user" and machine is not None and command in machine.tables:
-            found.append(Layer(origin=machine.origin, values=plain_keys(machine.tables[command])))
+            layers.append(Layer(origin=machine.origin, values=plain_keys(machine.tables[command])))
         if path.is_file():
             table = read_toml(path).get(command, {})
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {command} must be a table; write [{command}], and its keys below")
-            found.append(Layer(origin=f"{origin} ({path})", values=plain_keys(table)))
-    return found
+            layers.append(Layer(origin=f"{origin} ({path})", values=plain_keys(table)))
+    return layers
 
 
 def file_layer(path: Path) -> Layer:
@@ -200,28 +202,28 @@ def set_layer(pairs: list[str]) -> Layer:
 
 def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     """Merge `layers` (weakest first) over the defaults into a `cls`. Raises ConfigError with every problem."""
-    known = {item.key: item for item in all_settings(cls)}
+    settings = {setting.key: setting for setting in all_settings(cls)}
     problems: list[str] = []
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
         for key, raw in layer.values.items():
-            if key not in known:
-                problems.append(f"{layer.origin}: unknown key {key!r}{suggestion(key, known)}")
+            if key not in settings:
+                problems.append(f"{layer.origin}: unknown key {key!r}{suggestion(key, settings)}")
                 continue
             try:
-                values[key] = known[key].parse(raw)
+                values[key] = settings[key].parse(raw)
                 origins[key] = layer.origin
             except ValueError as error:
                 problems.append(_complaint(layer.origin, key, error))
-    for key, item in known.items():
+    for key, setting in settings.items():
         if key in values:
             continue
-        if item.required:
+        if setting.required:
             if not any(key in layer.values for layer in layers):
-                problems.append(f"--{key} is needed: {item.help}")
+                problems.append(f"--{key} is needed: {setting.help}")
         else:
-            values[key], origins[key] = item.default, "default"
+            values[key], origins[key] = setting.default, "default"
     if problems:
         raise ConfigError(problems)
     return ResolvedConfig(config=_build(cls, values), origins=origins)
@@ -230,9 +232,9 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
 def flatten(config: Any) -> dict[str, Any]:
     """Return the values of a config by key."""
     return {
-        item.key: getattr(getattr(config, group), item.name)
+        setting.key: getattr(getattr(config, group), setting.name)
         for group, cls in groups_of(type(config)).items()
-        for item in settings_of(cls)
+        for setting in settings_of(cls)
     }
 
 
@@ -250,7 +252,7 @@ def replace(config: Config, **changes: Any) -> Config:
     """Return `config` with changed settings, given by attribute name, in whatever group they are."""
     groups = {}
     for group, cls in groups_of(type(config)).items():
-        mine = {item.name: changes.pop(item.name) for item in settings_of(cls) if item.name in changes}
+        mine = {setting.name: changes.pop(setting.name) for setting in settings_of(cls) if setting.name in changes}
         groups[group] = dataclasses.replace(getattr(config, group), **mine)
     if changes:
         raise TypeError(f"no such settings: {', '.join(changes)}")
@@ -260,7 +262,7 @@ def replace(config: Config, **changes: Any) -> Config:
 def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
     return cls(
         **{
-            group: group_cls(**{item.name: values[item.key] for item in settings_of(group_cls)})
+            group: group_cls(**{setting.name: values[setting.key] for setting in settings_of(group_cls)})
             for group, group_cls in groups_of(cls).items()
         }
     )
@@ -268,11 +270,11 @@ def _build(cls: type[Config], values: Mapping[str, Any]) -> Config:
 
 def plain_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` by flag name: with dashes in place of underscores, which a file may use."""
-    found = {key.replace("_", "-"): value for key, value in values.items()}
-    if len(found) < len(values):
+    dashed = {key.replace("_", "-"): value for key, value in values.items()}
+    if len(dashed) < len(values):
         twice = next(key for key in values if "_" in key and key.replace("_", "-") in values)
         raise UsageError(f"{twice} and {twice.replace('_', '-')} are one setting, given twice; leave one of them out")
-    return found
+    return dashed
 
 
 def _complaint(origin: str, key: str, error: ValueError) -> str:

@@ -80,7 +80,7 @@ class Dimension:
         if self.choices:
             return self.choices
         step = self.step or 1.0
-        values = [self.low + place * step for place in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        values = [self.low + index * step for index in range(int((self.high - self.low) / step + 1e-9) + 1)]
         return tuple(int(value) for value in values) if self.whole else tuple(values)
 
 
@@ -111,8 +111,8 @@ def load_search(
     problems = [f"{path}: {name} must be a table" for name in _TABLES if not isinstance(document.get(name, {}), dict)]
     if problems:
         raise ConfigError(problems)
-    other = read_toml(space) if space else document
-    reader = _SpaceReader(str(space or path), other.get("space", {}))
+    space_document = read_toml(space) if space else document
+    reader = _SpaceReader(str(space or path), space_document.get("space", {}))
     problems += reader.problems
     train = {**plain_keys(document.get("train", {})), **set_layer(list(pairs or [])).values}
     keys = {key: value for key, value in document.items() if key not in _TABLES}
@@ -121,13 +121,13 @@ def load_search(
         plan = load(SearchConfig, layers).config.plan
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
-    found = SearchStudy(
+    search = SearchStudy(
         name=plan.name or path.stem, plan=plan, space=tuple(reader.space), origin=str(path), train=train
     )
-    problems += _contradictions(found)
+    problems += _contradictions(search)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    return found
+    return search
 
 
 class _SpaceReader:
@@ -137,22 +137,24 @@ class _SpaceReader:
         self.problems: list[str] = []
         self.space: list[Dimension] = []
         self._origin = origin
-        known = settings_by_key(TrainConfig)
+        settings = settings_by_key(TrainConfig)
         if not isinstance(table, dict) or not table:
             self._complain("[space] must name settings of hpcdl train, such as learning-rate = {low = 1e-3, high = 1}")
             return
-        for key, given in plain_keys(table).items():
-            if key not in known:
-                self._complain(f"space: unknown key {key!r}{suggestion(key, known)}")
+        for key, raw in plain_keys(table).items():
+            if key not in settings:
+                self._complain(f"space: unknown key {key!r}{suggestion(key, settings)}")
             elif key in OF_A_STUDY:
                 self._complain(f"space: {key}: the search gives it; say --ranks, --out or --resume")
             else:
-                self._read(known[key], given)
-        keys = {item.key for item in self.space}
-        for item in self.space:
-            for other in item.when:
-                if other not in known:
-                    self._complain(f"space: {item.key}: when: unknown key {other!r}{suggestion(other, keys)}")
+                self._read(settings[key], raw)
+        keys = {dimension.key for dimension in self.space}
+        for dimension in self.space:
+            for condition in dimension.when:
+                if condition not in settings:
+                    self._complain(
+                        f"space: {dimension.key}: when: unknown key {condition!r}{suggestion(condition, keys)}"
+                    )
 
     def _complain(self, text: str) -> None:
         self.problems.append(f"{self._origin}: {text}")
@@ -198,28 +200,29 @@ class _SpaceReader:
 
 
 def _contradictions(search: SearchStudy) -> list[str]:
-    plan, keys = search.plan, {item.key for item in search.space}
-    found = [f"{search.origin}: [train] {key}: {OF_A_STUDY[key]}" for key in search.train if key in OF_A_STUDY]
-    found += [
+    plan, keys = search.plan, {dimension.key for dimension in search.space}
+    problems = [f"{search.origin}: [train] {key}: {OF_A_STUDY[key]}" for key in search.train if key in OF_A_STUDY]
+    problems += [
         f"objective: {name!r} is not one of {', '.join(OBJECTIVES)}"
         for name in plan.objective
         if name not in OBJECTIVES
     ]
     if any("target" in name for name in plan.objective) and "target-accuracy" not in {*search.train, *keys}:
-        found.append("objective: a time to a target needs target-accuracy in [train]")
-    found += [
+        problems.append("objective: a time to a target needs target-accuracy in [train]")
+    problems += [
         f"{search.origin}: {key} is needed: write it in [train] or [space]"
         for key in ("model", "data")
         if key not in {*search.train, *keys}
     ]
     if plan.sampler == "grid":
-        found += [
-            f"space: {item.key}: sampler grid needs {'no when' if item.when else 'a list of values, or a step'}"
-            for item in search.space
-            if item.when or (not item.choices and item.step is None)
+        problems += [
+            f"space: {dimension.key}: sampler grid needs "
+            f"{'no when' if dimension.when else 'a list of values, or a step'}"
+            for dimension in search.space
+            if dimension.when or (not dimension.choices and dimension.step is None)
         ]
         if len(plan.objective) > 1:
-            found.append("objective: sampler grid takes one")
+            problems.append("objective: sampler grid takes one")
     if plan.sampler == "cma-es" and len(plan.objective) > 1:
-        found.append("objective: sampler cma-es takes one; use tpe")
-    return found
+        problems.append("objective: sampler cma-es takes one; use tpe")
+    return problems

@@ -140,9 +140,9 @@ def load_study(
     for table in tables.matrices:
         reader = _MatrixReader(tables.origin, {**plain_keys(table), **more}, [text.split(",") for text in zipped])
         problems += reader.problems
-        own = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
+        study_layer = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
         try:
-            resolved = load(StudyConfig, [*standard_layers("sweep"), own, flag_layer(flags)])
+            resolved = load(StudyConfig, [*standard_layers("sweep"), study_layer, flag_layer(flags)])
         except ConfigError as error:
             problems += error.problems
             continue
@@ -172,22 +172,22 @@ def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], proble
     """Return the trials of the table [choose], None without one; append its errors to `problems`."""
     if not table:
         return None
-    known = settings_by_key(TrainConfig)
+    by_key = settings_by_key(TrainConfig)
     tried: dict[str, Sequence[Any]] = {}
     settings: dict[str, Any] = {}
-    for key, given in plain_keys(table).items():
-        if key not in known:
-            problems.append(f"{origin}: [choose]: unknown key {key!r}{suggestion(key, known)}")
+    for key, raw in plain_keys(table).items():
+        if key not in by_key:
+            problems.append(f"{origin}: [choose]: unknown key {key!r}{suggestion(key, by_key)}")
             continue
         if key in axes or key in OF_A_STUDY:
             problems.append(f"{origin}: [choose] {key}: {OF_A_STUDY.get(key, 'it stands in [matrix]; drop one')}")
             continue
         try:
-            values = tuple(known[key].parse(value) for value in (given if isinstance(given, list) else [given]))
+            values = tuple(by_key[key].parse(value) for value in (raw if isinstance(raw, list) else [raw]))
         except ValueError as error:
             problems.append(f"{origin}: [choose] {key}: {error}")
             continue
-        if isinstance(given, list):
+        if isinstance(raw, list):
             tried[key] = values
         else:
             settings[key] = values[0]
@@ -202,54 +202,57 @@ class _MatrixReader:
     def __init__(self, origin: str, table: Mapping[str, Any], zipped: Sequence[Sequence[str]]) -> None:
         self.problems: list[str] = []
         declared = settings_by_key(StudyConfig)
-        own = {key: item for key, item in settings_by_key(TrainConfig).items() if key not in declared}
+        settings = {key: entry for key, entry in settings_by_key(TrainConfig).items() if key not in declared}
         values = dict(table)
         groups = values.pop("zip", [])
-        groups = [groups] if groups and all(isinstance(item, str) for item in groups) else groups
+        groups = [groups] if groups and all(isinstance(entry, str) for entry in groups) else groups
         exclude = values.pop("exclude", [])
-        axes = {key: self._values(origin, own[key], values.pop(key)) for key in list(values) if key in own}
+        axes = {key: self._values(origin, settings[key], values.pop(key)) for key in list(values) if key in settings}
         self.rest = {key: value for key, value in values.items() if key in declared}
-        self._know(origin, "matrix", values, {*declared, *own})
+        self._know(origin, "matrix", values, {*declared, *settings})
         self.matrix = Matrix(
             shape=StudyMatrix(),
             axes=axes,
-            zipped=[*self._groups(origin, groups, {*declared, *own}), *zipped],
-            exclude=self._exclusions(origin, exclude, {*declared, *own}),
+            zipped=[*self._groups(origin, groups, {*declared, *settings}), *zipped],
+            exclude=self._exclusions(origin, exclude, {*declared, *settings}),
         )
 
     def _values(self, origin: str, item: Setting, given: Any) -> tuple[Any, ...]:
         listed = given if isinstance(given, list) else [given]
         if not listed:
             self.problems.append(f"{origin}: {item.key}: no values; list one or more, or leave it out")
-        found = []
+        values = []
         for value in listed:
             try:
-                found.append(item.parse(value))
+                values.append(item.parse(value))
             except ValueError as error:
                 self.problems.append(f"{origin}: {item.key}: {error}")
         if item.key in OF_A_STUDY:
             self.problems.append(f"{origin}: {item.key}: {OF_A_STUDY[item.key]}")
-        return tuple(found)
+        return tuple(values)
 
     def _groups(self, origin: str, groups: Any, known: Collection[str]) -> list[list[str]]:
         lists = isinstance(groups, list) and all(isinstance(group, list) and len(group) > 1 for group in groups)
         if not lists:
             self.problems.append(f'{origin}: zip must list axes that advance together: zip = ["workers", "servers"]')
             return []
-        found = [[str(key).replace("_", "-") for key in group] for group in groups]
-        self._know(origin, "zip", (key for group in found for key in group), known)
-        return found
+        key_groups = [[str(key).replace("_", "-") for key in group] for group in groups]
+        self._know(origin, "zip", (key for group in key_groups for key in group), known)
+        return key_groups
 
     def _exclusions(self, origin: str, given: Any, known: Collection[str]) -> list[Mapping[str, Sequence[str]]]:
-        if not isinstance(given, list) or not all(isinstance(item, dict) and item for item in given):
+        if not isinstance(given, list) or not all(isinstance(table, dict) and table for table in given):
             self.problems.append(f'{origin}: exclude must list tables: exclude = [{{strategy = "ps", workers = 1}}]')
             return []
-        found: list[Mapping[str, Sequence[str]]] = [
-            {key: [str(one) for one in (value if isinstance(value, list) else [value])] for key, value in item.items()}
-            for item in map(plain_keys, given)
+        exclusions: list[Mapping[str, Sequence[str]]] = [
+            {
+                key: [str(choice) for choice in (value if isinstance(value, list) else [value])]
+                for key, value in table.items()
+            }
+            for table in map(plain_keys, given)
         ]
-        self._know(origin, "exclude", (key for item in found for key in item), known)
-        return found
+        self._know(origin, "exclude", (key for table in exclusions for key in table), known)
+        return exclusions
 
     def _know(self, origin: str, where: str, keys: Iterable[str], known: Collection[str]) -> None:
         self.problems += [
@@ -260,7 +263,7 @@ class _MatrixReader:
 def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
     """Return every axis of a matrix that has values, by key, in the order of combination."""
     shape = matrix.shape
-    declared = {item.name.replace("_", "-"): getattr(shape, item.name) for item in dataclasses.fields(shape)}
+    declared = {field.name.replace("_", "-"): getattr(shape, field.name) for field in dataclasses.fields(shape)}
     if shape.global_batch:
         del declared["batch-size"]
     return {key: values for key, values in {**declared, **matrix.axes}.items() if values}
@@ -269,24 +272,24 @@ def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
 def _unequal(matrix: Matrix) -> list[str]:
     """Return errors about zipped axes that cannot advance together."""
     axes = axes_of(matrix)
-    found = [f"zip: {key} has no values in this matrix; list them, or leave it out"
+    problems = [f"zip: {key} has no values in this matrix; list them, or leave it out"
              for group in matrix.zipped for key in group if key not in axes]  # fmt: skip
     for group in matrix.zipped:
         counts = {key: len(axes[key]) for key in group if key in axes}
         if len(set(counts.values())) > 1:
             lengths = ", ".join(f"{key} has {count}" for key, count in counts.items())
-            found.append(f"zip: axes that advance together need as many values each, but {lengths}")
-    return found
+            problems.append(f"zip: axes that advance together need as many values each, but {lengths}")
+    return problems
 
 
 def study_tables(study: Study) -> dict[str, Any]:
     """Return `study` as the document of a file that defines it again."""
-    plan = {item.name: getattr(study.plan, item.name) for item in dataclasses.fields(study.plan)}
+    plan = {entry.name: getattr(study.plan, entry.name) for entry in dataclasses.fields(study.plan)}
     matrices = []
     for matrix in study.matrices:
         table: dict[str, Any] = {key: [_as_toml(value) for value in values] for key, values in axes_of(matrix).items()}
         table |= {"zip": [list(group) for group in matrix.zipped]} if matrix.zipped else {}
-        table |= {"exclude": [{key: list(values) for key, values in item.items()} for item in matrix.exclude]}
+        table |= {"exclude": [{key: list(values) for key, values in entry.items()} for entry in matrix.exclude]}
         matrices.append({key: value for key, value in table.items() if value})
     keys = {key: value for key, value in {**plan, "name": study.name}.items() if value is not None}
     more: dict[str, Any] = {"labels": dict(study.labels)} if study.labels else {}
@@ -298,15 +301,15 @@ def study_tables(study: Study) -> dict[str, Any]:
 
 def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return `settings` as in a study's file: numbers are numbers, not text."""
-    known, found = settings_by_key(TrainConfig), dict(settings)
+    declared, values = settings_by_key(TrainConfig), dict(settings)
     for key, value in settings.items():
         try:
-            parsed = known[key].parse(value) if key in known else value
+            parsed = declared[key].parse(value) if key in declared else value
         except ValueError:
             continue  # the runs' settings are checked together, later
         if isinstance(parsed, bool | int | float):
-            found[key] = parsed
-    return found
+            values[key] = parsed
+    return values
 
 
 def _as_toml(value: Any) -> Any:
@@ -331,8 +334,8 @@ class _Tables:
 
     def _tables(self, document: Mapping[str, Any], name: str, *, several: bool = False) -> list[dict[str, Any]]:
         """Return the table `name`, empty if absent; a list of tables if several are allowed."""
-        found = document.get(name, {})
-        tables = found if several and isinstance(found, list) and found else [found]
+        content = document.get(name, {})
+        tables = content if several and isinstance(content, list) and content else [content]
         if all(isinstance(table, dict) for table in tables):
             return tables
         more = f", or [[{name}]] several times" if several else ""
@@ -344,7 +347,7 @@ def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield `strategy=ring` from a [labels.strategy], and `learning-rate` from a key whose value is text."""
     for key, value in plain_keys(table).items():
         if isinstance(value, dict):
-            yield from ((f"{key}={one}", str(label)) for one, label in value.items())
+            yield from ((f"{key}={choice}", str(label)) for choice, label in value.items())
         else:
             yield key, str(value)
 
@@ -352,7 +355,7 @@ def _labels(table: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _contradictions(resolved: ResolvedConfig[StudyConfig]) -> list[str]:
     """Return errors about settings that exclude each other, and lists that must not be empty."""
     matrix, mode = resolved.config.matrix, resolved.config.plan.mode
-    found = [
+    problems = [
         f"--{key} is needed: list at least one in [matrix], such as {key} = [{example!r}]"
         for key, values, example in (
             ("model", matrix.model, "lenet"),
@@ -361,15 +364,17 @@ def _contradictions(resolved: ResolvedConfig[StudyConfig]) -> list[str]:
         if not values
     ]
     if not matrix.workers and any(isinstance(share, str) for share in matrix.servers):
-        found.append("servers in shares of the workers need workers: list them in [matrix] in place of nodes")
+        problems.append("servers in shares of the workers need workers: list them in [matrix] in place of nodes")
     if matrix.nodes and matrix.workers:
-        found.append("nodes and workers exclude each other: nodes count servers' ranks too, workers do not; give one")
+        problems.append(
+            "nodes and workers exclude each other: nodes count servers' ranks too, workers do not; give one"
+        )
     if mode == "strong" and not matrix.global_batch:
-        found.append("mode strong keeps the samples of a step: list global-batch, such as global-batch = [256]")
+        problems.append("mode strong keeps the samples of a step: list global-batch, such as global-batch = [256]")
     if mode == "strong" and resolved.origins["batch-size"] != "default":
-        found.append("mode strong divides global-batch by the workers: leave batch-size out")
+        problems.append("mode strong divides global-batch by the workers: leave batch-size out")
     if mode != "strong" and matrix.global_batch:
-        found.append(f"mode {mode} keeps the samples per worker: write batch-size in place of global-batch")
+        problems.append(f"mode {mode} keeps the samples per worker: write batch-size in place of global-batch")
     if mode == "scale-up" and not matrix.threads:
-        found.append("mode scale-up needs threads: list them in [matrix], such as threads = [1, 2, 4]")
-    return found
+        problems.append("mode scale-up needs threads: list them in [matrix], such as threads = [1, 2, 4]")
+    return problems

@@ -22,7 +22,7 @@ def share_folder() -> Path:
         return Path(named)
     package = Path(__file__).resolve().parents[1]
     places = (package.parent / "share" / "hpcdl", package / "share", Path(sys.prefix) / "share" / "hpcdl")
-    return next((place for place in places if place.is_dir()), places[-1])
+    return next((folder for folder in places if folder.is_dir()), places[-1])
 
 
 def docs_folder() -> Path:

@@ -48,14 +48,14 @@ class Registry:
 
     def entry(self, name: str) -> Entry:
         """Return the entry of `name`. Raises UnknownNameError with the known names, UsageError if two add it."""
-        others = added(self._group)
+        from_packages = added(self._group)
         if name in self._own:
-            refuse_two(self.kind, name, ["hpcdl", *(entry.package for entry in others.get(name, ()))])
+            refuse_two(self.kind, name, ["hpcdl", *(entry.package for entry in from_packages.get(name, ()))])
             return self._own[name]
-        if name not in others:
+        if name not in from_packages:
             raise UnknownNameError(self.kind, name, list(self))
-        refuse_two(self.kind, name, [entry.package for entry in others[name]])
-        return others[name][0]
+        refuse_two(self.kind, name, [entry.package for entry in from_packages[name]])
+        return from_packages[name][0]
 
     def load(self, name: str) -> Any:
         """Import the object that `name` stands for. Raises UsageError if that of another package does not load."""
@@ -65,13 +65,13 @@ class Registry:
 @functools.cache
 def added(group: str) -> dict[str, list[Entry]]:
     """Return the entries of other packages under the entry points of `group`, by name; read once, without imports."""
-    found: dict[str, list[Entry]] = {}
+    entries: dict[str, list[Entry]] = {}
     for point in sorted(importlib.metadata.entry_points(group=group)) if group else ():
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without a name"
         entry = Entry(target=point.value, summary=f"added by {package}", package=package)
-        if entry not in found.setdefault(point.name, []):  # the same folder may be on Python's path twice
-            found[point.name].append(entry)
-    return found
+        if entry not in entries.setdefault(point.name, []):  # the same folder may be on Python's path twice
+            entries[point.name].append(entry)
+    return entries
 
 
 def refuse_two(kind: str, name: str, packages: list[str]) -> None:

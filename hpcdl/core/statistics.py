@@ -32,14 +32,16 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return mean, sample standard deviation and half width of the 95 % Student-t interval."""
-    n = len(values)
-    if n == 0:
+    num_values = len(values)
+    if num_values == 0:
         raise ValueError("no values to estimate from")
     mean = statistics.fmean(values)
-    if n == 1:
+    if num_values == 1:
         return Estimate(mean=mean, std=None, ci95=None, n=1)
     std = math.sqrt(variance(values))
-    return Estimate(mean=mean, std=std, ci95=t_quantile(0.975, n - 1) * std / math.sqrt(n), n=n)
+    return Estimate(
+        mean=mean, std=std, ci95=t_quantile(0.975, num_values - 1) * std / math.sqrt(num_values), n=num_values
+    )
 
 
 def variance(values: Sequence[float]) -> float:
@@ -84,8 +86,8 @@ class Sample:
         self.smallest, self.largest = min(self.smallest, value), max(self.largest, value)
         if len(self._kept) < self._capacity:
             self._kept.append(value)
-        elif (place := self._random.randrange(self.count)) < self._capacity:
-            self._kept[place] = value
+        elif (index := self._random.randrange(self.count)) < self._capacity:
+            self._kept[index] = value
 
     @property
     def mean(self) -> float:
@@ -143,7 +145,7 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
     if min(*values, *base) <= 0:
         raise ValueError("a ratio on logarithms needs positive values")
     sizes = (len(values), len(base))
-    logs = ([math.log(item) for item in values], [math.log(item) for item in base])
+    logs = ([math.log(number) for number in values], [math.log(number) for number in base])
     difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
     value = statistics.fmean(values) / statistics.fmean(base)
     if min(sizes) < 2:
@@ -222,11 +224,11 @@ def outliers(values: Sequence[float]) -> list[int]:
         return []
     logs = [math.log(value) for value in values]
     middle = statistics.median(logs)
-    spread = 1.4826 * statistics.median(abs(item - middle) for item in logs)
-    return [place for place, item in enumerate(logs) if abs(item - middle) > max(_FAR_OFF * spread, _LEAST_OFF)]
+    spread = 1.4826 * statistics.median(abs(log - middle) for log in logs)
+    return [index for index, log in enumerate(logs) if abs(log - middle) > max(_FAR_OFF * spread, _LEAST_OFF)]
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
     """Return the mean; None if there are no values, or if one is unknown."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers and len(numbers) == len(values) else None

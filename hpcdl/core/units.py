@@ -64,9 +64,9 @@ def format_seconds(seconds: float) -> str:
         return _short(seconds * 1e3, "ms")
     if seconds < 60:
         return _short(seconds, "s")
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest_s = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}m {rest:02d}s"
+        return f"{minutes}m {rest_s:02d}s"
     return f"{minutes // 60}h {minutes % 60:02d}m"
 
 
@@ -111,8 +111,8 @@ def counted(count: int, unit: str) -> str:
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Return the first names of many: `a, b, c and 9 more`."""
     shown = list(names[:most])
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
+    num_hidden = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {num_hidden:,} more" if num_hidden else "")
 
 
 MOST_CPUS = 65_536
@@ -121,15 +121,15 @@ MOST_CPUS = 65_536
 
 def parse_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a kernel list such as `0-3,8`, ascending; empty text gives none. Raises ValueError."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.strip().split(","):
         if not part.strip():
             continue
         first, _, last = part.strip().partition("-")
         if int(last or first) >= MOST_CPUS:
             raise ValueError(f"no node has a CPU {last or first}")
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
 
 
 def format_list(numbers: Iterable[int]) -> str:

@@ -70,10 +70,12 @@ def _links(number: int, environment: Mapping[str, str]) -> list[Finding]:
     """Report the links between GPUs, by pair, in nvidia-smi's terms: NV4 is four NVLinks, PIX to SYS are PCIe paths."""
     rows = [line.split() for line in _answer(["nvidia-smi", "topo", "-m"], environment)] if number > 1 else []
     matrix = [row[1 : 1 + number] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
-    found = Counter(link for place, row in enumerate(matrix) for link in row[place + 1 :])
-    if len(matrix) != number or found.total() != number * (number - 1) // 2:
+    link_counts = Counter(link for index, row in enumerate(matrix) for link in row[index + 1 :])
+    if len(matrix) != number or link_counts.total() != number * (number - 1) // 2:
         return []  # a driver with another output format
-    return [ok(f"links between the GPUs: {', '.join(f'{pairs} x {link}' for link, pairs in found.most_common())}")]
+    return [
+        ok(f"links between the GPUs: {', '.join(f'{pairs} x {link}' for link, pairs in link_counts.most_common())}")
+    ]
 
 
 def _program(subject: Subject) -> str:
@@ -84,9 +86,9 @@ def _program(subject: Subject) -> str:
 def _amd_cards(words: Sequence[str], environment: Mapping[str, str]) -> tuple[list[dict[str, str]], str]:
     """Return rocm-smi's facts of each card, in order, and the driver's version; empty if it does not answer."""
     try:
-        found = json.loads("".join(_answer(["rocm-smi", *words, "--json"], environment)))
-        cards = sorted((int(name[4:]), facts) for name, facts in found.items() if re.fullmatch(r"card\d+", name))
-        return [facts for _, facts in cards], str(found.get("system", {}).get("Driver version", "unknown"))
+        answer = json.loads("".join(_answer(["rocm-smi", *words, "--json"], environment)))
+        cards = sorted((int(name[4:]), facts) for name, facts in answer.items() if re.fullmatch(r"card\d+", name))
+        return [facts for _, facts in cards], str(answer.get("system", {}).get("Driver version", "unknown"))
     except (ValueError, AttributeError):
         return [], ""
 
@@ -104,18 +106,18 @@ def _amd_kinds(environment: Mapping[str, str]) -> list[str]:
 
 
 def _healthy(answers: Sequence[Mapping[str, str]]) -> list[Finding]:
-    kinds = dict.fromkeys(f"{one['name']}, {one['memory.total']}, driver {one['driver_version']}" for one in answers)
-    found = [ok(f"{counted(len(answers), 'GPU')}: {'; '.join(kinds)}")]
-    for index, one in enumerate(answers):
-        errors = one["ecc.errors.uncorrected.volatile.total"]
+    kinds = dict.fromkeys(f"{gpu['name']}, {gpu['memory.total']}, driver {gpu['driver_version']}" for gpu in answers)
+    findings = [ok(f"{counted(len(answers), 'GPU')}: {'; '.join(kinds)}")]
+    for index, gpu in enumerate(answers):
+        errors = gpu["ecc.errors.uncorrected.volatile.total"]
         if errors.isdigit() and int(errors):
             text = f"GPU {index} has had {counted(int(errors), 'memory error')} that ECC could not correct"
-            found.append(warning(text, LEAVE_OUT))
-        slow = [name for name in SLOWED if one.get(f"clocks_event_reasons.{name}") == "Active"]
+            findings.append(warning(text, LEAVE_OUT))
+        slow = [name for name in SLOWED if gpu.get(f"clocks_event_reasons.{name}") == "Active"]
         if slow:
             text = f"GPU {index} runs at a lower clock: {', '.join(slow)}"
-            found.append(warning(text, "look at `nvidia-smi -q -d PERFORMANCE`; tell the site's staff"))
-    return found
+            findings.append(warning(text, "look at `nvidia-smi -q -d PERFORMANCE`; tell the site's staff"))
+    return findings
 
 
 def _seen(subject: Subject, number: int) -> list[Finding]:

@@ -29,45 +29,45 @@ _NEEDED = {"model": "lenet", "data": "synthetic:cifar10"}
 
 def check_python(subject: Subject) -> list[Finding]:
     """Check the versions of Python and of each package."""
-    found = []
+    findings = []
     version = platform.python_version()
     if sys.version_info[:2] < OLDEST_PYTHON:
-        found.append(failure(f"Python {version} at {sys.executable}", "use Python 3.11 or newer"))
+        findings.append(failure(f"Python {version} at {sys.executable}", "use Python 3.11 or newer"))
     else:
-        found.append(ok(f"Python {version} at {sys.executable}"))
+        findings.append(ok(f"Python {version} at {sys.executable}"))
     versions = {name: installed_version(name) for name in OLDEST}
     for name, oldest in OLDEST.items():
         wanted = ".".join(str(part) for part in oldest)
         remedy = f"pip install '{name}>={wanted}' into {sys.prefix}, or load the site's hpcdl module"
         if not versions[name]:
-            found.append(failure(f"{name} is not installed", remedy))
+            findings.append(failure(f"{name} is not installed", remedy))
         elif _numbers(versions[name]) < oldest:
-            found.append(failure(f"{name} {versions[name]} is older than {wanted}", remedy))
+            findings.append(failure(f"{name} {versions[name]} is older than {wanted}", remedy))
     if subject.environment.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
         text = "TF_USE_LEGACY_KERAS is set: TensorFlow would use Keras 2"
-        found.append(failure(text, "unset TF_USE_LEGACY_KERAS"))
-    found += _hidden()
-    other = other_backend(subject.environment)
-    if other:
-        problem, _, remedy = other.rpartition("; ")
-        found.append(failure(problem, remedy))
-    if all(finding.level == "ok" for finding in found):
-        found.append(ok(", ".join(f"{name} {version}" for name, version in versions.items())))
-    return found
+        findings.append(failure(text, "unset TF_USE_LEGACY_KERAS"))
+    findings += _hidden()
+    backend_problem = other_backend(subject.environment)
+    if backend_problem:
+        problem, _, remedy = backend_problem.rpartition("; ")
+        findings.append(failure(problem, remedy))
+    if all(finding.level == "ok" for finding in findings):
+        findings.append(ok(", ".join(f"{name} {version}" for name, version in versions.items())))
+    return findings
 
 
 def _hidden() -> list[Finding]:
     """Report packages that Python finds in two versions: the first hides the one that came with hpcdl."""
-    found = []
+    findings = []
     for name in OLDEST:
         copies = {copy.version: copy for copy in importlib.metadata.distributions(name=name)}
         if len(copies) > 1:
-            first, *others = (f"{version} in {copy.locate_file('')}" for version, copy in copies.items())
-            text = f"{name} {first} hides {', '.join(others)}"
-            found.append(
+            first, *other_copies = (f"{version} in {copy.locate_file('')}" for version, copy in copies.items())
+            text = f"{name} {first} hides {', '.join(other_copies)}"
+            findings.append(
                 warning(text, "unset PYTHONPATH, or remove the first; `hpcdl env create` adds packages safely")
             )
-    return found
+    return findings
 
 
 def installed_version(name: str) -> str:
@@ -106,14 +106,14 @@ def check_module(subject: Subject) -> list[Finding]:
     if not (base or Path(sys.prefix)).is_relative_to(root):
         text = f"the module is {root}, but this hpcdl runs from {sys.prefix}"
         return [warning(text, "deactivate the virtual environment, or module unload hpcdl")]
-    own = f", with your own packages in {sys.prefix}" if base else ""
-    return [ok(f"hpcdl {receipt.get('version', '?')} in {root}{own}")]
+    with_packages = f", with your own packages in {sys.prefix}" if base else ""
+    return [ok(f"hpcdl {receipt.get('version', '?')} in {root}{with_packages}")]
 
 
 def check_config(subject: Subject) -> list[Finding]:
     """Check site.toml, the user's config.toml, and the folder for profiles."""
-    found = [*_readable(), *_writable()]
-    return found or [ok(f"site settings {_site()}; your own in {user_config_folder()}")]
+    findings = [*_readable(), *_writable()]
+    return findings or [ok(f"site settings {_site()}; your own in {user_config_folder()}")]
 
 
 def _site() -> str:
@@ -122,23 +122,23 @@ def _site() -> str:
 
 
 def _readable() -> list[Finding]:
-    found = []
+    findings = []
     for path in (site_config_file(), user_config_folder() / "config.toml"):
         try:
             if path.is_file():
                 read_toml(path)
         except UsageError as error:
-            found.append(failure(str(error), f"correct {path}, or move it away"))
-    if found:
-        return found
+            findings.append(failure(str(error), f"correct {path}, or move it away"))
+    if findings:
+        return findings
     try:
         site_rules()
         load(TrainConfig, [Layer(origin="doctor", values=_NEEDED), *standard_layers("train")])
         load_submit({})
     except UsageError as error:
         remedy = "correct the file that the message names"
-        found += [failure(line, remedy) for line in str(error).splitlines()]
-    return found
+        findings += [failure(line, remedy) for line in str(error).splitlines()]
+    return findings
 
 
 def _writable() -> list[Finding]:
@@ -159,7 +159,7 @@ def check_machine(subject: Subject) -> list[Finding]:
     folder = site_config_file().parent / "machines"
     if machine is None:
         return [ok(f"no machine's settings: neither {MACHINE_VARIABLE} nor [site] names a file in {folder}")]
-    found = [
+    findings = [
         warning(
             f"{name}={value} is set here, and {machine.path} asks for {machine.environment[name]!r}: yours stays",
             f"unset {name}, where you did not mean it",
@@ -170,10 +170,10 @@ def check_machine(subject: Subject) -> list[Finding]:
     missing = [name for name in machine.modules if not _is_loaded(name, loaded)]
     if missing:
         text = f"modules of the machine {machine.name} that are not loaded here: {', '.join(missing)}"
-        found.append(warning(text, f"module load {' '.join(missing)}; job scripts of hpcdl submit load them"))
+        findings.append(warning(text, f"module load {' '.join(missing)}; job scripts of hpcdl submit load them"))
     summary = f"{len(machine.environment)} variables, {len(machine.modules)} modules"
-    return found or [ok(f"machine {machine.name} ({machine.path}): {summary}")]
+    return findings or [ok(f"machine {machine.name} ({machine.path}): {summary}")]
 
 
 def _is_loaded(name: str, loaded: Sequence[str]) -> bool:
-    return any(own == name or own.startswith(f"{name}/") for own in loaded)
+    return any(module == name or module.startswith(f"{name}/") for module in loaded)

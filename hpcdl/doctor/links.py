@@ -37,8 +37,8 @@ def check_links(launcher: Launcher, num_nodes: int, environment: Mapping[str, st
     command, what = own_program("hpcdl.doctor.links", str(num_nodes)), "timing the links"
     try:
         printed = on_every_node(launcher, num_nodes, command, environment, timeout_s=TIMEOUT_S, what=what, mpi=True)
-        found = _MARK.search(printed)
-        pairs: list[tuple[str, str, float]] = [tuple(pair) for pair in json.loads(found[1])] if found else []
+        match = _MARK.search(printed)
+        pairs: list[tuple[str, str, float]] = [tuple(pair) for pair in json.loads(match[1])] if match else []
     except HpcdlError as error:
         return [warning(str(error), "hpcdl doctor --only mpi --only scheduler")]
     return judge(pairs) if pairs else [warning(f"{what}: no rank told of any", "hpcdl doctor --only scheduler")]
@@ -52,15 +52,15 @@ def judge(pairs: Sequence[tuple[str, str, float]]) -> list[Finding]:
         longest = max(seconds for _, _, seconds in pairs)
         return [ok(f"{len(pairs)} links: 1 MiB in {format_seconds(good)} to {format_seconds(longest)}")]
     named: set[str] = set()
-    found = []
+    findings = []
     for first, second, seconds in sorted(slow, key=lambda pair: -pair[2]):
         both = [host for host in (first, second) if sum(host in pair[:2] for pair in slow) > 1]
         who = f"{both[0]}, over all of its links" if len(both) == 1 else f"{first} - {second}"
         if who not in named:
             named.add(who)
             text = f"{who}: 1 MiB takes {format_seconds(seconds)}, {seconds / good:.1f} times a good link's"
-            found.append(warning(text, _REMEDY))
-    return found
+            findings.append(warning(text, _REMEDY))
+    return findings
 
 
 def rounds(num_ranks: int) -> Iterator[list[tuple[int, int]]]:
@@ -76,15 +76,15 @@ def measure(communicator: Communicator) -> list[tuple[str, str, float]]:
 
     hosts = communicator.allgather_json(communicator.host)
     buffer = numpy.zeros(LONG_BYTES, numpy.uint8)
-    own = []
+    own_pairs = []
     for pairs in rounds(communicator.size):
         communicator.barrier()
         for low, high in pairs:
             if communicator.rank in (low, high):
                 peer, first = (high, True) if communicator.rank == low else (low, False)
                 seconds = _one_way(communicator, peer, buffer, first=first)
-                own += [(hosts[low], hosts[high], seconds)] if first else []
-    return [tuple(pair) for of_rank in communicator.allgather_json(own) for pair in of_rank]
+                own_pairs += [(hosts[low], hosts[high], seconds)] if first else []
+    return [tuple(pair) for of_rank in communicator.allgather_json(own_pairs) for pair in of_rank]
 
 
 def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: bool) -> float:
@@ -92,10 +92,10 @@ def _one_way(communicator: Communicator, peer: int, buffer: Array, *, first: boo
     order = (communicator.isend, communicator.irecv) if first else (communicator.irecv, communicator.isend)
     samples = []
     for _ in range(REPEATS + 1):  # the first opens the connection
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         for operation in order:
             operation(buffer, peer).wait()
-        samples.append((time.perf_counter() - began) / 2)
+        samples.append((time.perf_counter() - began_s) / 2)
     return statistics.median(samples[1:])
 
 

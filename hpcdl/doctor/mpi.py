@@ -39,25 +39,30 @@ def check_mpi(subject: Subject) -> list[Finding]:
         library, flavour, version = find_library()
     except UsageError as error:
         return [failure(str(error), REMEDY)]
-    found = [ok(f"{flavour} {version}, {library}")]
+    findings = [ok(f"{flavour} {version}, {library}")]
     try:
         mpiexec = find_mpiexec()
     except UsageError as error:
         if subject.environment.get("SLURM_JOB_ID"):  # srun starts the ranks
-            return [*found, warning(str(error), "outside a Slurm job no ranks can be started here")]
-        return [*found, failure(str(error), REMEDY)]
-    return [*found, *_first_on_path(subject, mpiexec), _two_ranks(mpiexec), *_one_sided(mpiexec, subject.environment)]
+            return [*findings, warning(str(error), "outside a Slurm job no ranks can be started here")]
+        return [*findings, failure(str(error), REMEDY)]
+    return [
+        *findings,
+        *_first_on_path(subject, mpiexec),
+        _two_ranks(mpiexec),
+        *_one_sided(mpiexec, subject.environment),
+    ]
 
 
 def _first_on_path(subject: Subject, mpiexec: Mpiexec) -> list[Finding]:
-    other = shutil.which("mpiexec", path=subject.environment.get("PATH", os.defpath))
-    if other is None or Path(other).resolve() == mpiexec.path.resolve():
+    on_path = shutil.which("mpiexec", path=subject.environment.get("PATH", os.defpath))
+    if on_path is None or Path(on_path).resolve() == mpiexec.path.resolve():
         return []
-    flavour, version = launcher_of(Path(other))
+    flavour, version = launcher_of(Path(on_path))
     if (flavour, version) in ((mpiexec.flavour, mpiexec.version), ("", "")):
         return []
     text = (
-        f"mpiexec on PATH ({other}, {flavour} {version}) does not belong to the MPI that mpi4py loads "
+        f"mpiexec on PATH ({on_path}, {flavour} {version}) does not belong to the MPI that mpi4py loads "
         f"({mpiexec.flavour} {mpiexec.version}): by hand it starts N jobs of one rank"
     )
     return [warning(text, f"use `hpcdl train --ranks N`, or {mpiexec.path}")]

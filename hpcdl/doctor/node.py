@@ -35,20 +35,20 @@ def check_affinity(subject: Subject) -> list[Finding]:
 
 def check_threads(subject: Subject) -> list[Finding]:
     """Check thread counts that the environment forces. hpcdl sets its own if the environment has none."""
-    cpus = len(os.sched_getaffinity(0))
-    found = []
+    num_cpus = len(os.sched_getaffinity(0))
+    findings = []
     for name in THREAD_VARIABLES:
         text = subject.environment.get(name, "").split(",")[0]
         if not text.isdigit():
             continue
         wanted = int(text) * subject.ranks_here
-        if wanted > cpus:
-            what = f"{name}={text} x {subject.ranks_here} ranks on a node = {wanted} threads on {cpus} CPUs"
-            found.append(warning(what, f"unset {name}: `hpcdl train` shares the cores out by itself"))
-    if subject.ranks_here > cpus:
-        what = f"{subject.ranks_here} ranks on a node with {cpus} usable CPUs"
-        found.append(warning(what, "ask for fewer --ranks-per-node"))
-    return found or [ok(f"{subject.ranks_here} rank(s) a node, {cpus} CPUs, no variable asks for more threads")]
+        if wanted > num_cpus:
+            what = f"{name}={text} x {subject.ranks_here} ranks on a node = {wanted} threads on {num_cpus} CPUs"
+            findings.append(warning(what, f"unset {name}: `hpcdl train` shares the cores out by itself"))
+    if subject.ranks_here > num_cpus:
+        what = f"{subject.ranks_here} ranks on a node with {num_cpus} usable CPUs"
+        findings.append(warning(what, "ask for fewer --ranks-per-node"))
+    return findings or [ok(f"{subject.ranks_here} rank(s) a node, {num_cpus} CPUs, no variable asks for more threads")]
 
 
 def check_profile(subject: Subject) -> list[Finding]:
@@ -63,24 +63,24 @@ def check_profile(subject: Subject) -> list[Finding]:
 
 def check_limits(subject: Subject) -> list[Finding]:
     """Check open files, processes, address space, and the job's memory limit."""
-    found = []
+    findings = []
     for what, number, needed, flag in (
         ("open files", resource.RLIMIT_NOFILE, OPEN_FILES, "n"),
         ("processes and threads", resource.RLIMIT_NPROC, PROCESSES, "u"),
     ):
         soft, _ = resource.getrlimit(number)
         if 0 <= soft < needed:
-            found.append(warning(f"{what}: {soft} allowed, {needed} wanted", f"ulimit -{flag} {needed}"))
+            findings.append(warning(f"{what}: {soft} allowed, {needed} wanted", f"ulimit -{flag} {needed}"))
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= soft < COMFORTABLE_MEMORY_BYTES:
         text = f"address space is limited to {format_bytes(soft)}: TensorFlow maps more than that"
-        found.append(failure(text, "ulimit -v unlimited"))
+        findings.append(failure(text, "ulimit -v unlimited"))
     memory = allowed_memory(subject.control_groups)
     if memory is not None and memory < COMFORTABLE_MEMORY_BYTES:
         text = f"this job may use {format_bytes(memory)} of memory"
         level = failure if memory < NEEDED_MEMORY_BYTES else warning
-        found.append(level(text, "ask for more (sbatch --mem)"))
-    return found or [ok(f"files, processes and memory{'' if memory is None else f' ({format_bytes(memory)})'}")]
+        findings.append(level(text, "ask for more (sbatch --mem)"))
+    return findings or [ok(f"files, processes and memory{'' if memory is None else f' ({format_bytes(memory)})'}")]
 
 
 def allowed_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:

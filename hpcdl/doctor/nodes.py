@@ -76,7 +76,7 @@ def survey(subject: Subject, wanted: str) -> tuple[list[NodeAnswer], list[Findin
     num_nodes = _how_many(wanted, max(len(hosts), 1))
     program = own_program("hpcdl.doctor.survey", *(["--data", str(subject.data.absolute())] if subject.data else []))
     command = ["bash", "-c", ANSWER_ANYWAY, "survey", *program]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         printed = on_every_node(
             launcher, num_nodes, command, subject.environment, timeout_s=TIMEOUT_S, what="asking the nodes"
@@ -84,17 +84,19 @@ def survey(subject: Subject, wanted: str) -> tuple[list[NodeAnswer], list[Findin
     except NodesFailed as error:
         printed = error.printed
         remedy = "look at the nodes that did not answer; leave them out (sbatch --exclude)"
-        found.append(replace(failure(str(error), remedy), check="nodes"))
+        findings.append(replace(failure(str(error), remedy), check="nodes"))
     answers = list(read_answers(printed).values())
-    found += absent(answers, hosts[:num_nodes], num_nodes)
+    findings += absent(answers, hosts[:num_nodes], num_nodes)
     if num_nodes == 1:
         alone = warning("one node: nothing to compare", "hpcdl submit --nodes 4 -- doctor --nodes all")
-        found.append(replace(alone, check="nodes"))
-    found += compare(answers)
+        findings.append(replace(alone, check="nodes"))
+    findings += compare(answers)
     if num_nodes > 1:
-        found += [replace(one, check="clocks") for one in check_clocks(subject)]
-        found += [replace(one, check="links") for one in check_links(launcher, num_nodes, subject.environment)]
-    return answers, found
+        findings += [replace(finding, check="clocks") for finding in check_clocks(subject)]
+        findings += [
+            replace(finding, check="links") for finding in check_links(launcher, num_nodes, subject.environment)
+        ]
+    return answers, findings
 
 
 def _how_many(wanted: str, here: int) -> int:
@@ -125,9 +127,9 @@ def _short(host: str) -> str:
 def compare(answers: Sequence[NodeAnswer]) -> Iterator[Finding]:
     """Report differences between nodes, and the problems that each node reports."""
     for name, (level, remedy) in TEXTS.items():
-        yield from (replace(found, check=name) for found in _compare_texts(answers, name, level, remedy))
+        yield from (replace(difference, check=name) for difference in _compare_texts(answers, name, level, remedy))
     for name, quantity in NUMBERS.items():
-        yield from (replace(found, check=name) for found in _compare_numbers(answers, name, quantity))
+        yield from (replace(difference, check=name) for difference in _compare_numbers(answers, name, quantity))
     hosts_by_finding: dict[tuple[str, str, str, str], list[str]] = {}
     for answer in answers:
         for finding in answer.findings:
@@ -145,11 +147,11 @@ def _compare_texts(answers: Sequence[NodeAnswer], name: str, level: str, remedy:
     if len(groups) == 1:
         yield ok(groups[0][0])
     elif groups:
-        most, others = groups[0], groups[1:]
+        most, other_groups = groups[0], groups[1:]
         differing = "; ".join(
-            f"{_named(names)} {'has' if len(names) == 1 else 'have'} {text}" for text, names in others
+            f"{_named(names)} {'has' if len(names) == 1 else 'have'} {text}" for text, names in other_groups
         )
-        text = f"{differing}; {_named(most[1]) if len(most[1]) <= len(others[0][1]) else 'the others'} {most[0]}"
+        text = f"{differing}; {_named(most[1]) if len(most[1]) <= len(other_groups[0][1]) else 'the others'} {most[0]}"
         yield Finding(level=level, text=text, remedy=remedy)
 
 

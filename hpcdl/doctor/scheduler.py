@@ -23,8 +23,8 @@ ASK_CLOCK = 'echo "clock $(hostname) $(date +%s.%N)"'
 def check_scheduler(subject: Subject) -> list[Finding]:
     """Report the launcher in use, that of `hpcdl submit`, and the PMI between srun and the MPI."""
     here, submitted = find_launcher(subject.environment).name, batch_launcher(subject.environment)
-    found = [ok(f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
-    return [*found, *_pmi(subject)] if submitted in ("slurm", "ibrun") else found
+    findings = [ok(f"ranks start here by {here}; `hpcdl submit` uses {submitted}")]
+    return [*findings, *_pmi(subject)] if submitted in ("slurm", "ibrun") else findings
 
 
 def _pmi(subject: Subject) -> list[Finding]:
@@ -33,13 +33,13 @@ def _pmi(subject: Subject) -> list[Finding]:
     except HpcdlError:
         return []  # the check of MPI reports it
     try:
-        known = _known(call(["srun", "--mpi=list"]))
+        kinds = _known(call(["srun", "--mpi=list"]))
     except HpcdlError as error:
         remedy = "ask the site's staff; outside jobs of Slurm ranks start by mpiexec on this node"
         return [warning(f"srun is there, but {error}", remedy)]
     needed = srun_mpi(flavour, subject.environment)
-    if needed not in known:
-        text = f"{flavour} needs srun --mpi={needed}, and this srun knows {', '.join(sorted(known)) or 'none'}"
+    if needed not in kinds:
+        text = f"{flavour} needs srun --mpi={needed}, and this srun knows {', '.join(sorted(kinds)) or 'none'}"
         remedy = (
             f"install an MPI of the other kind, or set {PMI_VARIABLE} to the interface that {flavour} was built for"
         )
@@ -65,19 +65,22 @@ def check_clocks(subject: Subject) -> list[Finding]:
     if len(hosts) < 2:
         return [ok("one host: nothing to compare")]
     command, what = ["bash", "-c", ASK_CLOCK], "asking the hosts for their clocks"
-    began, began_s = time.time(), time.monotonic()
+    wall_began_s, began_s = time.time(), time.monotonic()
     answer = on_every_node(launcher, len(hosts), command, subject.environment, timeout_s=CLOCKS_TIMEOUT_S, what=what)
-    ended, took_s = time.time(), time.monotonic() - began_s
-    if abs(ended - began - took_s) > TOLERATED_CLOCK_S:
-        how = f"the clock of this host was set by {format_seconds(abs(ended - began - took_s))} while others were asked"
+    wall_ended_s, took_s = time.time(), time.monotonic() - began_s
+    if abs(wall_ended_s - wall_began_s - took_s) > TOLERATED_CLOCK_S:
+        how = (
+            "the clock of this host was set by "
+            f"{format_seconds(abs(wall_ended_s - wall_began_s - took_s))} while others were asked"
+        )
         return [warning(how, "run `hpcdl doctor` again")]
-    return [_judge(read_clocks(answer), began, began + took_s, len(hosts))]
+    return [_judge(read_clocks(answer), wall_began_s, wall_began_s + took_s, len(hosts))]
 
 
 def read_clocks(answer: str) -> dict[str, float]:
     """Return each host's time, in Unix seconds."""
-    words = [line.split() for line in answer.splitlines()]
-    return {line[1]: float(line[2]) for line in words if len(line) == 3 and line[0] == "clock"}
+    lines = [line.split() for line in answer.splitlines()]
+    return {line[1]: float(line[2]) for line in lines if len(line) == 3 and line[0] == "clock"}
 
 
 def _judge(clocks: dict[str, float], began: float, ended: float, num_hosts: int) -> Finding:

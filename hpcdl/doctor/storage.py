@@ -23,10 +23,10 @@ LOCKING_VARIABLE = "HDF5_USE_FILE_LOCKING"
 
 def check_storage(subject: Subject) -> list[Finding]:
     """Check kind, free space, and a write of 1 MB (to find an exhausted quota); report stripes of data on Lustre."""
-    found = [_place_to_write(subject.working)]
+    findings = [_place_to_write(subject.working)]
     if subject.data is not None:
-        found.append(_data(subject.data))
-    return found
+        findings.append(_data(subject.data))
+    return findings
 
 
 def _place_to_write(folder: Path) -> Finding:
@@ -66,15 +66,15 @@ def _data(folder: Path) -> Finding:
 def check_scratch(subject: Subject) -> list[Finding]:
     """Check free space and write permission. MPI puts its sockets there at its start."""
     folder = subject.scratch
-    other = "set TMPDIR to a folder of this node with space"
+    remedy = "set TMPDIR to a folder of this node with space"
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return [failure(f"{folder} is not a folder that you may write to", other)]
+        return [failure(f"{folder} is not a folder that you may write to", remedy)]
     free = shutil.disk_usage(folder).free
     text = f"{folder} has {format_bytes(free)} free"
     if free < SCRATCH_NEEDED_BYTES:
-        return [failure(f"{text}: it is full", f"clear {folder}, or {other}")]
+        return [failure(f"{text}: it is full", f"clear {folder}, or {remedy}")]
     if free < SCRATCH_COMFORTABLE_BYTES:
-        return [warning(f"{text}: too little for --stage-env or staged shards", other)]
+        return [warning(f"{text}: too little for --stage-env or staged shards", remedy)]
     return [ok(text)]
 
 
@@ -94,11 +94,11 @@ def check_shared_memory(subject: Subject) -> list[Finding]:
 def check_locking(subject: Subject) -> list[Finding]:
     """Check flock, which HDF5 calls, on a new file in the current folder and on a shard of the data folder."""
     off = subject.environment.get(LOCKING_VARIABLE, "").upper() in ("FALSE", "0", "BEST_EFFORT")
-    found = [_new_file(subject.working, off)]
+    findings = [_new_file(subject.working, off)]
     shard = next(subject.data.rglob("*.h5"), None) if subject.data else None
     if shard is not None:
-        found.append(_existing(shard, off))
-    return found
+        findings.append(_existing(shard, off))
+    return findings
 
 
 def _new_file(folder: Path, off: bool) -> Finding:

@@ -52,9 +52,9 @@ class NodeAnswer:
 
 def read_answers(printed: str) -> dict[str, NodeAnswer]:
     """Return every node's answer by host, whatever else the launcher printed."""
-    found: dict[str, tuple[dict[str, str], dict[str, float], list[tuple[str, str, str, str]]]] = {}
+    by_host: dict[str, tuple[dict[str, str], dict[str, float], list[tuple[str, str, str, str]]]] = {}
     for host, kind, name, value in _MARK.findall(printed):
-        texts, numbers, findings = found.setdefault(host, ({}, {}, []))
+        texts, numbers, findings = by_host.setdefault(host, ({}, {}, []))
         if kind == "number":
             numbers[name] = float(value)
         elif kind == "text":
@@ -64,7 +64,7 @@ def read_answers(printed: str) -> dict[str, NodeAnswer]:
             findings.append((level, check, text, remedy))
     return {
         host: NodeAnswer(host=host, texts=texts, numbers=numbers, findings=tuple(findings))
-        for host, (texts, numbers, findings) in sorted(found.items())
+        for host, (texts, numbers, findings) in sorted(by_host.items())
     }
 
 
@@ -133,8 +133,8 @@ def copy_rate(seconds: float) -> float:
 
 
 def _times_a_second(work: Callable[[], object], seconds: float) -> float:
-    began, done = time.perf_counter(), 0
-    while (passed := time.perf_counter() - began) < seconds or not done:
+    began_s, done = time.perf_counter(), 0
+    while (passed := time.perf_counter() - began_s) < seconds or not done:
         work()
         done += 1
     return done / passed if passed else 0.0
@@ -158,10 +158,10 @@ def marks(data: Path | None) -> Iterator[str]:
         yield f"<<hpcdl {host} text {name} {json.dumps(text[:LONGEST])}>>"
     for name, number in numbers():
         yield f"<<hpcdl {host} number {name} {number:.6g}>>"
-    for found in examine(Subject(data=data), LOCAL_CHECKS):
-        if found.level != OK:
-            text = "\t".join((found.level, found.check, found.text, found.remedy))
-            yield f"<<hpcdl {host} finding {found.check} {json.dumps(text[:LONGEST])}>>"
+    for finding in examine(Subject(data=data), LOCAL_CHECKS):
+        if finding.level != OK:
+            text = "\t".join((finding.level, finding.check, finding.text, finding.remedy))
+            yield f"<<hpcdl {host} finding {finding.check} {json.dumps(text[:LONGEST])}>>"
 
 
 def main() -> None:

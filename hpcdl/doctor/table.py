@@ -96,7 +96,7 @@ def examine(
     subject: Subject, names: Sequence[str] = (), report: Callable[[str], None] = lambda _: None
 ) -> list[Finding]:
     """Run the checks called `names` (all by default); `report` receives each name before its check."""
-    return [replace(found, check=name) for name in names or CHECKS for found in _examine(name, subject, report)]
+    return [replace(finding, check=name) for name in names or CHECKS for finding in _examine(name, subject, report)]
 
 
 def _examine(name: str, subject: Subject, report: Callable[[str], None]) -> Iterator[Finding]:

@@ -225,20 +225,20 @@ class Injection:
             if fault.bucket == bucket and (self._seen.step or 0) >= (fault.step or 0):
                 self._log_fault(number)
                 flat = values.reshape(-1)
-                place = int(abs(flat).argmax())
-                flat[place : place + 1].view("uint8")[-1] ^= 1
+                index = int(abs(flat).argmax())
+                flat[index : index + 1].view("uint8")[-1] ^= 1
 
     def _watch(self) -> None:
-        began = time.monotonic()
+        began_s = time.monotonic()
         schedules = [self._schedule(number, fault) for number, fault in enumerate(self._all) if fault.every_s]
         while not self._over.wait(LOOK_S):
             for schedule in schedules:
                 next(schedule)
             for number, fault in [*self._mine.items()]:
-                if fault.kind in STRIKES and self._is_due(fault, time.monotonic() - began):
+                if fault.kind in STRIKES and self._is_due(fault, time.monotonic() - began_s):
                     self._log_fault(number)
                     STRIKES[fault.kind](fault)
-            self._part(began)
+            self._part(began_s)
 
     def _part(self, began: float) -> None:
         """Let partitions begin and heal."""
@@ -276,10 +276,10 @@ class Injection:
                 STRIKES[fault.kind](fault)
 
     def _part_at_random(self, fault: Fault, number: int) -> None:
-        place = self._network.place(fault, number)
-        if self._seen.rank == min(place):
+        ranks = self._network.place(fault, number)
+        if self._seen.rank == min(ranks):
             self._log(f"{fault.kind}:{'host' if fault.of_host else 'rank'}={number}, as {fault.text} has it")
-        self._network.part(fault, place)
+        self._network.part(fault, ranks)
 
     def _origin(self, number: int) -> float:
         """Return the time of the run's first start, in Unix seconds, written by the first rank that came."""
@@ -295,9 +295,9 @@ class Injection:
 
     def _step(self) -> int:
         """Return this rank's step; a server has none and uses the last step that worker 0 reported."""
-        own = self._seen.step_of_run
-        if own is not None:
-            return own
+        step = self._seen.step_of_run
+        if step is not None:
+            return step
         for event in self._steps.read():
             self._told_step = max(self._told_step, int(event.get("step", 0)))
         return self._told_step

@@ -337,12 +337,12 @@ class NetworkFaults:
         for number, fault in [*self.faults.items()]:
             if fault.kind == PARTITION:
                 continue
-            place = self.place(fault)
+            ranks = self.place(fault)
             if fault.kind == SKEW:
-                self._holds(number, place, "", log)
-                WALL.shift_s += (fault.value or 0.0) * (self._seen.rank in place)
+                self._holds(number, ranks, "", log)
+                WALL.shift_s += (fault.value or 0.0) * (self._seen.rank in ranks)
             else:
-                self._holds(number, place, self._slow_down(fault, place, communicator), log)
+                self._holds(number, ranks, self._slow_down(fault, ranks, communicator), log)
         return communicator.over(lambda inner: Impaired(inner, self._network, range(self._seen.size)))
 
     def _holds(self, number: int, place: frozenset[int], how: str, log: Callable[[int, str], None]) -> None:
@@ -391,7 +391,7 @@ class NetworkFaults:
         """End the partitions whose time is over."""
         now_s = time.monotonic()
         if any(until_s <= now_s for _, until_s in self._cuts):
-            self._cuts = [(place, until_s) for place, until_s in self._cuts if until_s > now_s]
+            self._cuts = [(ranks, until_s) for ranks, until_s in self._cuts if until_s > now_s]
             self._apply()
 
     def begin(self, number: int) -> None:
@@ -410,5 +410,5 @@ class NetworkFaults:
         return fault.rank is not None and self._seen.rank == min(self.place(fault))
 
     def _apply(self) -> None:
-        self._network.parts = tuple(place for place, _ in self._cuts)
-        self._seen.cut_off = any(self._seen.rank in place for place, _ in self._cuts)
+        self._network.parts = tuple(ranks for ranks, _ in self._cuts)
+        self._seen.cut_off = any(self._seen.rank in ranks for ranks, _ in self._cuts)

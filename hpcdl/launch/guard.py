@@ -55,7 +55,7 @@ def clear_up(run_dir: Path) -> None:
     ):
         time.sleep(TICK_S)
         places = {**places_in(run_dir), **places}  # include ranks that were just starting
-    collect(run_dir, {place: left for place, left in places.items() if not is_written(left[1])})
+    collect(run_dir, {file: left for file, left in places.items() if not is_written(left[1])})
     if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
         note_lost(run_dir, "the process that started the run was killed")
 

@@ -88,17 +88,19 @@ class Growth:
 
     def _decide(self, back: list[str], *, asked: bool) -> None:
         """Ask the ranks to leave if more workers are possible; if not, and the user asked, log the reason."""
-        left_behind = sum(one.state == "left behind" for one in read_statuses(self._run_dir / FOLDER))
-        self.num_left = self._num_ranks - left_behind
-        now = self._num_workers(self.num_left)
-        then = self._num_workers(self._places.num_ranks_with(back, asked=asked))
-        if then > now:
+        num_left_behind = sum(status.state == "left behind" for status in read_statuses(self._run_dir / FOLDER))
+        self.num_left = self._num_ranks - num_left_behind
+        num_now = self._num_workers(self.num_left)
+        num_then = self._num_workers(self._places.num_ranks_with(back, asked=asked))
+        if num_then > num_now:
             self.back, self.asked = back, asked
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
-            self._log(f"{why}: the ranks save and leave, to go on with {then} workers in place of {now}")
+            self._log(f"{why}: the ranks save and leave, to go on with {num_then} workers in place of {num_now}")
             touch(self._leave)
         elif asked:
-            self._log(f"more workers were asked for, but {'; '.join(self._hindrances(now)) or f'all {now} are there'}")
+            self._log(
+                f"more workers were asked for, but {'; '.join(self._hindrances(num_now)) or f'all {num_now} are there'}"
+            )
             remove_file(self._request)
 
     def _hindrances(self, now: int) -> Iterator[str]:
@@ -162,17 +164,17 @@ def until_done(
     and `log` get a line, and run.toml the new number of ranks. Raises RankError if a rank fails through its own fault
     or TRIES starts bring no progress, StoppedEarly if fewer than --min-workers workers are left.
     """
-    checkpoint, now = resolved.config.checkpoint, resolved
+    checkpoint, current = resolved.config.checkpoint, resolved
     places = RankSlots(find_launcher(), resolved.config.run.ranks)
     began_s = time.monotonic()
     spent: dict[str, str] = {}
     lost_at: list[int] = []
     remove_file(run_dir / STATUS_FOLDER / REQUEST)
     while True:
-        growth = Growth(run_dir, places, now.config.run.ranks, lambda ranks: num_workers(resolved, ranks))
+        growth = Growth(run_dir, places, current.config.run.ranks, lambda ranks: num_workers(resolved, ranks))
         try:
             with growth.looked_for() if checkpoint.elastic else contextlib.nullcontext():
-                return launch(now, {**places.environment, **spent})
+                return launch(current, {**places.environment, **spent})
         except (RankError, StoppedEarly) as stopped:
             saved = next(iter(list_checkpoints(run_dir / CHECKPOINTS)), 0)
             newest = max(saved, newest_copy(run_dir))
@@ -183,19 +185,19 @@ def until_done(
                 error = _loss_in(stopped)
                 if not checkpoint.elastic or error is None or not (error.lost or places.gone()):
                     raise
-                left_out, num_before = _left_out(places, error, newest, resolved), now.config.run.ranks
+                left_out, num_before = _left_out(places, error, newest, resolved), current.config.run.ranks
                 lost_at = [] if left_out else [*(step for step in lost_at if step == newest), newest]
                 text = _lost(error, left_out, len(lost_at), newest)
                 if num_workers(resolved, places.num_ranks) < _least(resolved):
                     raise _too_few(text, resolved, places, saved, error) from error
-            before, now = shrink_config(now, num_before), _on(places, resolved, now, run_dir)
+            before, current = shrink_config(current, num_before), _on(places, resolved, current, run_dir)
             where = f"after step {newest}" if newest else "from the start"
-            same = before.config.run.ranks == now.config.run.ranks
-            text += f"; {'new ranks' if same else describe_change(before, now)} go on {where}"
+            same = before.config.run.ranks == current.config.run.ranks
+            text += f"; {'new ranks' if same else describe_change(before, current)} go on {where}"
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
         log(text)
-        rundir.create(run_dir, _resumed(now), facts)
+        rundir.create(run_dir, _resumed(current), facts)
         if checkpoint.time_limit is not None:
             spent = {SPENT_VARIABLE: f"{time.monotonic() - began_s:.3f}"}
 

@@ -106,7 +106,7 @@ def run_script(
         check_node(ranks_on_node(resolved))
         run_dir = _choose_run_dir(resolved, script)
         flags = {PREFIXED_VARIABLE: prefixed, ALLOWED_VARIABLE: undistributed}
-        own = {name: "1" for name, given in flags.items() if given} | _kernels(config)
+        variables = {name: "1" for name, is_set in flags.items() if is_set} | _kernels(config)
         name, topology = script.path.stem, read_topology()
         remarks = plan_under_profile(config.run, name, topology)[1]
         with rundir.written(run_dir, config.checkpoint):
@@ -115,12 +115,12 @@ def run_script(
             for text in remarks:
                 log(text)
             output = Output(run_dir / FOLDER, prefixed=prefixed)
-            words = [str(run_dir), str(script.path), *script.arguments]
+            arguments = [str(run_dir), str(script.path), *script.arguments]
 
             def launch(now: ResolvedConfig[ScriptConfig], environment: Mapping[str, str]) -> None:
-                plan = plan_under_profile(now.config.run, name, topology, environment={**own, **environment})[0]
+                plan = plan_under_profile(now.config.run, name, topology, environment={**variables, **environment})[0]
                 with python_of_ranks(now.config.run, plan) as python:
-                    command = own_program("hpcdl.scripts.process.script", *words, python=python)
+                    command = own_program("hpcdl.scripts.process.script", *arguments, python=python)
                     local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
 
             unstarted = functools.partial(_unstarted, resolved, script)

@@ -78,9 +78,9 @@ class RankSlots:
             self._left_out += lost
             # Ranks that do not answer and then their node being gone are one failure, if no step came between.
             self._failures.update(node for node in lost if self._silent.pop(node, None) != newest)
-            words = f"{_listed(lost)} left out"
+            message = f"{_listed(lost)} left out"
             over = [node for node in lost if self._failures[node] >= MOST_FAILURES]
-            return f"{words}, {' and '.join(over)} for good (it has failed twice)" if over else words
+            return f"{message}, {' and '.join(over)} for good (it has failed twice)" if over else message
         for node in self._in_use():
             if not same_host(node, error.host):
                 continue
@@ -98,10 +98,10 @@ class RankSlots:
         if not self._nodes:
             self._num_alone -= 1
             return f"the place of rank {error.rank} is left out"
-        found = [node for node in self._in_use() if same_host(node, error.host)]
-        self._left_out += found
-        self._slow += found
-        return f"{found[0]} is left out" if found else ""
+        nodes = [node for node in self._in_use() if same_host(node, error.host)]
+        self._left_out += nodes
+        self._slow += nodes
+        return f"{nodes[0]} is left out" if nodes else ""
 
     def _in_use(self) -> list[str]:
         return [node for node in self._nodes if node not in self._left_out]

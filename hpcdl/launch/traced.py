@@ -39,11 +39,11 @@ def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps,
 
 def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]) -> list[TracedRun]:
     """Return the trace summaries of the traced runs among these (name, directory); `log` receives what is omitted."""
-    found = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
-    if len(found) > MOST_TRACES:
-        log(f"{len(found)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
+    runs = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
+    if len(runs) > MOST_TRACES:
+        log(f"{len(runs)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
     traced = []
-    for name, run_dir in found[:MOST_TRACES]:
+    for name, run_dir in runs[:MOST_TRACES]:
         try:
             merged, steps, found_in = look_into(run_dir, log)
             traced.append(dataclasses.replace(summary_of(name, found_in), ready=readiness(merged, steps)))
@@ -64,24 +64,24 @@ def summary_of(name: str, found: Findings) -> TracedRun:
         gap_p90_s=found.gaps.p90_s,
         idle_s=found.gaps.usable_s_per_step,
         recording=found.overhead,
-        critical_path={one.part: one.seconds_per_step for one in found.critical_path},
-        gains_s={one.part: one.gain_s for one in found.critical_path},
+        critical_path={entry.part: entry.seconds_per_step for entry in found.critical_path},
+        gains_s={entry.part: entry.gain_s for entry in found.critical_path},
         slow_ranks=[
             SlowRank(
-                rank=one.rank,
-                host=one.host,
-                cause=one.cause,
-                seconds_per_step=one.seconds_per_step,
-                evidence=one.evidence,
+                rank=entry.rank,
+                host=entry.host,
+                cause=entry.cause,
+                seconds_per_step=entry.seconds_per_step,
+                evidence=entry.evidence,
             )
-            for one in found.stragglers
+            for entry in found.stragglers
         ],
-        network=[_as_shown(one, found.network) for one in found.network],
+        network=[_as_shown(entry, found.network) for entry in found.network],
     )
 
 
 def _as_shown(host: HostTraffic, hosts: Sequence[HostTraffic]) -> HostNetwork:
-    begin_s = min(float(one.times_s[0]) for one in hosts)
+    begin_s = min(float(traffic.times_s[0]) for traffic in hosts)
     middles_s = (host.times_s[:-1] + host.times_s[1:]) / 2 - begin_s
     return HostNetwork(
         host=host.host,

@@ -242,23 +242,23 @@ def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tup
     groups = config.elastic.groups
     share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), config.run.ranks)
     if groups > 1:
-        weights = chips.weights_bytes(config.model.model)
-        chips.check_memory(share, weights, chips.data_bytes(run_plan.dataset), topology)
+        weights_bytes = chips.weights_bytes(config.model.model)
+        chips.check_memory(share, weights_bytes, chips.data_bytes(run_plan.dataset), topology)
     unprofiled = chips.near_memory(groups, share, topology)
     return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
 
 
 def chosen_settings(run: RanksConfig) -> dict[str, Any]:
     """Return the engine settings that `run` itself fixes, by name (node/profile.py)."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if run.onednn != AUTO:
-        found["onednn"] = run.onednn == "on"
+        settings["onednn"] = run.onednn == "on"
     if run.allocator != AUTO:
         check_library(run.allocator)
-        found["allocator"] = run.allocator
+        settings["allocator"] = run.allocator
     if run.inter_op_threads != AUTO:
-        found["inter_op_threads"] = run.inter_op_threads
-    return found
+        settings["inter_op_threads"] = run.inter_op_threads
+    return settings
 
 
 def check_started_with(run: RanksConfig, launcher: str) -> None:
@@ -310,11 +310,11 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     check_started_with(resolved.config.run, place.launcher)
     StopRequest().install()
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
-    held, places, run_plans, words = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan](), list[str]()
+    held, places, run_plans, start_words = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan](), list[str]()
 
     def agree(communicator: Observed) -> Joined:
         run_dir, word = _agreed_run_dir(resolved, communicator, on_event, held, places, run_plans)
-        words.append(word)
+        start_words.append(word)
         return Joined(watch_folder=run_dir / FOLDER / WATCH_FOLDER / word, run_dir=run_dir)
 
     with held, as_rank(place, agree, mpi=mpi) as (communicator, watchdog, joined):
@@ -323,7 +323,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
         # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
         with places[0].restored_if_refused() if places else nullcontext():
             # Each rank checks its own copy: a file that is intact for rank 0 may be damaged on another node.
-            if words[0]:
+            if start_words[0]:
                 run_plan = run_plans[0] if run_plans else prepare(resolved)
                 run_rank(run_plan, communicator, run_dir, on_event, watchdog)
     leave_without_lost(communicator)

@@ -173,7 +173,7 @@ def choose(
     near = cpus_near_shown(environment, root)
     for variable, _ in VENDORS:
         if variable in environment:
-            names = [item.strip() for item in environment[variable].split(",") if item.strip()]
+            names = [part.strip() for part in environment[variable].split(",") if part.strip()]
             if not names or names[0] == "-1":
                 return None
             by_rank = nearest(len(names), near if len(names) == len(near) else [], cpus_by_rank)

@@ -57,11 +57,11 @@ def _near_devices(cores: Sequence[Core], ranks: int, near: Sequence[Sequence[int
         for rank in range(ranks if near else 0)
     ]
     sharing = Counter(places)
-    apart = sum(map(len, sharing)) == len({core.index for place in sharing for core in place})
-    if not places or not apart or any(len(place) < number for place, number in sharing.items()):
+    apart = sum(map(len, sharing)) == len({core.index for near_cores in sharing for core in near_cores})
+    if not places or not apart or any(len(near_cores) < number for near_cores, number in sharing.items()):
         return _numa(cores, ranks, len(cores))
-    parts = {place: iter(_equal_parts(place, number)) for place, number in sharing.items()}
-    return [next(parts[place]) for place in places]
+    parts = {near_cores: iter(_equal_parts(near_cores, number)) for near_cores, number in sharing.items()}
+    return [next(parts[near_cores]) for near_cores in places]
 
 
 def _compact(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:
@@ -153,11 +153,11 @@ def apply_memory_policy(policy: str, nodes: Sequence[int]) -> None:
         return
     if policy == "preferred" and len(nodes) > 1:
         policy = "preferred-many"
-    words = (ctypes.c_ulong * (_BITS // 64))()
+    mask = (ctypes.c_ulong * (_BITS // 64))()
     for node in nodes:
-        words[node // 64] |= 1 << node % 64
+        mask[node // 64] |= 1 << node % 64
     library = ctypes.CDLL(None, use_errno=True)
-    if library.syscall(number, MODES[policy], words, _BITS + 1) != 0:
+    if library.syscall(number, MODES[policy], mask, _BITS + 1) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise HpcdlError(
             f"memory policy {policy} on NUMA nodes {format_list(nodes)} refused by the kernel ({reason}); "

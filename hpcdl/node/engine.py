@@ -136,13 +136,17 @@ def needed_libraries(path: Path) -> list[str]:
             file.seek(offset)
             table = file.read(size * count)
             segments = [struct.unpack_from("<IIQQQQ", table, index * size) for index in range(count)]
-            dynamic = next((item for item in segments if item[0] == _DYNAMIC), None)
+            dynamic = next((segment for segment in segments if segment[0] == _DYNAMIC), None)
             if dynamic is None:
                 return []
             file.seek(dynamic[2])
             entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
             address = next(value for tag, value in entries if tag == _STRTAB)
-            load = next(item for item in segments if item[0] == _LOAD and item[3] <= address < item[3] + item[5])
+            load = next(
+                segment
+                for segment in segments
+                if segment[0] == _LOAD and segment[3] <= address < segment[3] + segment[5]
+            )
             names = []
             for tag, value in entries:
                 if tag == _NEEDED:

@@ -66,16 +66,16 @@ def parse(text: str, *, source: str) -> Topology:
     machine = root.find("object[@type='Machine']")
     if root.tag != "topology" or machine is None:
         raise UsageError(f"{source} is not hwloc XML of format 2; make one with `lstopo --of xml FILE` of hwloc >= 2.0")
-    found = _Found()
+    contents = _Found()
     try:
-        _walk(machine, found, package=0)
+        _walk(machine, contents, package=0)
         allowed = parse_mask(machine.get("allowed_cpuset") or machine.get("cpuset") or "")
         allowed_nodes = parse_mask(machine.get("allowed_nodeset") or machine.get("nodeset") or "")
     except (TypeError, ValueError) as error:
         raise UsageError(f"{source} is damaged hwloc XML ({error}); make it anew with `lstopo --of xml FILE`") from None
-    if not found.cores or not found.nodes:
+    if not contents.cores or not contents.nodes:
         raise UsageError(f"{source} has no cores or no memory; make it with `lstopo --of xml FILE` without filters")
-    return _assemble(found, machine, allowed, allowed_nodes, source)
+    return _assemble(contents, machine, allowed, allowed_nodes, source)
 
 
 class _ShallowTree(ElementTree.TreeBuilder):
@@ -113,10 +113,10 @@ def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
             package = len(found.packages)
             found.packages.append(package)
         elif kind == "Core":
-            own = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
-            if not own:
+            pu_cpus = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
+            if not pu_cpus:
                 raise ValueError("a core without hardware threads")
-            found.cores.append((package, len(found.cores), own))
+            found.cores.append((package, len(found.cores), pu_cpus))
             continue
         elif kind == "PU":  # a machine that reports threads without cores
             if not cpus:
@@ -136,7 +136,7 @@ def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
 def _assemble(
     found: _Found, machine: ElementTree.Element, allowed: tuple[int, ...], allowed_nodes: tuple[int, ...], source: str
 ) -> Topology:
-    info = {item.get("name"): item.get("value") or "" for item in machine.iter("info")}
+    info = {entry.get("name"): entry.get("value") or "" for entry in machine.iter("info")}
     processor = " ".join((info.get("CPUModel") or info.get("Architecture") or "unknown processor").split())
     nodes = numa_nodes(found.nodes, processor)
     home = {cpu: node.index for node in nodes for cpu in node.cpus}
@@ -184,7 +184,7 @@ def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str)
 
 def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str) -> str:
     """Return HBM if an earlier node has the same CPUs, or the processor is known for it; else DRAM."""
-    second = any(other < index and near == cpus for other, _, _, near in raw)
+    second = any(earlier < index and near == cpus for earlier, _, _, near in raw)
     if second or not cpus:
         return "MCDRAM" if "Phi" in processor else "HBM"
     return "DRAM"

@@ -67,8 +67,12 @@ def machines_like(topology: Topology, folder: Path | None = None) -> list[Machin
     """Return the known machines of this topology that have published settings; none for a part of a node."""
     if set(topology.cpus) > set(topology.allowed_cpus):
         return []
-    known = (read_machine(name, folder) for name in machine_names(folder))
-    return [item for item in known if item.settings is not None and item.topology.fingerprint == topology.fingerprint]
+    machines = (read_machine(name, folder) for name in machine_names(folder))
+    return [
+        machine
+        for machine in machines
+        if machine.settings is not None and machine.topology.fingerprint == topology.fingerprint
+    ]
 
 
 def read_topology(machine: str | None = None) -> Topology:
@@ -96,15 +100,15 @@ def _from_table(table: dict[str, Any], path: Path) -> Machine:
         summary=str(table["summary"]),
         topology=hwloc.read_file(path.parent / str(table["topology"])),
         settings=settings_from(raw, origin=str(path)) if raw else None,
-        sources=tuple(str(item) for item in table.get("sources", ())),
+        sources=tuple(str(source) for source in table.get("sources", ())),
         **compute,
     )
 
 
 def _compute(table: Any, path: Path) -> dict[str, float]:
-    known = {"flop_per_second", "flop_spread"}
-    if not isinstance(table, dict) or not set(table) <= known:
-        raise UsageError(f"{path}: [compute] has {' and '.join(sorted(known))}, numbers above 0")
+    keys = {"flop_per_second", "flop_spread"}
+    if not isinstance(table, dict) or not set(table) <= keys:
+        raise UsageError(f"{path}: [compute] has {' and '.join(sorted(keys))}, numbers above 0")
     for key, value in table.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UsageError(f"{path}: {key} is {value!r}; give a number above 0")

@@ -48,16 +48,16 @@ def _threads(settings: Settings) -> Mapping[str, str]:
 
 
 def _engine(settings: Settings) -> Mapping[str, str]:
-    found = {}
+    variables = {}
     if settings.onednn is not None:
-        found[ONEDNN] = "1" if settings.onednn else "0"
+        variables[ONEDNN] = "1" if settings.onednn else "0"
     if settings.onednn_isa != "default":
-        found["ONEDNN_MAX_CPU_ISA"] = settings.onednn_isa
+        variables["ONEDNN_MAX_CPU_ISA"] = settings.onednn_isa
     if settings.onednn_fpmath != "default":
         # TensorFlow reads its own variable, the library the other one: only both together are reliable.
-        found["TF_SET_ONEDNN_FPMATH_MODE"] = settings.onednn_fpmath
-        found["ONEDNN_DEFAULT_FPMATH_MODE"] = settings.onednn_fpmath
-    return found
+        variables["TF_SET_ONEDNN_FPMATH_MODE"] = settings.onednn_fpmath
+        variables["ONEDNN_DEFAULT_FPMATH_MODE"] = settings.onednn_fpmath
+    return variables
 
 
 def _allocator(settings: Settings) -> Mapping[str, str]:
@@ -78,12 +78,12 @@ def _graph(settings: Settings) -> Mapping[str, str]:
 
 
 def _openmp(settings: Settings) -> Mapping[str, str]:
-    found = {"KMP_AFFINITY": "granularity=fine,compact,1,0"} if settings.binding != "none" else {}
+    variables = {"KMP_AFFINITY": "granularity=fine,compact,1,0"} if settings.binding != "none" else {}
     if settings.intra_op_threads is not None:
-        found["OMP_NUM_THREADS"] = str(settings.intra_op_threads)
+        variables["OMP_NUM_THREADS"] = str(settings.intra_op_threads)
     if settings.kmp_blocktime is not None:
-        found["KMP_BLOCKTIME"] = str(settings.kmp_blocktime)
-    return found
+        variables["KMP_BLOCKTIME"] = str(settings.kmp_blocktime)
+    return variables
 
 
 RULES: tuple[Rule, ...] = (_threads, _engine, _allocator, _graph)
@@ -146,12 +146,15 @@ class PlannedNode:
 
 def plan_node(machine: str | None, profile: str, model: str, ranks_per_node: int | None) -> PlannedNode:
     """Plan this node or `machine` with the profile that fits, the machine's published settings, or the defaults."""
-    known = read_machine(machine) if machine is not None else None
-    topology = known.topology if known is not None else read_topology()
-    found = find_profile(profile, model, topology)
-    settings, sentence = (found.settings, found.sentence) if found else (None, "")
-    if found is None and profile == "auto" and known is not None and known.settings is not None:
-        settings, sentence = known.settings, f"published settings for {known.name}: {known.sources[0]}"
+    known_machine = read_machine(machine) if machine is not None else None
+    topology = known_machine.topology if known_machine is not None else read_topology()
+    fitting = find_profile(profile, model, topology)
+    settings, sentence = (fitting.settings, fitting.sentence) if fitting else (None, "")
+    if fitting is None and profile == "auto" and known_machine is not None and known_machine.settings is not None:
+        settings, sentence = (
+            known_machine.settings,
+            f"published settings for {known_machine.name}: {known_machine.sources[0]}",
+        )
     ranks = ranks_per_node or (settings.ranks_per_node if settings else None) or 1
     return PlannedNode(topology=topology, plan=launch_plan(topology, settings, ranks, ranks), sentence=sentence)
 
@@ -215,23 +218,23 @@ def memory_nodes(
 
 
 def _near_fast(topology: Topology, cores: Sequence[Core]) -> tuple[int, ...]:
-    own = {cpu for core in cores for cpu in core.cpus}
-    near = tuple(node.index for node in topology.fast_nodes if own & set(node.near_cpus))
+    own_cpus = {cpu for core in cores for cpu in core.cpus}
+    near = tuple(node.index for node in topology.fast_nodes if own_cpus & set(node.near_cpus))
     return near or tuple(node.index for node in topology.fast_nodes)
 
 
 def numactl_words(plan: LaunchPlan, local_rank: int) -> list[str]:
     """Return the numactl command for a rank, for launchers that do not bind: shown to people and by --plan."""
-    words = []
+    options = []
     if plan.cpus_by_local_rank:
-        words.append(f"--physcpubind={format_list(plan.cpus_by_local_rank[local_rank])}")
+        options.append(f"--physcpubind={format_list(plan.cpus_by_local_rank[local_rank])}")
     if plan.memory_policy != "default":
         flag = plan.memory_policy
         nodes = plan.memory_nodes_by_local_rank[local_rank]
         if flag == "preferred" and len(nodes) > 1:
             flag = "preferred-many"
-        words.append(f"--{flag}={format_list(nodes)}")
-    return ["numactl", *words] if words else []
+        options.append(f"--{flag}={format_list(nodes)}")
+    return ["numactl", *options] if options else []
 
 
 def command_line(plan: LaunchPlan, local_rank: int, command: Sequence[str]) -> str:

@@ -174,10 +174,14 @@ def write_profile(profile: Profile, path: Path) -> None:
 def as_document(profile: Profile) -> dict[str, Any]:
     """Return `profile` in types that TOML has; unset values are omitted."""
     document: dict[str, Any] = {"schema": SCHEMA}
-    for item in dataclasses.fields(profile):
-        value = getattr(profile, item.name)
-        if value is not None and value != {} and item.name not in ("settings", "trials", "picture", "path", "sentence"):
-            document[item.name] = dict(value) if isinstance(value, Mapping) else value
+    for entry in dataclasses.fields(profile):
+        value = getattr(profile, entry.name)
+        if (
+            value is not None
+            and value != {}
+            and entry.name not in ("settings", "trials", "picture", "path", "sentence")
+        ):
+            document[entry.name] = dict(value) if isinstance(value, Mapping) else value
     if profile.picture:
         document["picture"] = list(profile.picture)
     document["settings"] = chosen(profile.settings)
@@ -194,10 +198,10 @@ def read_profile(path: Path) -> Profile:
     A file without TOML, of another schema or with unknown settings is invalid: profiles never hold raw environment.
     """
     document = read_toml(path)
-    found = document.pop("schema", None)
-    if found != SCHEMA:
+    found_schema = document.pop("schema", None)
+    if found_schema != SCHEMA:
         raise UsageError(
-            f"{path} has schema {found!r}, this hpcdl reads {SCHEMA!r}; make one with `hpcdl tune-threads`"
+            f"{path} has schema {found_schema!r}, this hpcdl reads {SCHEMA!r}; make one with `hpcdl tune-threads`"
         )
     raw = document.pop("settings", None)
     if not isinstance(raw, dict):
@@ -219,8 +223,8 @@ def _check_finite(document: Any) -> None:
     """Raise ValueError for a number that TOML has and JSON lacks, because a report holds profiles as JSON."""
     if isinstance(document, float) and not math.isfinite(document):
         raise ValueError(f"{document} is not a number that was measured")
-    for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
-        _check_finite(item)
+    for value in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        _check_finite(value)
 
 
 def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[Path] | None = None) -> Profile | None:
@@ -260,14 +264,14 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
 
 def _readable_profiles(folders: Iterable[Path]) -> list[Profile]:
     """Return every readable profile, the user's first; damaged ones are skipped, and `--profile FILE` reports why."""
-    found = []
+    profiles = []
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
             try:
-                found.append(read_profile(path))
+                profiles.append(read_profile(path))
             except (UsageError, ConfigError):
                 continue
-    return found
+    return profiles
 
 
 def _minus(created_at: str) -> tuple[int, ...]:
@@ -306,10 +310,10 @@ UNSETTLED = "stopped before it settled"
 def _doubts(profile: Profile) -> str:
     """Return reasons for doubt that the settings are the fastest here, for `sentence`."""
     package, version = installed()
-    found = [f"its search {profile.verdict}"] if profile.verdict.startswith(UNSETTLED) else []
+    doubts = [f"its search {profile.verdict}"] if profile.verdict.startswith(UNSETTLED) else []
     if profile.engine.startswith(f"{package} ") and not profile.engine.startswith(f"{package} {version} "):
-        found.append(f"tuned under {profile.engine.partition(' (')[0]}, here is {version}: tune again")
-    return "".join(f"; {doubt}" for doubt in found)
+        doubts.append(f"tuned under {profile.engine.partition(' (')[0]}, here is {version}: tune again")
+    return "".join(f"; {doubt}" for doubt in doubts)
 
 
 def _plain(name: str) -> str:

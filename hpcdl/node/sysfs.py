@@ -58,11 +58,11 @@ def _cores(folder: Path, cpus: tuple[int, ...], nodes: tuple[NumaNode, ...]) -> 
         Core(
             index=index,
             package=package,
-            numa_node=home.get(own[0], nodes[0].index),
+            numa_node=home.get(core_cpus[0], nodes[0].index),
             tile=tiles.setdefault(tile, len(tiles)),
-            cpus=own,
+            cpus=core_cpus,
         )
-        for index, (own, (package, tile)) in enumerate(ordered)
+        for index, (core_cpus, (package, tile)) in enumerate(ordered)
     )
 
 
@@ -71,10 +71,10 @@ def _nodes(folder: Path, cpus: tuple[int, ...], processor: str) -> tuple[NumaNod
     indices = parse_list(_text(folder / "online"))
     if not indices:
         return numa_nodes([(0, _memory_of(Path("/proc/meminfo")), "DRAM", cpus)], processor)
-    own = {index: parse_list(_text(folder / f"node{index}/cpulist")) for index in indices}
+    own_cpus = {index: parse_list(_text(folder / f"node{index}/cpulist")) for index in indices}
     raw = []
     for index in indices:
-        near = own[index] or own[_nearest(folder, index, indices, own)]
+        near = own_cpus[index] or own_cpus[_nearest(folder, index, indices, own_cpus)]
         raw.append((index, _memory_of(folder / f"node{index}/meminfo"), "", near))
     return numa_nodes(raw, processor)
 
@@ -104,8 +104,8 @@ def _caches(folder: Path, cores: tuple[Core, ...]) -> tuple[Cache, ...]:
 
 
 def _memory_side_cache(folder: Path, nodes: tuple[NumaNode, ...]) -> int:
-    found = (folder / f"node{node.index}/memory_side_cache/index1/size" for node in nodes)
-    return sum(_size(_text(path)) for path in found)
+    files = (folder / f"node{node.index}/memory_side_cache/index1/size" for node in nodes)
+    return sum(_size(_text(path)) for path in files)
 
 
 def _size(text: str) -> int:

@@ -147,9 +147,9 @@ def restricted(topology: Topology, cpus: Sequence[int], memory_nodes: Sequence[i
             f"none of the CPUs {format_list(cpus) or '(none)'} is on this node, "
             f"which has {format_list(topology.cpus)}; check the job's cpuset"
         )
-    known = {node.index for node in topology.numa_nodes}
-    wanted = known if memory_nodes is None else known & set(memory_nodes)
-    return dataclasses.replace(topology, allowed_cpus=allowed, allowed_memory_nodes=tuple(sorted(wanted or known)))
+    all_nodes = {node.index for node in topology.numa_nodes}
+    wanted = all_nodes if memory_nodes is None else all_nodes & set(memory_nodes)
+    return dataclasses.replace(topology, allowed_cpus=allowed, allowed_memory_nodes=tuple(sorted(wanted or all_nodes)))
 
 
 def own_affinity() -> tuple[int, ...]:
@@ -183,16 +183,18 @@ def draw(topology: Topology, cpus_by_local_rank: Sequence[Sequence[int]] = ()) -
         lines.append(f"package {package}")
         cores = [core for core in topology.cores if core.package == package]
         for node in topology.numa_nodes:
-            own = [core for core in cores if core.numa_node == node.index]
-            here = own or (cores and set(node.near_cpus) & {cpu for core in cores for cpu in core.cpus})
+            own_cores = [core for core in cores if core.numa_node == node.index]
+            here = own_cores or (cores and set(node.near_cpus) & {cpu for core in cores for cpu in core.cpus})
             if not here:
                 continue
             usable = "" if node.index in topology.allowed_memory_nodes else ", not allowed"
-            words = (
-                f"{len(own)} cores, CPUs {format_list(cpu for core in own for cpu in core.cpus)}" if own else "no cores"
+            text = (
+                f"{len(own_cores)} cores, CPUs {format_list(cpu for core in own_cores for cpu in core.cpus)}"
+                if own_cores
+                else "no cores"
             )
-            lines.append(f"  node {node.index}  {node.kind} {format_bytes(node.memory_bytes)}{usable}  {words}")
-            cells = [_cell(core, owner, allowed) for core in own]
+            lines.append(f"  node {node.index}  {node.kind} {format_bytes(node.memory_bytes)}{usable}  {text}")
+            cells = [_cell(core, owner, allowed) for core in own_cores]
             starts = range(0, len(cells), CORES_PER_LINE)
             lines += ["    [" + " ".join(cells[start : start + CORES_PER_LINE]) + "]" for start in starts]
     lines.append(_legend(owner, topology))

@@ -104,8 +104,8 @@ def end_noted(run_dir: Path, blank: Callable[[], RunRecord]) -> Iterator[None]:
 def stamp_of(run_dir: Path) -> Stamp:
     """Return the identity of the record's file, to detect later whether it was rewritten."""
     with contextlib.suppress(OSError):
-        found = (run_dir / FILE_NAME).stat()
-        return found.st_ino, found.st_mtime_ns
+        status = (run_dir / FILE_NAME).stat()
+        return status.st_ino, status.st_mtime_ns
     return None
 
 

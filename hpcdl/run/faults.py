@@ -132,46 +132,46 @@ def parse_faults(text: str, num_ranks: int, num_hosts: int | None = None) -> lis
 
 
 def _parse(text: str, num_ranks: int, num_hosts: int | None) -> Fault:
-    found = _SPEC.fullmatch(text)
-    if found is None:
+    match = _SPEC.fullmatch(text)
+    if match is None:
         raise ValueError("give KIND:rank=R@step=N or @time=T, for example kill:rank=1@step=50")
-    kind = found["kind"]
+    kind = match["kind"]
     if kind not in KINDS:
         raise ValueError(f"unknown fault {shown(kind)}; known: {', '.join(KINDS)}")
-    if not found[_WHERE.get(kind, "rank")] or (found["of"] == "host" and kind not in NETWORK):
+    if not match[_WHERE.get(kind, "rank")] or (match["of"] == "host" and kind not in NETWORK):
         raise ValueError(
             "a fault strikes rank=R; partition, link and skew strike host=N, eio strikes shard=N, flip bucket=N, "
             "and full strikes checkpoint"
         )
     if kind in _WHERE:
-        return _parse_of_file(found, text)
-    if (found["rate"] and kind != LINK) or (found["shift"] and kind != SKEW):
-        raise ValueError(f"{kind} takes no {'rate' if found['rate'] else 'shift of a clock'}")
-    _check_number(found, num_ranks, num_hosts)
-    if found["rank"] == "random":
-        return _parse_random(found, text)
-    rank = int(found["rank"])
+        return _parse_of_file(match, text)
+    if (match["rate"] and kind != LINK) or (match["shift"] and kind != SKEW):
+        raise ValueError(f"{kind} takes no {'rate' if match['rate'] else 'shift of a clock'}")
+    _check_number(match, num_ranks, num_hosts)
+    if match["rank"] == "random":
+        return _parse_random(match, text)
+    rank = int(match["rank"])
     if kind in NETWORK:
-        return _parse_of_network(found, text)
-    if found["every"] or found["seed"]:
+        return _parse_of_network(match, text)
+    if match["every"] or match["seed"]:
         raise ValueError("@every and seed belong to rank=random, for example kill:rank=random@every=60s:seed=3")
-    if kind == "slow" and float(found["value"] or 0) <= 1:
+    if kind == "slow" and float(match["value"] or 0) <= 1:
         raise ValueError("say how many times slower, for example slow:rank=1:x3")
-    if kind not in ("slow", "exit") and found["value"]:
+    if kind not in ("slow", "exit") and match["value"]:
         raise ValueError(f"{kind} takes no value")
-    if found["duration"] and kind != "stop":
+    if match["duration"] and kind != "stop":
         raise ValueError("only stop and partition have a duration")
-    if not found["step"] and not found["time"] and kind != "slow":
+    if not match["step"] and not match["time"] and kind != "slow":
         raise ValueError("say when: @step=N or @time=T")
-    if kind in PLANTED and not found["step"]:
+    if kind in PLANTED and not match["step"]:
         raise ValueError(f"{kind} strikes in a step: give @step=N")
     return Fault(
         kind=kind,
         rank=rank,
-        value=float(found["value"]) if found["value"] else None,
-        step=int(found["step"]) if found["step"] else None,
-        time_s=parse_seconds(found["time"]) if found["time"] else None,
-        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        value=float(match["value"]) if match["value"] else None,
+        step=int(match["step"]) if match["step"] else None,
+        time_s=parse_seconds(match["time"]) if match["time"] else None,
+        duration_s=parse_seconds(match["duration"]) if match["duration"] else None,
         text=text,
     )
 
@@ -313,18 +313,18 @@ def marker_of(run_dir: Path, number: int) -> Path:
 
 def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> list[str]:
     """Return a line for each fault: requested, injected or, once the run is `over`, not reached."""
-    found = []
+    lines = []
     for number, fault in enumerate(faults):
         what = f"{fault.kind} of {fault.place} {fault.moment}"
         if fault.every_s is not None:
-            found.append(f"faults are injected again and again: {what}")
+            lines.append(f"faults are injected again and again: {what}")
         elif marker_of(run_dir, number).exists():
-            found.append(f"a fault was injected: {what}")
+            lines.append(f"a fault was injected: {what}")
         elif over:
-            found.append(f"a fault was not reached: {what}; --inject {fault.text} has done nothing")
+            lines.append(f"a fault was not reached: {what}; --inject {fault.text} has done nothing")
         else:
-            found.append(f"{_ASKED}{what}")
-    return found
+            lines.append(f"{_ASKED}{what}")
+    return lines
 
 
 def settled(warnings: Sequence[str], faults: Sequence[Fault], run_dir: Path) -> list[str]:

@@ -108,8 +108,8 @@ def is_run(model: Path) -> bool:
 def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[str]]:
     """Return the data for a .keras file, which says neither how it expects bytes nor how numbers were scaled."""
     dataset = open_dataset(config.data.data, verified=config.data.verify_data)
-    inputs = [item for item in dataset.inputs if item.kind != "text"]
-    bytes_in = [item.name for item in inputs if item.dtype == "uint8" and item.normalise == "none"]
+    inputs = [field for field in dataset.inputs if field.kind != "text"]
+    bytes_in = [field.name for field in inputs if field.dtype == "uint8" and field.normalise == "none"]
     if bytes_in and config.data.scale == AUTO:
         of_run = f", or name its run, {model.parent}" if (model.parent / RUN_FILE).exists() else ""
         raise UsageError(
@@ -117,7 +117,7 @@ def _as_the_file_says(config: InferConfig, model: Path) -> tuple[Dataset, list[s
             f"--scale 0..1 (divided by 255, as hpcdl trains) or --scale none (0 to 255, for a model that scales itself)"
             f"{of_run}"
         )
-    scaled = [item.name for item in inputs if item.normalise != "none"]
+    scaled = [field.name for field in inputs if field.normalise != "none"]
     warnings = [
         f"{name!r} is scaled by the statistics of {dataset.name} itself: right only where the model was trained on it"
         for name in scaled
@@ -166,11 +166,11 @@ def check_out(out: Path, *, resume: bool) -> None:
 
 
 def _check_content(out: Path, *, resume: bool) -> None:
-    others, ours = others_in(out, rf"\{LOCK_NAME}|\.[\w.-]+\.tmp(/.*)?"), (out / ASKED_FILE).exists()
-    if others and ours and not resume:
+    foreign, ours = others_in(out, rf"\{LOCK_NAME}|\.[\w.-]+\.tmp(/.*)?"), (out / ASKED_FILE).exists()
+    if foreign and ours and not resume:
         raise UsageError(f"--out {out} holds outputs already; continue with --resume, or name a new folder")
-    if others and not ours:
-        raise UsageError(f"--out {out} is not empty ({others[0]}); name a new or an empty folder")
+    if foreign and not ours:
+        raise UsageError(f"--out {out} is not empty ({foreign[0]}); name a new or an empty folder")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class OutputPlace:
 def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
     """Make `out` if it is missing, and lock it as its only writer."""
     try:
-        made = next((item for item in make_folder(out) if item.path == out), None)
+        made = next((folder for folder in make_folder(out) if folder.path == out), None)
     except PlaceError:
         raise
     except OSError as error:

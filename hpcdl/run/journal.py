@@ -104,10 +104,10 @@ class FileJournal:
 
     def due(self) -> bool:
         """Return whether the interval since the last True is over."""
-        now = time.monotonic()
-        if now - self._last_step_at < STEP_INTERVAL_S:
+        now_s = time.monotonic()
+        if now_s - self._last_step_at < STEP_INTERVAL_S:
             return False
-        self._last_step_at = now
+        self._last_step_at = now_s
         return True
 
     def close(self) -> None:
@@ -178,11 +178,11 @@ class EchoJournal:
 
 def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
     """Return the journal's events since the last start of training."""
-    reader, found = JournalReader(run_dir, from_begin=True), list[dict[str, Any]]()
+    reader, entries = JournalReader(run_dir, from_begin=True), list[dict[str, Any]]()
     while events := reader.read():
-        found += events
-    begun = max((index for index, event in enumerate(found) if event.get("kind") == "start"), default=0)
-    return found[begun:]
+        entries += events
+    begun = max((index for index, event in enumerate(entries) if event.get("kind") == "start"), default=0)
+    return entries[begun:]
 
 
 class JournalReader:

@@ -62,10 +62,10 @@ def listed(run_dir: Path) -> list[ListedCheckpoint]:
             f"{run_dir} is not a run: it holds neither {CONFIG_FILE} nor {FOLDER}/; `hpcdl runs` lists what there is"
         )
     kind = _kind_of(run_dir)
-    found = [_look_at(folder_of(folder, step), step, kind) for step in list_checkpoints(folder)]
+    saved = [_look_at(folder_of(folder, step), step, kind) for step in list_checkpoints(folder)]
     near = folder_of_copies(run_dir)
     copies = [_look_at_copies(near, step) for step in steps_in_folder(near)] if near else []
-    return [item for item in (*copies, *found) if item is not None]
+    return [checkpoint for checkpoint in (*copies, *saved) if checkpoint is not None]
 
 
 def _kind_of(run_dir: Path) -> type[Facts] | None:
@@ -87,8 +87,8 @@ def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpo
 
     def facts() -> dict[str, Any]:
         verify(folder, kind)
-        found: dict[str, Any] = read_json(folder / MANIFEST)["facts"]
-        return found
+        manifest_facts: dict[str, Any] = read_json(folder / MANIFEST)["facts"]
+        return manifest_facts
 
     return _listed(folder, "*", step, FILE_SYSTEM, facts)
 
@@ -100,8 +100,8 @@ def _look_at_copies(folder: Path, step: int) -> ListedCheckpoint | None:
     def facts() -> dict[str, Any]:
         documents = [check_copy(folder, step, rank) for rank in names]
         check_parity(folder, names_of(step))
-        found: dict[str, Any] = documents[0]["facts"]
-        return found
+        first_facts: dict[str, Any] = documents[0]["facts"]
+        return first_facts
 
     return _listed(folder, names_of(step), step, LEVEL, facts)
 
@@ -145,12 +145,12 @@ def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
 
 def require_whole(found: list[ListedCheckpoint]) -> None:
     """Raise CorruptError naming every damaged checkpoint, and from where a run would continue."""
-    damaged = [item for item in found if not item.whole]
+    damaged = [checkpoint for checkpoint in found if not checkpoint.whole]
     if not damaged:
         return
-    rest = [item.step for item in found if item.whole]
-    remedy = f"--resume continues after step {rest[0]}" if rest else "none is left to continue from"
-    raise CorruptError(f"{'; '.join(item.problem for item in damaged)}; {remedy}")
+    whole_steps = [checkpoint.step for checkpoint in found if checkpoint.whole]
+    remedy = f"--resume continues after step {whole_steps[0]}" if whole_steps else "none is left to continue from"
+    raise CorruptError(f"{'; '.join(checkpoint.problem for checkpoint in damaged)}; {remedy}")
 
 
 SAFE_RATE = 0.01
@@ -196,10 +196,10 @@ def way_back(run_dir: Path, config: TrainConfig, sound_step: int) -> str:
     """Return the command that resumes before a run's numbers exploded; they were sound after `sound_step` steps."""
     step = next((step for step in list_checkpoints(run_dir / FOLDER) if step <= sound_step), 0)
     rate = min(config.optimizer.learning_rate / 10, SAFE_RATE)
-    words = ["hpcdl", "train", "--resume", "--run-dir", str(run_dir), *_from(step)]
-    words += ["--learning-rate", f"{rate:.6g}", "--allow", "learning-rate"]
-    words += ["--no-elastic"] if config.checkpoint.elastic else []
-    return f"go on from {f'step {step}' if step else 'the start'} with {shlex.join(words)}"
+    command = ["hpcdl", "train", "--resume", "--run-dir", str(run_dir), *_from(step)]
+    command += ["--learning-rate", f"{rate:.6g}", "--allow", "learning-rate"]
+    command += ["--no-elastic"] if config.checkpoint.elastic else []
+    return f"go on from {f'step {step}' if step else 'the start'} with {shlex.join(command)}"
 
 
 def script_way_back(run_dir: Path, words: Sequence[str]) -> str:

@@ -101,12 +101,12 @@ def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
     """Raise UsageError if redundancy is requested without copies in memory, or if ranks cannot exchange copies."""
     if checkpoint.local_checkpoint_redundancy == NONE:
         return
-    given = f"--local-checkpoint-redundancy {checkpoint.local_checkpoint_redundancy}"
+    flag = f"--local-checkpoint-redundancy {checkpoint.local_checkpoint_redundancy}"
     if not checkpoint.local_checkpoint_every:
-        raise UsageError(f"{given} is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it out")
+        raise UsageError(f"{flag} is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it out")
     if not info.features.synchronous or not info.features.mpi:
         raise UsageError(
-            f"{given}: {info.name} has no steps at which all ranks can exchange copies over MPI; leave it out, and "
+            f"{flag}: {info.name} has no steps at which all ranks can exchange copies over MPI; leave it out, and "
             "save to the file system more often (--checkpoint-every)"
         )
 
@@ -126,15 +126,20 @@ def keeps_bytes(dataset: Dataset) -> bool:
 def check_scale(dataset: Dataset, config: DataConfig) -> None:
     """Raise UsageError if bytes of an input may be a grey picture or numbers, and the user did not say which."""
     if config.scale != "auto":
-        none = all(item.dtype != "uint8" for item in dataset.inputs)
+        none = all(field.dtype != "uint8" for field in dataset.inputs)
         if config.scale == "none" and none and not config.preprocess:
             raise UsageError("--scale none keeps bytes (uint8) as they are, and no input has such; leave it out")
         return
-    for item in dataset.inputs:
-        if item.dtype == "uint8" and item.kind == "numbers" and item.normalise == "none" and may_be_picture(item.shape):
-            shape = "x".join(map(str, item.shape))
+    for field in dataset.inputs:
+        if (
+            field.dtype == "uint8"
+            and field.kind == "numbers"
+            and field.normalise == "none"
+            and may_be_picture(field.shape)
+        ):
+            shape = "x".join(map(str, field.shape))
             raise UsageError(
-                f"{config.data}: is the input {item.name} ({shape} uint8) a picture or a table of numbers? Give "
+                f"{config.data}: is the input {field.name} ({shape} uint8) a picture or a table of numbers? Give "
                 "--scale 0..1 (bytes divided by 255) or --scale none (bytes as they are)"
             )
 
@@ -282,18 +287,16 @@ def check_keep_batch(info: StrategyInfo, config: TrainConfig, num_workers: int) 
     kept = config.data.keep_batch
     if kept is None:
         return
-    given = f"--keep-batch {kept}"
+    flag = f"--keep-batch {kept}"
     if not info.features.equals_single:
         raise UsageError(
-            f"{given}: the workers of {info.name} take steps of their own, of --batch-size samples each; leave it out"
+            f"{flag}: the workers of {info.name} take steps of their own, of --batch-size samples each; leave it out"
         )
     if kept < num_workers:
-        raise UsageError(
-            f"{given}: {num_workers} workers share that; give each at least one sample, or use fewer ranks"
-        )
+        raise UsageError(f"{flag}: {num_workers} workers share that; give each at least one sample, or use fewer ranks")
     if config.data.shuffle != "global":
         raise UsageError(
-            f"{given} --shuffle {config.data.shuffle}: each node takes its own part of a step; leave one out"
+            f"{flag} --shuffle {config.data.shuffle}: each node takes its own part of a step; leave one out"
         )
 
 

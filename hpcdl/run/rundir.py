@@ -88,10 +88,10 @@ def resume_layer(run_dir: Path, kind: type[Any] = TrainConfig) -> list[Layer]:
         return []
     resolved, _ = read_as(kind, run_dir)
     values = as_toml_values(resolved.config)
-    given = {
+    chosen = {
         key: value for key, value in values.items() if resolved.origins[key] != "default" and key not in _OF_ONE_CALL
     }
-    return [Layer(origin=f"run ({run_dir})", values=given)]
+    return [Layer(origin=f"run ({run_dir})", values=chosen)]
 
 
 def check_trusted(run_dir: Path, trust: bool) -> None:
@@ -149,7 +149,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
     Ranks whose starting process was killed have PARTING_S to end; their unfinished files are removed afterwards.
     """
     try:
-        made = next((item for item in make_folder(run_dir) if item.path == run_dir), None)
+        made = next((folder for folder in make_folder(run_dir) if folder.path == run_dir), None)
     except PlaceError:
         raise
     except (FileExistsError, NotADirectoryError) as error:
@@ -206,13 +206,13 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
         if missing:
             raise UsageError(f"{missing}; put it back, or start again at step 0 with --resume --from-scratch")
         return
-    others = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
-    if others and checkpoint.resume:
+    foreign = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
+    if foreign and checkpoint.resume:
         raise UsageError(
-            f"{run_dir} holds no run to resume (no {CONFIG_FILE}), and is not empty ({others[0]}); "
+            f"{run_dir} holds no run to resume (no {CONFIG_FILE}), and is not empty ({foreign[0]}); "
             "choose a new or an empty --run-dir"
         )
-    if others:
+    if foreign:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or continue with --resume")
 
 
@@ -236,8 +236,8 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
             f"{run_dir} is finished after step {record.steps}, beyond the {counted(num_steps, 'step')} that are asked "
             "for; give more --epochs or --steps, go back with --from-step, or choose another --run-dir"
         )
-    before, now = flatten(read(run_dir)[0].config), flatten(config)
-    further = next((key for key in _HOW_FAR if before[key] != now[key]), "")
+    before, after = flatten(read(run_dir)[0].config), flatten(config)
+    further = next((key for key in _HOW_FAR if before[key] != after[key]), "")
     if not further:
         return record
     if not list_checkpoints(run_dir / CHECKPOINTS):
@@ -287,27 +287,27 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, kee
     Data are compared by content, not by path. Settings named by --allow may differ. `keeps_bytes`: --scale auto leaves
     bytes of the data unchanged; runs from before --scale existed divided them by 255.
     """
-    known = settings_by_key(TrainConfig)
+    settings = settings_by_key(TrainConfig)
     for key in config.checkpoint.allow:
-        if key not in known:
-            raise UnknownNameError("setting of --allow", key, known)
+        if key not in settings:
+            raise UnknownNameError("setting of --allow", key, settings)
     if not (run_dir / CONFIG_FILE).exists():
         return
     begun, facts = read(run_dir)
-    before, now = flatten(begun.config), flatten(config)
+    before, after = flatten(begun.config), flatten(config)
     if keeps_bytes and "scale" not in read_toml(run_dir / CONFIG_FILE, CorruptError):
         before["scale"] = "0..1"
     differing = {
-        key: (item.show(before[key]), item.show(now[key]))
-        for key, item in known.items()
-        if item.matters and Matters.RESULT in item.matters and before[key] != now[key] and key != "data"
+        key: (setting.show(before[key]), setting.show(after[key]))
+        for key, setting in settings.items()
+        if setting.matters and Matters.RESULT in setting.matters and before[key] != after[key] and key != "data"
     }
-    checksum = facts.get(CHECKSUM, data_checksum if before["data"] == now["data"] else "unknown")
+    checksum = facts.get(CHECKSUM, data_checksum if before["data"] == after["data"] else "unknown")
     if checksum != data_checksum:
-        differing["data"] = (f"{before['data']} (checksum {checksum})", f"{now['data']} (checksum {data_checksum})")
+        differing["data"] = (f"{before['data']} (checksum {checksum})", f"{after['data']} (checksum {data_checksum})")
     problems = [
-        f"--{key}: {run_dir} began with {then}, now it is {given}; give what it began with, or --allow {key}"
-        for key, (then, given) in differing.items()
+        f"--{key}: {run_dir} began with {old}, now it is {new}; give what it began with, or --allow {key}"
+        for key, (old, new) in differing.items()
         if key not in config.checkpoint.allow
     ]
     if problems:

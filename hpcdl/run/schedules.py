@@ -31,14 +31,14 @@ class Schedule:
 
     def describe(self) -> str:
         """Return a phrase with peak, scaling, warm-up and decay."""
-        words = [f"learning rate {self.peak:g}"]
+        phrases = [f"learning rate {self.peak:g}"]
         if self.config.base_batch:
-            words.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
+            phrases.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
         if self.warmup_steps:
-            words.append(f"after {self.warmup_steps} warm-up steps")
+            phrases.append(f"after {self.warmup_steps} warm-up steps")
         if self.config.schedule != "constant":
-            words.append(f"{self.config.schedule} decay")
-        return " ".join(words)
+            phrases.append(f"{self.config.schedule} decay")
+        return " ".join(phrases)
 
 
 def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:

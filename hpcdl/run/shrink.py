@@ -78,19 +78,19 @@ def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
     least = config.checkpoint.min_workers
     if least is None:
         return
-    given, all_workers = f"--min-workers {least}", num_workers(resolved)
+    flag, all_workers = f"--min-workers {least}", num_workers(resolved)
     if least > all_workers:
-        raise UsageError(f"{given}: this run has {all_workers}; give {all_workers} or fewer, or more --ranks")
+        raise UsageError(f"{flag}: this run has {all_workers}; give {all_workers} or fewer, or more --ranks")
     if not launcher.leaves_nodes_out:
         raise UsageError(
-            f"{given}: the launcher {launcher.name} takes all nodes of a job or none; set HPCDL_LAUNCHER=slurm, "
+            f"{flag}: the launcher {launcher.name} takes all nodes of a job or none; set HPCDL_LAUNCHER=slurm, "
             "or leave it out"
         )
     if isinstance(config, ScriptConfig):
         return
     if config.data.shuffle != "global":
         raise UsageError(
-            f"{given} --shuffle {config.data.shuffle}: with fewer nodes other samples would come twice or not at all; "
+            f"{flag} --shuffle {config.data.shuffle}: with fewer nodes other samples would come twice or not at all; "
             "use --shuffle global, or leave --min-workers out"
         )
     info = find_strategy(config.exchange.strategy)
@@ -107,7 +107,7 @@ def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
         try:
             prepare(ResolvedConfig(config=replace(shrunk.config, inject=""), origins=shrunk.origins))
         except UsageError as error:
-            raise UsageError(f"{given}: {error}") from None
+            raise UsageError(f"{flag}: {error}") from None
 
 
 def _check_several_nodes(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:

@@ -29,22 +29,24 @@ SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}
 
 def losses_of(config: ObjectiveConfig, names: Sequence[str]) -> dict[str, str]:
     """Return the loss of each target. Raises UsageError if a target has none or two."""
-    found = _by_target(config.loss, names, "--loss")
+    losses = _by_target(config.loss, names, "--loss")
     for name in names:
-        if len(found[name]) != 1:
-            raise UsageError(f"--loss {config.loss}: the target {name!r} has {len(found[name])} losses; {_form(names)}")
-    return {name: SHORT.get(own[0], own[0]) for name, own in found.items()}
+        if len(losses[name]) != 1:
+            raise UsageError(
+                f"--loss {config.loss}: the target {name!r} has {len(losses[name])} losses; {_form(names)}"
+            )
+    return {name: SHORT.get(target_losses[0], target_losses[0]) for name, target_losses in losses.items()}
 
 
 def metrics_of(config: ObjectiveConfig, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the metrics of each target, with long names for `mse` and `mae`."""
-    found = _by_target(config.metrics, names, "--metrics")
-    return {name: [SHORT.get(metric, metric) for metric in own] for name, own in found.items()}
+    metrics = _by_target(config.metrics, names, "--metrics")
+    return {name: [SHORT.get(metric, metric) for metric in target_metrics] for name, target_metrics in metrics.items()}
 
 
 def _by_target(text: str, names: Sequence[str], flag: str) -> dict[str, list[str]]:
     """Parse `a,b` for the only target, or `target=a,target=b`."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    by_target: dict[str, list[str]] = {name: [] for name in names}
     for part in (part.strip() for part in text.split(",")):
         name, equals, value = part.rpartition("=")
         if not part:
@@ -53,10 +55,10 @@ def _by_target(text: str, names: Sequence[str], flag: str) -> dict[str, list[str
             if len(names) > 1:
                 raise UsageError(f"{flag} {text}: the data has {len(names)} targets; {_form(names)}")
             name = names[0]
-        if name not in found:
+        if name not in by_target:
             raise UsageError(f"{flag} {text}: no target {name!r}{suggestion(name, names)}")
-        found[name].append(value)
-    return found
+        by_target[name].append(value)
+    return by_target
 
 
 def _form(names: Sequence[str]) -> str:
@@ -65,13 +67,13 @@ def _form(names: Sequence[str]) -> str:
 
 def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
     """Raise UsageError if a loss does not fit its target, or a target has none."""
-    losses = losses_of(config, [item.name for item in dataset.targets])
+    losses = losses_of(config, [field.name for field in dataset.targets])
     metrics_of(config, list(losses))
-    for item in dataset.targets:
-        if losses[item.name] == CROSS_ENTROPY and not _names_classes(item):
+    for field in dataset.targets:
+        if losses[field.name] == CROSS_ENTROPY and not _names_classes(field):
             raise UsageError(
-                f"--loss {CROSS_ENTROPY} compares with classes, but the target {item.name} holds {item.dtype} numbers; "
-                "give another one, such as --loss mse, or shard with --target-kind class"
+                f"--loss {CROSS_ENTROPY} compares with classes, but the target {field.name} holds {field.dtype} "
+                "numbers; give another one, such as --loss mse, or shard with --target-kind class"
             )
 
 
@@ -82,7 +84,7 @@ def _names_classes(item: Field) -> bool:
 
 def shapes_of(fields: Sequence[Field]) -> Mapping[str, tuple[int, ...]]:
     """Return the shape of a sample by field."""
-    return {item.name: tuple(item.shape) for item in fields}
+    return {field.name: tuple(field.shape) for field in fields}
 
 
 _MOST = 8
@@ -96,20 +98,20 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
     """
     if given.pictures:
         return given, []  # their classes are matched by name: see classes_as_trained
-    own = {item.name: item for item in trained.fields}
-    fields, said = [], []
-    for item in given.fields:
-        learnt = own.get(item.name, item)
-        _check_names(given, trained, item.name, item.class_names, learnt.class_names)
-        if item.categories != learnt.categories:
+    by_name = {field.name: field for field in trained.fields}
+    fields, messages = [], []
+    for field in given.fields:
+        learnt = by_name.get(field.name, field)
+        _check_names(given, trained, field.name, field.class_names, learnt.class_names)
+        if field.categories != learnt.categories:
             raise UsageError(
-                f"{given.name}: the words of {item.name!r} have other numbers than in {trained.name}, which the model "
+                f"{given.name}: the words of {field.name!r} have other numbers than in {trained.name}, which the model "
                 f"was trained on; shard it again with --categories-of {trained.folder or trained.name}"
             )
-        if (item.normalise, item.statistics) != (learnt.normalise, learnt.statistics):
-            said.append(f"{item.name!r} is scaled by the statistics of {trained.name}, as in training")
-        fields.append(_scaled_as(item, learnt))
-    return dataclasses.replace(given, fields=tuple(fields)), said
+        if (field.normalise, field.statistics) != (learnt.normalise, learnt.statistics):
+            messages.append(f"{field.name!r} is scaled by the statistics of {trained.name}, as in training")
+        fields.append(_scaled_as(field, learnt))
+    return dataclasses.replace(given, fields=tuple(fields)), messages
 
 
 def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:

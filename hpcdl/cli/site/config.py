@@ -26,12 +26,12 @@ def show(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     """Print every setting of `hpcdl train`. With its value, and the layer that it comes from."""
     rows = settings_for_show(TrainConfig, "train", flags, config, set_)
     machine = machine_in_force()
-    own = machine_rows(machine)
+    rows_of_machine = machine_rows(machine)
     if json:
         name = None if machine is None else machine.name
-        print_json({"settings": _objects(rows), "machine": {"name": name, "settings": _objects(own)}})
+        print_json({"settings": _objects(rows), "machine": {"name": name, "settings": _objects(rows_of_machine)}})
         return
-    print_table(("setting", "value", "from"), [*rows, *own])
+    print_table(("setting", "value", "from"), [*rows, *rows_of_machine])
 
 
 def _objects(rows: list[tuple[str, str, str]]) -> list[dict[str, str]]:

@@ -74,9 +74,11 @@ def explain(
     from hpcdl.core.pages.manual import ERRORS_PAGE
     from hpcdl.core.pages.manual import explain as find
 
-    found = find(" ".join(error))
+    paragraph = find(" ".join(error))
     if json:
-        print_json({"title": found.title, "anchor": found.anchor, "text": found.text, "says": list(found.says)})
+        print_json(
+            {"title": paragraph.title, "anchor": paragraph.anchor, "text": paragraph.text, "says": list(paragraph.says)}
+        )
         return
-    put(f"{found.title}\n\n{found.text}")
-    say(f"more: hpcdl docs, {ERRORS_PAGE.as_posix()}#{found.anchor}")
+    put(f"{paragraph.title}\n\n{paragraph.text}")
+    say(f"more: hpcdl docs, {ERRORS_PAGE.as_posix()}#{paragraph.anchor}")

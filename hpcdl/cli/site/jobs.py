@@ -68,8 +68,8 @@ def _grow(word: str | None, run: str | None, *, json: bool) -> None:
     from hpcdl.launch.relaunch import ask_to_grow
 
     if word != GROW or run is None:
-        given = " ".join(filter(None, [word, run]))
-        raise UsageError(f"hpcdl jobs {given}: type `hpcdl jobs grow RUN`, or `hpcdl jobs [JOB]`")
+        arguments = " ".join(filter(None, [word, run]))
+        raise UsageError(f"hpcdl jobs {arguments}: type `hpcdl jobs grow RUN`, or `hpcdl jobs [JOB]`")
     run_dir = Path(run)
     if not run_dir.is_dir():
         run_dir = Path(find_job(run).run_dir or run)

@@ -71,14 +71,14 @@ def submit(
         return
     _check_words(command)
     _check_job(wanted)
-    job, known = submission.submit_job(wanted)
+    job, is_stored = submission.submit_job(wanted)
     if json:
         print_json(dataclasses.asdict(job))
         return
     put(str(job.number))
     say_settings_of_files(SubmitConfig, settings)
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
-    if known:
+    if is_stored:
         say(f"next: hpcdl jobs {job.number}")
 
 
@@ -93,8 +93,8 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
         say(f"warning: the job would be refused: {error}")
     say_settings_of_files(SubmitConfig, settings)
     if json:
-        found = settings_of_files(SubmitConfig, settings)
-        rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in found]
+        from_files = settings_of_files(SubmitConfig, settings)
+        rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in from_files]
         print_json({"script": script, "defaults": rows})
     else:
         print(script, end="")
@@ -107,14 +107,14 @@ def _check_words(command: list[str]) -> None:
     if not {"-h", "--help", "--version"}.isdisjoint(command):
         return
     parser: Any = typer.main.get_command(app_for(command))
-    name, words, context = "hpcdl", command, None
+    name, arguments, context = "hpcdl", command, None
     try:
         while True:
-            context = parser.make_context(name, list(words), parent=context)
+            context = parser.make_context(name, list(arguments), parent=context)
             if not getattr(parser, "commands", None):
                 return
-            _, rest, _ = parser.make_parser(context).parse_args(list(words))
-            name, parser, words = parser.resolve_command(context, rest)
+            _, remaining, _ = parser.make_parser(context).parse_args(list(arguments))
+            name, parser, arguments = parser.resolve_command(context, remaining)
     except Exception as error:
         message = getattr(error, "format_message", None)  # typer's own errors
         if message is None:
@@ -142,7 +142,7 @@ def _check(trial: list[str]) -> None:
         code = run(trial) if trial else 0
     if code:
         lines = printed.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]
-        own = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
-        refused = HpcdlError(*(own or lines[-1:]))
+        messages = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
+        refused = HpcdlError(*(messages or lines[-1:]))
         refused.exit_code = code
         raise refused

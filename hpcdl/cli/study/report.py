@@ -113,12 +113,12 @@ def report(
 
     centres = {"--target": target, "--curve": curve, "--attach": attach}
     if for_ is not None:
-        others = {
+        flags = {
             "--baseline": baseline, "--fail-on-regression": fail_on_regression, "--base": base, "--compare": compare,
             "--anonymous": anonymous, "--anonymous-data": anonymous_data, "--figures": figures,
             "--figure-width": figure_width, "--link": link,
         }  # fmt: skip
-        _refuse(others, f"does not go with --for {for_}; leave it out, or write a report without --for")
+        _refuse(flags, f"does not go with --for {for_}; leave it out, or write a report without --for")
         _evidence(for_, runs or [], imported, out, formats, centres, as_json)
         return
     _refuse(centres, "belongs to a centre's document; give --for TEMPLATE too")
@@ -134,8 +134,8 @@ def report(
     gathered = gather(runs, imported, walks)
     before = None if baseline is None else gather([baseline], None, {})
     gathered, before = kept_apart(gathered, before)
-    given = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
-    analysis = _analysed(gathered, before, link, given, anonymous=anonymous)
+    extras = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
+    analysis = _analysed(gathered, before, link, extras, anonymous=anonymous)
     document, bar = compose(analysis), progress("drawing", 1)
     written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
@@ -168,9 +168,9 @@ def _analysed(
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:
     """Raise UsageError for the first of `flags` that was given."""
-    given = [flag for flag, value in flags.items() if value]
-    if given:
-        raise UsageError(f"{given[0]} {why}")
+    set_flags = [flag for flag, value in flags.items() if value]
+    if set_flags:
+        raise UsageError(f"{set_flags[0]} {why}")
 
 
 def _evidence(
@@ -195,12 +195,12 @@ def _evidence(
     chosen, folder = _evidence_formats(formats), out or Path(f"evidence-{template.name}")
     check_evidence_place(folder, chosen)
     gathered, _ = kept_apart(_gather(runs, imported, {}, anonymous=False, hide_data=False))
-    found: AccessCase = access_case(
+    access: AccessCase = access_case(
         template, runs, gathered, curve=given["--curve"], target=given["--target"], attached=given["--attach"] or ()
     )
-    findings = judge(found.case)
-    document = compose_evidence(found.case, findings, found.caveats, found.described)
-    written = write_evidence(document, folder, chosen, found.case.script)
+    findings = judge(access.case)
+    document = compose_evidence(access.case, findings, access.caveats, access.described)
+    written = write_evidence(document, folder, chosen, access.case.script)
     if as_json:
         print_json(document.data)
     else:
@@ -299,10 +299,10 @@ def _searches(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) ->
     from hpcdl.report.runs.searches import find_searches, read_search
     from hpcdl.report.runs.sources import holds_runs
 
-    found = {path: find_searches(path, walks[path]) for path in paths}
-    searches = [read_search(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
-    rest = [path for path in paths if not found[path] or holds_runs(walks[path])]
-    return anonymised_searches(searches) if anonymous else searches, rest
+    by_path = {path: find_searches(path, walks[path]) for path in paths}
+    searches = [read_search(path) for path in dict.fromkeys(itertools.chain(*by_path.values()))]
+    other_paths = [path for path in paths if not by_path[path] or holds_runs(walks[path])]
+    return anonymised_searches(searches) if anonymous else searches, other_paths
 
 
 def _formats(formats: str, as_json: bool) -> list[str]:
@@ -325,8 +325,8 @@ def _gather(
     from hpcdl.report.runs.anonymous import anonymised
     from hpcdl.report.runs.elsewhere import gather_with
 
-    found = gather_with(runs, imported, progress("reading records", 1), walks)
-    return anonymised(found, hide_data=hide_data) if anonymous else found
+    gathered = gather_with(runs, imported, progress("reading records", 1), walks)
+    return anonymised(gathered, hide_data=hide_data) if anonymous else gathered
 
 
 def _traced(gathered: Gathered, anonymous: bool) -> list[TracedRun]:
@@ -344,7 +344,7 @@ def _tunings(paths: list[Path], anonymous: bool, walks: Mapping[Path, Walk]) -> 
     from hpcdl.report.runs.sources import holds_runs
     from hpcdl.tuning.findings import find_tunings, read_tuning
 
-    found = {path: find_tunings(path, walks[path]) for path in paths}
-    tunings = [read_tuning(path) for path in dict.fromkeys(itertools.chain(*found.values()))]
-    rest = [path for path in paths if not found[path] or holds_runs(walks[path])]
-    return anonymised_tunings(tunings) if anonymous else tunings, rest
+    by_path = {path: find_tunings(path, walks[path]) for path in paths}
+    tunings = [read_tuning(path) for path in dict.fromkeys(itertools.chain(*by_path.values()))]
+    other_paths = [path for path in paths if not by_path[path] or holds_runs(walks[path])]
+    return anonymised_tunings(tunings) if anonymous else tunings, other_paths

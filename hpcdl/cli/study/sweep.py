@@ -112,12 +112,12 @@ def sweep(
     from hpcdl.study.state import new_state, open_study
 
     if for_ is not None:
-        others = {
+        other_flags = {
             "--small": small, "--dry-run": dry_run, "--predict": predict, "--resume": resume, "--jobs": jobs,
             "--out": out, "--only-nodes": only_nodes, "--time": time, "--partition": partition, "--account": account,
             "--evidence": evidence, "--network": network, "--machine": machine,
         }  # fmt: skip
-        _write_access_study(for_, target, others, {"path": study, "flags": flags, "pairs": set_},
+        _write_access_study(for_, target, other_flags, {"path": study, "flags": flags, "pairs": set_},
                             {"axes": axis or (), "zipped": zip_ or ()}, json)  # fmt: skip
         return
     if target is not None:
@@ -246,8 +246,8 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
     from hpcdl.study.cost import estimate_study
     from hpcdl.study.jobs import find_allocation
 
-    cores, nodes = len(read_topology().usable_cores), _num_nodes(find_allocation, plan)
-    estimate = estimate_study(study, plan, run_plan, cores, nodes, state)
+    num_cores, nodes = len(read_topology().usable_cores), _num_nodes(find_allocation, plan)
+    estimate = estimate_study(study, plan, run_plan, num_cores, nodes, state)
     if json:
         print_json(_plan_document(study, plan, state, estimate))
         return
@@ -262,7 +262,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
     )  # fmt: skip
     for line in (*plan.remarks, *plan.left_out):
         say(line)
-    for line in _sentences(study, plan, estimate, cores, nodes):
+    for line in _sentences(study, plan, estimate, num_cores, nodes):
         put(line)
     say("next: the same command without --dry-run")
 
@@ -293,7 +293,7 @@ def _tell_cost(
         say(line)
     print_table(
         ("runs", "strategy", "nodes", "workers", "batch", "step", "90 %", "a run", "90 %", "node-h", "model"),
-        [_cost_cells(item) for item in cost.points if item.runs],
+        [_cost_cells(point) for point in cost.points if point.runs],
     )
     _tell_total(cost)
     say(f"next: the same command {'with --resume in place of' if begun else 'without'} --predict")
@@ -303,12 +303,12 @@ def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:
     """Return the named runs; else the existing ones of the study and of its small version."""
     from hpcdl.report.runs.sources import Gathered, gather, holds_runs, walk
 
-    own = [folder, folder.with_name(f"{folder.name}-small")]
-    chosen = paths or [path for path in own if path.is_dir() and holds_runs(walk(path))]
-    found = gather(chosen) if chosen else Gathered(runs=())
-    for line in (*found.unreadable, *found.remarks):
+    folders = [folder, folder.with_name(f"{folder.name}-small")]
+    chosen = paths or [path for path in folders if path.is_dir() and holds_runs(walk(path))]
+    gathered = gather(chosen) if chosen else Gathered(runs=())
+    for line in (*gathered.unreadable, *gathered.remarks):
         say(f"warning: {line}")
-    return found
+    return gathered
 
 
 def _cost_cells(item: PointCost) -> tuple[str, ...]:
@@ -332,7 +332,7 @@ def _tell_total(cost: StudyCost) -> None:
     put(f"one after the other: {format_seconds(cost.seconds.mean)} {_ends(cost.seconds)}")
     for line in cost.evidence:
         put(f"from {line}")
-    marks = dict.fromkeys(mark for item in cost.points for mark in item.marks)
+    marks = dict.fromkeys(mark for point in cost.points for mark in point.marks)
     for line in [*(f"* {mark}" for mark in marks), *(f"! {warning}" for warning in cost.warnings)]:
         put(line)
 
@@ -340,23 +340,23 @@ def _tell_total(cost: StudyCost) -> None:
 def _num_nodes(find_allocation: Any, plan: StudyRuns) -> int:
     """Return the number of nodes of the job, or at least as many as the largest run needs."""
     try:
-        here = len(find_allocation(os.environ).nodes)
+        num_here = len(find_allocation(os.environ).nodes)
     except HpcdlError:
-        here = 1
-    return max(here, *(point.nodes for point in plan.points))
+        num_here = 1
+    return max(num_here, *(point.nodes for point in plan.points))
 
 
 def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: int, nodes: int) -> list[str]:
     where = f" on {nodes} nodes" if nodes > 1 else ""
     total = f"about {format_seconds(estimate.seconds)}{where}, {estimate.node_hours:.3g} node-hours"
     per_job = [f"{nodes} x {len(plan.only_nodes(nodes).runs)} runs" for nodes in plan.node_counts]
-    measured, tries = len(plan.measured), len(plan.points) - len(plan.measured)
+    num_measured, tries = len(plan.measured), len(plan.points) - len(plan.measured)
     tried = f", after {tries} tries to choose {', '.join(study.choice.axes)}" if study.choice else ""
-    runs = f"{counted(measured, 'point')} x {counted(study.plan.repeats, 'repeat')}{tried}"
+    runs = f"{counted(num_measured, 'point')} x {counted(study.plan.repeats, 'repeat')}{tried}"
     lines = [f"{runs} = {counted(len(plan.runs), 'run')}: {total} to go"]
     if study.choice:
-        seconds = sum(estimate.seconds_by_run.get(run.name, 0.0) for run in plan.runs if run.point.tried_for)
-        lines.append(f"of that time the tries take about {format_seconds(seconds)}, one after the other")
+        total_s = sum(estimate.seconds_by_run.get(run.name, 0.0) for run in plan.runs if run.point.tried_for)
+        lines.append(f"of that time the tries take about {format_seconds(total_s)}, one after the other")
     if len(per_job) > 1:
         lines.append(f"as jobs (--jobs), one for each number of nodes: {', '.join(per_job)}")
     if estimate.unknown:

@@ -55,15 +55,15 @@ def run(
 
     settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
     place = begin(settings, quiet=quiet)
-    words = launch.Script(path=script, arguments=arguments or [])
+    script_call = launch.Script(path=script, arguments=arguments or [])
     if place is not None:
         if prefix:
             raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")
-        launch.run_inside(settings, words, place, undistributed=undistributed)
+        launch.run_inside(settings, script_call, place, undistributed=undistributed)
         return
     commentary = Commentary(quiet=quiet)
     run_dir, record = launch.run_script(
-        settings, words, prefixed=prefix, undistributed=undistributed, log=commentary.say
+        settings, script_call, prefixed=prefix, undistributed=undistributed, log=commentary.say
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     for warning in record.warnings:
@@ -77,13 +77,13 @@ def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, ch
     from hpcdl.launch.script import check_script
     from hpcdl.scripts.horovod.changes import changes_in
 
-    others = [one for one in arguments if one != "--check"]  # it may follow SCRIPT, since nothing is run
+    extra = [word for word in arguments if word != "--check"]  # it may follow SCRIPT, since nothing is run
     if not from_horovod:
         raise UsageError(
             "--check: only with --from-horovod, and before SCRIPT; type hpcdl run --from-horovod --check SCRIPT"
         )
-    if others or not (check or "--check" in arguments):
-        why = f"nothing is run, so leave {' '.join(others)} out" if others else "it changes nothing, so add --check"
+    if extra or not (check or "--check" in arguments):
+        why = f"nothing is run, so leave {' '.join(extra)} out" if extra else "it changes nothing, so add --check"
         raise UsageError(f"--from-horovod: {why}; type hpcdl run --from-horovod {script} --check")
     check_script(script)
     changes = changes_in(script)

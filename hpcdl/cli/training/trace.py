@@ -45,17 +45,17 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
         check_output(target)
     documents = []
     for run in runs:
-        merged, steps, found = look_into(run, say)
-        documents.append(found.as_json())
+        merged, steps, findings = look_into(run, say)
+        documents.append(findings.as_json())
         if html is not None:
-            write_output(html, page(run.absolute().name, merged, steps, found))
+            write_output(html, page(run.absolute().name, merged, steps, findings))
             say(f"page: {html}")
         if to is not None:
             VIEWERS[to[0]](merged, to[1])
             say(f"for {to[0]}: {to[1]}")
         if as_json:
             continue
-        for heading, header, rows in [] if as_json else tables(found):
+        for heading, header, rows in [] if as_json else tables(findings):
             put(f"\n{run}: {heading}" if len(runs) > 1 else f"\n{heading}")
             print_table(header, rows)
     if as_json:

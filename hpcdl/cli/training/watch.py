@@ -44,12 +44,12 @@ def watch(run: Run, once: Once = False) -> None:
     clear = _CLEAR if sys.stdout.isatty() and not once else ""
     try:
         while True:
-            now = view.look()
-            over = not now.continues()
-            answered = bool(now.ranks) and any(one.shares for one in now.ranks)
+            snapshot = view.look()
+            over = not snapshot.continues()
+            answered = bool(snapshot.ranks) and any(rank.shares for rank in snapshot.ranks)
             if not once or over or answered or time.monotonic() - began_s > ANSWER_S:
                 sys.stdout.write(clear)
-                put("\n".join(lines(now)))
+                put("\n".join(lines(snapshot)))
                 sys.stdout.flush()
                 if once or over or unheard():
                     return
@@ -70,7 +70,7 @@ def lines(now: RunNow) -> Iterator[str]:
     yield "  ".join(facts)
     if now.ranks:
         header = ("Rank", "Host", "Steps/s", "Parts", "Does", "Waits for")
-        yield from table_lines(header, [_row(one) for one in now.ranks])
+        yield from table_lines(header, [_row(rank) for rank in now.ranks])
         yield "parts: input, compute, x exchange, update, other; the slowest first"
     if now.num_ranks > len(now.ranks):
         yield f"and {now.num_ranks - len(now.ranks)} ranks more, all faster"

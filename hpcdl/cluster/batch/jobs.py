@@ -75,11 +75,11 @@ def remember(job: Job) -> bool:
 
 def known_jobs() -> list[Job]:
     """Return every stored job, oldest first; damaged files are skipped."""
-    found = []
+    jobs = []
     for path in folder().glob("*.json"):
         with contextlib.suppress(CorruptError, TypeError, ValueError, FileNotFoundError):
-            found.append(from_json(Job, read_json(path)))
-    return sorted(found, key=lambda job: job.submitted_at)
+            jobs.append(from_json(Job, read_json(path)))
+    return sorted(jobs, key=lambda job: job.submitted_at)
 
 
 def find_job(number: str) -> Job:
@@ -147,21 +147,21 @@ def _last_events(run_dir: Path, job: Job) -> dict[str, Any]:
 
     A start event names its job. In files of older versions it does not, and counts for a job submitted before it.
     """
-    found: dict[str, Any] = {}
-    own = False
+    by_kind: dict[str, Any] = {}
+    is_own = False
     with contextlib.suppress(OSError), open_regular(run_dir / "metrics.jsonl") as file:
         while (line := file.readline(MOST_JSON_BYTES)).endswith(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 event = event_of(line)
                 if event["kind"] == "start":
                     later = event.get("at", job.submitted_at) >= job.submitted_at
-                    own = _is_number(job, event["job"]) if "job" in event else later
-                if not own:
+                    is_own = _is_number(job, event["job"]) if "job" in event else later
+                if not is_own:
                     continue
-                found[event["kind"]] = event
+                by_kind[event["kind"]] = event
                 if event["kind"] in ("step", "epoch"):
-                    found["newest"] = event
-    return found
+                    by_kind["newest"] = event
+    return by_kind
 
 
 def _log_tail(job: Job) -> str:

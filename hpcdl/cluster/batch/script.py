@@ -39,13 +39,13 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
     number = f'"${system.job_variable}"' if system else '"$$"'
     variables = {key: environment[key] for key in _HANDED_ON if environment.get(key)} | {LAUNCHER_VARIABLE: name}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
-    words = own_program("hpcdl", *request.command)
+    program_line = own_program("hpcdl", *request.command)
     filled = {
         "DIRECTIVES": "\n".join(system.directives(request) if system else []),
         "ENVIRONMENT": "\n".join([*exports, *_module_lines(environment)]),
         "FOLDER": shlex.quote(os.getcwd()),  # noqa: PTH109  the shell's idea of it, which the user knows
         "SECONDS": str(int(request.time_s - request.warning_s)),
-        "COMMAND": " ".join(shlex.quote(word) for word in words),
+        "COMMAND": " ".join(shlex.quote(word) for word in program_line),
         "UNTIL_DONE": "yes" if request.until_done else "no",
         "MAX_REQUEUES": str(request.max_requeues),
         "LOG": shlex.quote(str(request.folder / "log")) + f"-{number}.txt",
@@ -83,12 +83,12 @@ CANCELLED = "cancelled"
 
 def template_of(launcher: str) -> Path:
     """Return the site's template (`jobs/` beside site.toml), else the one that comes with hpcdl."""
-    own = site_config_file().parent / "jobs" / f"{launcher}.sh"
+    site_template = site_config_file().parent / "jobs" / f"{launcher}.sh"
     shipped = share_folder() / "jobs" / f"{launcher}.sh"
-    found = own if own.is_file() else shipped
-    if not found.is_file():
+    template = site_template if site_template.is_file() else shipped
+    if not template.is_file():
         raise UsageError(f"there is no job template {shipped} for the launcher {launcher}; set HPCDL_LAUNCHER")
-    return found
+    return template
 
 
 def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:

@@ -68,9 +68,9 @@ def wishes_of(batch: BatchConfig) -> NodeWishes:
 
 def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path | None]:
     """Return the job to submit, and the run directory of `train` or `run`. Raises UsageError if parts do not fit."""
-    words, of_script = divided(wanted.command)
-    words = [word for word in words if word != "--json"]
-    kind = words[0]
+    command, of_script = divided(wanted.command)
+    command = [word for word in command if word != "--json"]
+    kind = command[0]
     with_ranks = kind in _WITH_RANKS
     if wanted.until_done and kind not in _RESUMABLE:
         raise UsageError(
@@ -88,20 +88,20 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     name = wanted.name or f"hpcdl-{kind}"
     run_dir: Path | None = None
     if kind == "infer":
-        words = _with_ranks(words, wanted, num_ranks)
+        command = _with_ranks(command, wanted, num_ranks)
     if with_ranks:
-        label = f"{Path(of_script[0]).stem}-script" if of_script else _label(words)
-        words, run_dir = _completed(words, wanted, num_ranks, f"{stamp}-{label}")
-    if wanted.stage_env and "--stage-env" not in words:
-        words = [*words, "--stage-env"]
-    if wanted.until_done and "--resume" not in words:
-        words = [*words, "--resume"]
+        label = f"{Path(of_script[0]).stem}-script" if of_script else _label(command)
+        command, run_dir = _completed(command, wanted, num_ranks, f"{stamp}-{label}")
+    if wanted.stage_env and "--stage-env" not in command:
+        command = [*command, "--stage-env"]
+    if wanted.until_done and "--resume" not in command:
+        command = [*command, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    own = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
+    default_folder = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
     request = JobRequest(
         name=name,
-        command=[*words, *of_script],
-        folder=(wanted.folder or own).absolute(),
+        command=[*command, *of_script],
+        folder=(wanted.folder or default_folder).absolute(),
         nodes=wanted.nodes,
         ranks_per_node=wanted.ranks_per_node,
         time_s=wanted.time_s,
@@ -110,7 +110,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         account=wanted.account,
         until_done=wanted.until_done,
         max_requeues=wanted.max_requeues,
-        outlives_nodes="--elastic" in words,
+        outlives_nodes="--elastic" in command,
         nodes_wanted=wanted.nodes_wanted,
     )
     return request, run_dir
@@ -124,8 +124,8 @@ def _with_cpus(request: JobRequest) -> JobRequest:
     cpus = system.cpus_of_node(request.partition)
     if not cpus:
         return request
-    own = max(cpus // request.ranks_per_node, 1)
-    return dataclasses.replace(request, nodes_wanted=dataclasses.replace(nodes, cpus_per_task=own))
+    cpus_per_task = max(cpus // request.ranks_per_node, 1)
+    return dataclasses.replace(request, nodes_wanted=dataclasses.replace(nodes, cpus_per_task=cpus_per_task))
 
 
 def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
@@ -151,15 +151,15 @@ def trial_of(wanted: Wanted) -> list[str]:
 
     Raises UsageError for known problems: a missing script, or gRPC servers on nodes that other users may share.
     """
-    words, of_script = divided(plan_job(wanted)[0].command)
-    if words[0] == "run" and of_script and not Path(of_script[0]).is_file():
+    command, of_script = divided(plan_job(wanted)[0].command)
+    if command[0] == "run" and of_script and not Path(of_script[0]).is_file():
         raise UsageError(f"the script {of_script[0]} is not there; it is run in {Path.cwd()}, where the job starts")
-    if words[0] != "train":
+    if command[0] != "train":
         return []
-    strategy, allowed = _value(words, "--strategy") or "", "--allow-grpc" in words or wanted.nodes_wanted.exclusive
+    strategy, allowed = _value(command, "--strategy") or "", "--allow-grpc" in command or wanted.nodes_wanted.exclusive
     if strategy.startswith("grpc-") and not allowed:
         raise UsageError(f"--strategy {strategy} needs nodes without other users: add --exclusive")
-    return [*_without(words, "--inject"), "--dry-run"]  # hosts of faults are those of the job
+    return [*_without(command, "--inject"), "--dry-run"]  # hosts of faults are those of the job
 
 
 def script_of(wanted: Wanted) -> str:
@@ -169,14 +169,14 @@ def script_of(wanted: Wanted) -> str:
 
 def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return hpcdl's own words and, for `run`, the script with its words."""
-    words = list(command)
-    if words[0] != "run":
-        return words, []
+    own_words = list(command)
+    if own_words[0] != "run":
+        return own_words, []
     index = 1
-    while index < len(words) and words[index].startswith("-"):
-        alone = "=" in words[index] or words[index] in _SWITCHES or words[index].startswith("--no-")
+    while index < len(own_words) and own_words[index].startswith("-"):
+        alone = "=" in own_words[index] or own_words[index] in _SWITCHES or own_words[index].startswith("--no-")
         index += 1 if alone else 2
-    return words[:index], words[index:]
+    return own_words[:index], own_words[index:]
 
 
 def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
@@ -205,8 +205,8 @@ def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> t
 def _configured(words: Sequence[str]) -> str | None:
     """Return the run directory that a --config file names."""
     config = _value(words, "--config")
-    found = read_toml(Path(config)).get("run-dir") if config else None
-    return str(found) if found else None
+    run_dir = read_toml(Path(config)).get("run-dir") if config else None
+    return str(run_dir) if run_dir else None
 
 
 def _label(words: Sequence[str]) -> str:
@@ -227,10 +227,10 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
 
 def _value(words: Sequence[str], flag: str) -> str | None:
     """Return the value of `flag` in a command line, also from `flag=value`; the last one counts."""
-    found = None
+    value = None
     for index, word in enumerate(words):
         if word == flag and index + 1 < len(words):
-            found = words[index + 1]
+            value = words[index + 1]
         elif word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value

@@ -158,20 +158,20 @@ def _names_in(option: str) -> list[str]:
     """Return the names in an option; for PBS's `-l a=1,b=2`, one per resource."""
     if option.startswith("--"):
         return [re.split(r"[= ]", option)[0]]
-    name, rest = option[:2], option[2:].strip()
-    return [f"-l {part.partition('=')[0].strip()}" for part in rest.split(",")] if name == "-l" else [name]
+    name, text = option[:2], option[2:].strip()
+    return [f"-l {part.partition('=')[0].strip()}" for part in text.split(",")] if name == "-l" else [name]
 
 
 def _handed_through(option: str, own: Mapping[str, str], names_in: Callable[[str], list[str]] = _names_in) -> str:
     """Return an option of the batch system. Raises UsageError if it is invalid, has several lines or is in `own`."""
-    given = f"--batch-option {option!r}"
+    flag = f"--batch-option {option!r}"
     if not option.startswith("-") or not option.isprintable():
-        raise UsageError(f"{given}: give one option of the batch system, as --batch-option=--nice=100")
+        raise UsageError(f"{flag}: give one option of the batch system, as --batch-option=--nice=100")
     for name in names_in(option):
         # sbatch also accepts the beginning of a long option.
         meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
         if meant:
-            raise UsageError(f"{given}: {own[meant[0]]}")
+            raise UsageError(f"{flag}: {own[meant[0]]}")
     return option
 
 
@@ -197,11 +197,11 @@ def _pbs_directives(request: JobRequest) -> list[str]:
     for what, value in (("partition", request.partition), ("account", request.account)):
         if re.search(r"[^\w.@+-]", value):
             raise UsageError(f"--{what} {value!r}: PBS takes letters, digits and . _ - + @ there")
-    hours, rest = divmod(int(request.time_s), 3600)
+    hours, rest_s = divmod(int(request.time_s), 3600)
     options = [
         f"-N {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)[:15]}",
         f"-l select={request.nodes}:{_pbs_chunk(request)}",
-        f"-l walltime={hours:02d}:{rest // 60:02d}:{rest % 60:02d}",
+        f"-l walltime={hours:02d}:{rest_s // 60:02d}:{rest_s % 60:02d}",
         "-j oe",
         "-r n",
     ]
@@ -319,8 +319,8 @@ _LSF_OWN = {
 
 def _lsf_names(option: str) -> list[str]:
     """Return the name of an option of bsub: a word after a dash (`-outdir`), or a letter before a number (`-n4`)."""
-    found = re.match(r"-[A-Za-z](?=\d)|\S+", option)
-    return [found[0]] if found else []
+    match = re.match(r"-[A-Za-z](?=\d)|\S+", option)
+    return [match[0]] if match else []
 
 
 def _in_lsf(number: str) -> InQueue:
@@ -352,11 +352,11 @@ def _in_slurm(number: str) -> InQueue:
         ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, "--format=State"],
     ):
         try:
-            words = call(line).splitlines()[:1]
+            lines = call(line).splitlines()[:1]
         except HpcdlError:
             continue
-        if words and words[0].strip():
-            state, _, reason = words[0].strip().partition(" ")
+        if lines and lines[0].strip():
+            state, _, reason = lines[0].strip().partition(" ")
             waits = state.lower() in WAITING and reason != "None"
             return InQueue(state=state.lower(), reason=reason if waits else "")
     return InQueue(state="unknown")
@@ -364,19 +364,19 @@ def _in_slurm(number: str) -> InQueue:
 
 def _in_pbs(number: str) -> InQueue:
     """Return the state by qstat; a comment continues in lines that begin with a tab."""
-    words = {"Q": "pending", "R": "running", "E": "completing", "F": "completed", "H": "held", "X": "completed"}
+    states = {"Q": "pending", "R": "running", "E": "completing", "F": "completed", "H": "held", "X": "completed"}
     answer = re.sub(r"\n\t", "", call(["qstat", "-x", "-f", number]))
-    found = re.search(r"job_state = (\w)", answer)
-    if not found:
+    match = re.search(r"job_state = (\w)", answer)
+    if not match:
         return InQueue(state="unknown")
-    state, comment = words.get(found[1], found[1]), re.search(r"^\s*comment = (.*)$", answer, re.MULTILINE)
+    state, comment = states.get(match[1], match[1]), re.search(r"^\s*comment = (.*)$", answer, re.MULTILINE)
     return InQueue(state=state, reason=comment[1].strip() if comment and state in WAITING else "")
 
 
 def _slurm_is_exclusive(number: str) -> bool:
     """Return whether OverSubscribe is NO (`--exclusive`, whole nodes) or USER (`--exclusive=user`); OK shares nodes."""
-    found = re.search(r"\bOverSubscribe=(\w+)", call(["scontrol", "--oneliner", "show", "job", number]))
-    return found is not None and found[1] in ("NO", "USER")
+    match = re.search(r"\bOverSubscribe=(\w+)", call(["scontrol", "--oneliner", "show", "job", number]))
+    return match is not None and match[1] in ("NO", "USER")
 
 
 def _pbs_is_exclusive(number: str) -> bool:
@@ -394,12 +394,12 @@ def _slurm_cpus(partition: str) -> int | None:
     with contextlib.suppress(HpcdlError):
         chosen = [f"--partition={partition}"] if partition else []
         lines = [
-            words
+            fields
             for line in call(["sinfo", "--noheader", *chosen, "--format=%P %c"]).splitlines()
-            if len(words := line.split()) == 2
+            if len(fields := line.split()) == 2
         ]
-        own = lines if partition else [words for words in lines if words[0].endswith("*")] or lines
-        counts = [int(count.rstrip("+")) for _, count in own if count.rstrip("+").isdigit()]
+        of_partition = lines if partition else [fields for fields in lines if fields[0].endswith("*")] or lines
+        counts = [int(count.rstrip("+")) for _, count in of_partition if count.rstrip("+").isdigit()]
         return min(counts, default=None)
     return None
 

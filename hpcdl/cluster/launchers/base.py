@@ -147,16 +147,16 @@ def expand_hosts(text: str) -> list[str]:
     Items are separated by commas, blanks or line ends. Each may hold any number of brackets with numbers and ranges;
     numbers keep the width of a range's first one, so that `[08-10]` gives 08, 09, 10.
     """
-    rest = _ITEM.sub("", text)
-    if re.sub(r"[,\s]", "", rest):
+    remainder = _ITEM.sub("", text)
+    if re.sub(r"[,\s]", "", remainder):
         raise UsageError(f"host list {text!r} has an unmatched bracket; write it like c401-[001-004,010],login1")
     hosts: list[str] = []
-    for item in _ITEM.findall(text):
+    for part in _ITEM.findall(text):
         remaining = MAX_HOSTS - len(hosts)
-        found = list(itertools.islice(_hosts_of(item), remaining + 1))
-        if len(found) > remaining:
+        part_hosts = list(itertools.islice(_hosts_of(part), remaining + 1))
+        if len(part_hosts) > remaining:
             raise UsageError(f"host list {text[:60]!r} names more than {MAX_HOSTS} hosts; check its ranges")
-        hosts += found
+        hosts += part_hosts
     return hosts
 
 

@@ -46,7 +46,7 @@ class Flux(Launcher):
         if not flux:
             raise UsageError("the launcher flux needs flux, which is not on PATH; load the site's Flux module")
         num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
-        words = [
+        arguments = [
             flux,
             "run",
             f"--nodes={num_nodes}",
@@ -56,7 +56,7 @@ class Flux(Launcher):
             "--setopt=exit-on-error",
         ]
         flavour = mpi_flavour() if mpi and plan.num_ranks > 1 else ""
-        return [*words, *command], environment_for(flavour)
+        return [*arguments, *command], environment_for(flavour)
 
 
 def _flux(environment: Mapping[str, str]) -> str:

@@ -44,12 +44,12 @@ def mpiexec_casualty(log: str) -> Casualty | None:
         if lost := pattern.search(log):
             return Casualty(lost_host=lost["host"])
     for pattern in _CASUALTIES:
-        if found := pattern.search(log):
-            words = found.groupdict()
+        if match := pattern.search(log):
+            groups = match.groupdict()
             return Casualty(
-                rank=int(words["rank"]) if "rank" in words else None,
-                pid=int(words["pid"]) if "pid" in words else None,
-                host=words["host"],
+                rank=int(groups["rank"]) if "rank" in groups else None,
+                pid=int(groups["pid"]) if "pid" in groups else None,
+                host=groups["host"],
             )
     return None
 
@@ -64,14 +64,14 @@ def read_hosts(path: Path) -> list[str]:
         lines = read_bytes(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read host file {path} ({error}); name one host a line") from None
-    found: dict[str, None] = {}
+    hosts: dict[str, None] = {}
     for line in lines:
-        words = line.partition("#")[0].split()
-        if words:
-            found |= dict.fromkeys(expand_hosts(words[0].partition(":")[0]))
-    if not found:
+        fields = line.partition("#")[0].split()
+        if fields:
+            hosts |= dict.fromkeys(expand_hosts(fields[0].partition(":")[0]))
+    if not hosts:
         raise UsageError(f"host file {path} names no host; write one a line")
-    return list(found)
+    return list(hosts)
 
 
 def mpiexec_line(
@@ -80,16 +80,16 @@ def mpiexec_line(
     """Return the line for the mpiexec of the MPI in use over `hosts`, `plan.ranks_per_node` ranks on each, in order."""
     mpiexec = find_mpiexec()
     chosen = list(hosts)[: -(-plan.num_ranks // plan.ranks_per_node)]
-    own = environment_for(mpiexec.flavour)
-    words = [str(mpiexec.path), *(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
+    variables = environment_for(mpiexec.flavour)
+    arguments = [str(mpiexec.path), *(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
     if mpiexec.flavour == "openmpi":
         names = sorted(name for name in environment if _HANDED_ON.fullmatch(name))
-        words += ["--host", ",".join(f"{host}:{plan.ranks_per_node}" for host in chosen)]
-        words += ["--map-by", f"ppr:{plan.ranks_per_node}:node"]
-        words += [word for name in names for word in ("-x", name)]
+        arguments += ["--host", ",".join(f"{host}:{plan.ranks_per_node}" for host in chosen)]
+        arguments += ["--map-by", f"ppr:{plan.ranks_per_node}:node"]
+        arguments += [word for name in names for word in ("-x", name)]
     else:
-        words += ["-ppn", str(plan.ranks_per_node), "-hosts", ",".join(chosen)]
-    return [*words, *command], own
+        arguments += ["-ppn", str(plan.ranks_per_node), "-hosts", ",".join(chosen)]
+    return [*arguments, *command], variables
 
 
 class MpiexecOverHosts(Launcher, ABC):
@@ -131,10 +131,12 @@ class MpiexecOverHosts(Launcher, ABC):
 def _answers(line: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether `line` runs on its host without a password; PROBE_S limits the wait."""
     try:
-        found = subprocess.run(line, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, env=environment)
+        completed = subprocess.run(
+            line, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, env=environment
+        )
     except (OSError, subprocess.SubprocessError):
         return False
-    return found.returncode == 0
+    return completed.returncode == 0
 
 
 class Hostfile(MpiexecOverHosts):

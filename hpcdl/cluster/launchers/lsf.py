@@ -36,8 +36,8 @@ class Lsf(MpiexecOverHosts):
         """Return the job's nodes, each once."""
         if file := environment.get("LSB_DJOB_HOSTFILE"):
             return read_hosts(Path(file))
-        if words := environment.get("LSB_MCPU_HOSTS", "").split():
-            return list(dict.fromkeys(host for word in words[::2] for host in expand_hosts(word)))
+        if host_counts := environment.get("LSB_MCPU_HOSTS", "").split():
+            return list(dict.fromkeys(host for word in host_counts[::2] for host in expand_hosts(word)))
         raise UsageError(
             "the launcher lsf needs LSB_DJOB_HOSTFILE or LSB_MCPU_HOSTS, which LSF sets inside a job; "
             "use `hpcdl submit`"
@@ -47,8 +47,8 @@ class Lsf(MpiexecOverHosts):
         self, plan: LaunchPlan, command: Sequence[str], *, mpi: bool, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
         """Return mpiexec over the hosts, which it reaches by blaunch; variables set by the user stay unchanged."""
-        line, own = super().line(plan, command, mpi=mpi, environment=environment)
-        return line, {**{name: value for name, value in _REMOTE_SHELL.items() if name not in environment}, **own}
+        line, variables = super().line(plan, command, mpi=mpi, environment=environment)
+        return line, {**{name: value for name, value in _REMOTE_SHELL.items() if name not in environment}, **variables}
 
 
 def _named(environment: Mapping[str, str]) -> str:

@@ -136,19 +136,19 @@ def _chooses_btl(environment: Mapping[str, str]) -> bool:
     """Return whether the user has chosen Open MPI's transport between ranks."""
     if any(name.startswith("OMPI_MCA_btl") for name in environment):
         return True
-    own = Path(environment.get("HOME", "/")) / ".openmpi" / "mca-params.conf"
+    user_file = Path(environment.get("HOME", "/")) / ".openmpi" / "mca-params.conf"
     try:
-        return re.search(r"^\s*btl\w*\s*=", own.read_text(errors="replace"), re.MULTILINE) is not None
+        return re.search(r"^\s*btl\w*\s*=", user_file.read_text(errors="replace"), re.MULTILINE) is not None
     except OSError:
         return False
 
 
 def _has_shared_memory(num_ranks: int) -> bool:
     try:
-        found = os.statvfs(_SHARED_MEMORY)
+        volume = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return False
-    return os.access(_SHARED_MEMORY, os.W_OK) and found.f_bavail * found.f_frsize >= num_ranks * _SEGMENT_BYTES
+    return os.access(_SHARED_MEMORY, os.W_OK) and volume.f_bavail * volume.f_frsize >= num_ranks * _SEGMENT_BYTES
 
 
 def launch_flags(flavour: str) -> Sequence[str]:
@@ -202,9 +202,9 @@ def _beside(library: Path, flavour: str) -> Iterator[Path]:
 def _on_path(flavour: str) -> Iterator[Path]:
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in _NAMES[flavour]:
-            found = shutil.which(name, path=folder) if folder else None
-            if found:
-                yield Path(found)
+            program = shutil.which(name, path=folder) if folder else None
+            if program:
+                yield Path(program)
 
 
 def launcher_of(mpiexec: Path) -> tuple[str, str]:

@@ -34,11 +34,11 @@ class Local(Launcher):
         if not mpi or plan.num_ranks == 1:
             return list(command), {}
         mpiexec = find_mpiexec()
-        words = [*(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
+        arguments = [*(CONTINUES if plan.continues else ()), "-n", str(plan.num_ranks)]
         flavour = mpiexec.flavour
         # With --elastic, Open MPI may need its own connections to report dead ranks.
         kept = {} if plan.continues else kept_on_node(flavour, plan.num_ranks, {**os.environ, **environment})
-        return [str(mpiexec.path), *words, *command], {**environment_for(flavour), **kept}
+        return [str(mpiexec.path), *arguments, *command], {**environment_for(flavour), **kept}
 
 
 LAUNCHER = Local()

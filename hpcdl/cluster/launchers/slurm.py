@@ -75,10 +75,10 @@ class Slurm(Launcher):
     def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
         """Return the job's time left by squeue, such as 1-02:03:04, in seconds."""
         job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%L"]
-        found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", _answer(job, environment).strip())
-        if found is None:  # UNLIMITED, or no answer
+        match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", _answer(job, environment).strip())
+        if match is None:  # UNLIMITED, or no answer
             return None
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
     def line(
@@ -90,7 +90,7 @@ class Slurm(Launcher):
             raise UsageError("the launcher slurm needs srun, which is not on PATH; load the site's Slurm module")
         num_nodes, hosts = -(-plan.num_ranks // plan.ranks_per_node), self.hosts(environment)
         flavour = mpi_flavour() if mpi and plan.num_ranks > 1 else ""
-        words = [
+        arguments = [
             srun,
             "--kill-on-bad-exit=0",
             f"--mpi={srun_mpi(flavour, environment) if flavour else 'none'}",
@@ -104,21 +104,21 @@ class Slurm(Launcher):
         ]
         # The earlier step never ends on a node that is gone, and Slurm counts its cores on all nodes as busy.
         beside = {"SLURM_OVERLAP": "1"} if LEFT_OUT_VARIABLE in environment else {}
-        return [*words, *command], {**environment_for(flavour), **beside}
+        return [*arguments, *command], {**environment_for(flavour), **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:
         """Return a node that went down, which ends all other tasks too; else the first task that srun reports."""
         if lost := _LOST_NODE.search(log):
             return Casualty(lost_host=expand_hosts(lost["hosts"])[0])
-        found = _CASUALTY.search(log)
-        return Casualty(rank=int(found["rank"]), host=found["host"]) if found else None
+        match = _CASUALTY.search(log)
+        return Casualty(rank=int(match["rank"]), host=match["host"]) if match else None
 
 
 def _states(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the state of each node by sinfo; empty if it does not answer."""
     line = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
-    found = (words.split() for words in _answer(line, environment).splitlines())
-    return {words[0]: words[1] for words in found if len(words) == 2}
+    rows = (fields.split() for fields in _answer(line, environment).splitlines())
+    return {fields[0]: fields[1] for fields in rows if len(fields) == 2}
 
 
 def _answer(line: Sequence[str], environment: Mapping[str, str]) -> str:

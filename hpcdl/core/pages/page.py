@@ -124,7 +124,7 @@ def _page(title: str, body: Iterable[str], style: str, see: str) -> Iterator[str
 
 def variables() -> str:
     """Return the palette as CSS; paper is light."""
-    colors = {**GROUND, **{f"curve-{place}": color for place, color in enumerate(CURVES)}}
+    colors = {**GROUND, **{f"curve-{index}": color for index, color in enumerate(CURVES)}}
     colors |= {name.replace("_", "-").replace(" ", "-"): color for name, color in PARTS.items()}
     light = ";".join(f"--{name}:{color.light}" for name, color in colors.items())
     dark = ";".join(f"--{name}:{color.dark}" for name, color in colors.items())
@@ -135,12 +135,14 @@ def variables() -> str:
 
 def patterns() -> str:
     """Return an SVG without a size that defines `fill-NAME` for each part: its colour, and its hatching if any."""
-    found = []
+    elements = []
     for name, color in PARTS.items():
         key = name.replace("_", "-").replace(" ", "-")
         lines = f'<path d="{_HATCHES[color.hatch]}" style="stroke:var(--paper);stroke-width:1.3"/>'
-        found.append(
+        elements.append(
             f'<pattern id="fill-{key}" width="8" height="8" patternUnits="userSpaceOnUse">'
             f'<rect width="8" height="8" style="fill:var(--{key})"/>{lines if color.hatch else ""}</pattern>'
         )
-    return f'<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>{"".join(found)}</defs></svg>'
+    return (
+        f'<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>{"".join(elements)}</defs></svg>'
+    )

@@ -46,12 +46,12 @@ def end_with_parent(parent: int | None = None) -> None:
 
     A caller that passes `parent` was started from the main thread of that process.
     """
-    found = os.getppid()
-    if parent is not None or len(list(Path(f"/proc/{found}/task").glob("*"))) == 1:
+    parent_pid = os.getppid()
+    if parent is not None or len(list(Path(f"/proc/{parent_pid}/task").glob("*"))) == 1:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != (found if parent is None else parent):
+    if os.getppid() != (parent_pid if parent is None else parent):
         end_in()
-    after_end_of(identity(found), end_in)
+    after_end_of(identity(parent_pid), end_in)
 
 
 def identity(pid: int) -> str:
@@ -68,14 +68,14 @@ def after_end_of(known: str, action: Callable[[], None]) -> None:
 
     Does nothing if the process is on another node, or in a namespace that is not visible from here.
     """
-    surroundings, _, rest = known.rpartition(" ")[0].rpartition(" ")
+    surroundings, _, pid = known.rpartition(" ")[0].rpartition(" ")
     if surroundings != _surroundings():
         return
 
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(int(rest))
-            if identity(int(rest)) == known:
+            descriptor = os.pidfd_open(int(pid))
+            if identity(int(pid)) == known:
                 waiting = select.poll()  # select supports only the first 1024 descriptors
                 waiting.register(descriptor, select.POLLIN)
                 waiting.poll()

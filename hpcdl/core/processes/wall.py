@@ -48,7 +48,7 @@ class WallClock:
             return stamp_s
         now_s = self.now_s()
         moments_s = [self.shift_s - stamp_s - set_by_s for set_by_s in (self.set_by_s(), self._set_by_before_s)]
-        fits = (one for one in moments_s if since_s - _MOVED_S <= one <= now_s + _MOVED_S)
+        fits = (moment_s for moment_s in moments_s if since_s - _MOVED_S <= moment_s <= now_s + _MOVED_S)
         return min(max(next(fits, moments_s[0]), since_s), now_s)
 
 

@@ -31,10 +31,10 @@ def from_json(cls: type[Record], document: Mapping[str, Any]) -> Record:
     import msgspec
 
     try:
-        found = msgspec.convert(document, cls)
+        record = msgspec.convert(document, cls)
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(str(error), document, cls)) from None
-    return _finished(cls, found)
+    return _finished(cls, record)
 
 
 def decoded(cls: type[Record], content: bytes) -> Record | None:
@@ -45,8 +45,8 @@ def decoded(cls: type[Record], content: bytes) -> Record | None:
     import msgspec
 
     try:
-        found: Record = _decoder(cls)(content)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
-        return _finished(cls, found)
+        record: Record = _decoder(cls)(content)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
+        return _finished(cls, record)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
@@ -80,9 +80,9 @@ def partly(cls: type, without: Sequence[str] = ()) -> type:
 def read_as(cls: type[Record], path: Path | str, schema: str, remedy: str = "") -> Record:
     """Return the dataclass in a JSON file. Raises CorruptError, with `remedy`, if damaged or not of `schema`."""
     content = read_content(path)
-    found = decoded(cls, content) if _SCHEMA_FIRST.match(content) else None
-    if found is not None and getattr(found, "schema", schema) == schema:
-        return found
+    record = decoded(cls, content) if _SCHEMA_FIRST.match(content) else None
+    if record is not None and getattr(record, "schema", schema) == schema:
+        return record
     return _read_with(functools.partial(from_json, cls), content, path, schema, remedy)
 
 
@@ -95,9 +95,9 @@ def _read_with(
     reader: Callable[[dict[str, Any]], Record], content: bytes, path: Path | str, schema: str, remedy: str
 ) -> Record:
     document = in_json(json.loads, content, path)  # from_json checks the depth of the fields that need it
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != schema:
-        raise CorruptError(f"{path} has schema {found!r}, this hpcdl reads {schema!r}{remedy}")
+    found_schema = document.get("schema") if isinstance(document, dict) else None
+    if found_schema != schema:
+        raise CorruptError(f"{path} has schema {found_schema!r}, this hpcdl reads {schema!r}{remedy}")
     try:
         return reader(document)
     except (TypeError, ValueError) as error:
@@ -106,14 +106,14 @@ def _read_with(
 
 def _in_words(error: str, document: Any, cls: type) -> str:
     """Return a message of msgspec with the given value: `ranks is 'many', expected int`."""
-    words, _, place = error.replace("`", "").partition(" - at $")
-    name = place.removeprefix(".") or cls.__name__
-    if words.startswith("Expected ") and "[...]" not in place:  # else: in a mapping, whose key is not named
+    reason, _, field_path = error.replace("`", "").partition(" - at $")
+    name = field_path.removeprefix(".") or cls.__name__
+    if reason.startswith("Expected ") and "[...]" not in field_path:  # else: in a mapping, whose key is not named
         value = document
-        for key, index in _STEP.findall(place):
+        for key, index in _STEP.findall(field_path):
             value = value[key] if key else value[int(index)]
-        return f"{name} is {shown(value)}, {words.partition(', got')[0].replace('E', 'e', 1)}"
-    return f"{name}: {words}"
+        return f"{name} is {shown(value)}, {reason.partition(', got')[0].replace('E', 'e', 1)}"
+    return f"{name}: {reason}"
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def _finish_of(hint: Any) -> _Finish | None:
     if hint is int:
         return _whole
     if type(None) in arguments:
-        return _if_there(_finish_of(next(item for item in arguments if item is not type(None))))
+        return _if_there(_finish_of(next(argument for argument in arguments if argument is not type(None))))
     if origin is not None and issubclass(origin, Mapping):
         return _in_mapping(_finish_of(arguments[1]))
     if origin is not None and issubclass(origin, Sequence):
@@ -135,7 +135,7 @@ def _finish_of(hint: Any) -> _Finish | None:
 
 
 def _in_mapping(inner: _Finish | None) -> _Finish | None:
-    return None if inner is None else lambda value: {key: inner(item) for key, item in value.items()}
+    return None if inner is None else lambda value: {key: inner(entry) for key, entry in value.items()}
 
 
 def _if_there(inner: _Finish | None) -> _Finish | None:
@@ -145,12 +145,12 @@ def _if_there(inner: _Finish | None) -> _Finish | None:
 def _of_record(cls: Any) -> _Finish | None:
     hints = get_type_hints(cls)
     odd = [(name, finish) for name, hint in hints.items() if (finish := _finish_of(hint)) is not None]
-    given = dataclasses.fields(cls) if "__slots__" not in vars(cls) else ()
-    defaults = {item.name: item.default for item in given if item.default is not dataclasses.MISSING}
+    fields = dataclasses.fields(cls) if "__slots__" not in vars(cls) else ()
+    defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
     def of_record(record: Any) -> Any:
-        if defaults and len(own := vars(record)) < len(hints):
-            own |= defaults | own
+        if defaults and len(values := vars(record)) < len(hints):
+            values |= defaults | values
         for name, finish in odd:
             value = getattr(record, name)
             if value is None or (type(value) is int and -_MOST_WHOLE < value < _MOST_WHOLE) or value == ():
@@ -177,7 +177,7 @@ def schema_of(cls: type) -> dict[str, Any]:
     import msgspec
 
     (_,), named = msgspec.json.schema_components([cls])
-    for found in named.values():
-        found.pop("description", None)  # the docstring, which is for readers of the code
+    for definition in named.values():
+        definition.pop("description", None)  # the docstring, which is for readers of the code
     schema: dict[str, Any] = named.pop(cls.__name__)
     return {**schema, "$defs": named} if named else schema

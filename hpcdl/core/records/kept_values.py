@@ -18,10 +18,10 @@ def kept(value: Any) -> Any:
         return {_NUMBER: repr(float(value))}
     if isinstance(value, dict):
         if all(isinstance(key, str) and key not in (_NUMBER, _PAIRS) for key in value):
-            return {key: kept(one) for key, one in value.items()}
-        return {_PAIRS: [[kept(key), kept(one)] for key, one in value.items()]}
+            return {key: kept(part) for key, part in value.items()}
+        return {_PAIRS: [[kept(key), kept(part)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
-        return [kept(one) for one in value]
+        return [kept(part) for part in value]
     json.dumps(value)
     return value
 
@@ -29,16 +29,16 @@ def kept(value: Any) -> Any:
 def given_back(value: Any) -> Any:
     """Decode what `kept` encoded, after `json.loads`."""
     if isinstance(value, list):
-        return [given_back(one) for one in value]
+        return [given_back(part) for part in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_NUMBER}:
         return float(value[_NUMBER])
     if value.keys() == {_PAIRS}:
-        return {_as_key(given_back(key)): given_back(one) for key, one in value[_PAIRS]}
-    return {key: given_back(one) for key, one in value.items()}
+        return {_as_key(given_back(key)): given_back(part) for key, part in value[_PAIRS]}
+    return {key: given_back(part) for key, part in value.items()}
 
 
 def _as_key(value: Any) -> Any:
     """Return a key as it was: lists, which cannot be keys, were tuples."""
-    return tuple(_as_key(one) for one in value) if isinstance(value, list) else value
+    return tuple(_as_key(part) for part in value) if isinstance(value, list) else value

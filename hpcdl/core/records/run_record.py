@@ -58,12 +58,12 @@ def state_of(run_dir: Path, status: str | None = None) -> str:
         status = _recorded(run_dir)
     if status not in NOT_MEASURED:
         return status
-    found = [_look_at(run_dir / LOCK_NAME), _look_at(run_dir / RANKS / LOCK_NAME)]
-    if _HELD in found:
+    states = [_look_at(run_dir / LOCK_NAME), _look_at(run_dir / RANKS / LOCK_NAME)]
+    if _HELD in states:
         return RUNNING if status == RUNNING else STARTING
     if status not in (STARTING, RUNNING):
         return status
-    unsure = next((word for word in found if word != _FREE), None)
+    unsure = next((word for word in states if word != _FREE), None)
     if unsure is None or _silent_s(run_dir) > SILENT_S:
         return LOST
     return f"{status} (not verified: {unsure})"
@@ -113,8 +113,8 @@ def _look_at(path: Path) -> str:
 
 def _holder(descriptor: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError, OSError):
-        found = parse_json(os.pread(descriptor, 4096, 0))
-        return found if isinstance(found, dict) else {}
+        document = parse_json(os.pread(descriptor, 4096, 0))
+        return document if isinstance(document, dict) else {}
     return {}
 
 

@@ -52,10 +52,10 @@ def check_fits_memory(needed: int) -> None:
 def memory_left() -> int | None:
     """Return the bytes that processes of this node can still get without swapping; None if the system does not tell."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) << 10 if found else None
+    return int(match[1]) << 10 if match else None
 
 
 def checked_members(archive: zipfile.ZipFile, num_bytes: int) -> list[zipfile.ZipInfo]:

@@ -75,8 +75,8 @@ def without_infinities(document: Any) -> Any:
     if isinstance(document, dict | Mapping):
         return {key: value if type(value) in _FINITE else without_infinities(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
-        found = map(without_infinities, document)
-        return [*found] if isinstance(document, list) else (*found,)
+        finite_values = map(without_infinities, document)
+        return [*finite_values] if isinstance(document, list) else (*finite_values,)
     return document
 
 
@@ -151,10 +151,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     if long := _DOTTED_KEY.search(text):
         raise ValueError(f"the key {long[0][:40]!r}... has too many parts")
     try:
-        found: dict[str, Any] = shallow(tomllib.loads(text))
+        tables: dict[str, Any] = shallow(tomllib.loads(text))
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
-    return found
+    return tables
 
 
 def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def shallow(document: Any) -> Any:
         for outer in level:
             values = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
             if not _CONTAINERS.isdisjoint(map(type, values)):  # most lists hold only numbers
-                inner += [item for item in values if type(item) in _CONTAINERS]
+                inner += [child for child in values if type(child) in _CONTAINERS]
         level, depth = inner, depth + 1
     return document
 
@@ -219,16 +219,16 @@ class _Spelt:
 
 def _spelt(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return `table` with formatted values; what the library would not lay out as a table goes into one line."""
-    found: dict[str, Any] = {}
+    spelt: dict[str, Any] = {}
     for key, value in table.items():
         name = prefix + key
         if isinstance(value, Mapping) and _is_plain_table(value):
-            found[key] = _spelt(value, f"{name}.")
-        elif isinstance(value, list | tuple) and value and all(_is_plain_table(item) for item in value):
-            found[key] = [_spelt(item, f"{name}.") for item in value]
+            spelt[key] = _spelt(value, f"{name}.")
+        elif isinstance(value, list | tuple) and value and all(_is_plain_table(part) for part in value):
+            spelt[key] = [_spelt(part, f"{name}.") for part in value]
         elif value is not None:
-            found[key] = _Spelt(_toml_value(value, name))
-    return found
+            spelt[key] = _Spelt(_toml_value(value, name))
+    return spelt
 
 
 def _is_plain_table(value: Any) -> bool:
@@ -251,8 +251,8 @@ def _toml_value(value: Any, name: str) -> str:
     if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(item, name) for item in value)}]"
+        return f"[{', '.join(_toml_value(part, name) for part in value)}]"
     if isinstance(value, Mapping):
-        pairs = (f"{_toml_key(key)} = {_toml_value(item, name)}" for key, item in value.items() if item is not None)
+        pairs = (f"{_toml_key(key)} = {_toml_value(part, name)}" for key, part in value.items() if part is not None)
         return f"{{{', '.join(pairs)}}}"
     raise UsageError(f"{name}: {value!r} cannot be kept in a TOML file")

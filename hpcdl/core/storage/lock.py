@@ -67,9 +67,9 @@ def _opened(path: Path, flags: int) -> int:
 
 def _check_ours(descriptor: int, path: Path) -> None:
     """Raise UsageError unless the file is plain, has one name only, and is empty or holds a record of hpcdl."""
-    found = os.fstat(descriptor)
-    one = stat.S_ISREG(found.st_mode) and found.st_nlink < 2  # a second name means another file, linked here
-    if not one or (found.st_size and not {"host", "pid"} <= _read(descriptor).keys()):
+    status = os.fstat(descriptor)
+    is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink < 2  # a second name means another file, linked here
+    if not is_plain or (status.st_size and not {"host", "pid"} <= _read(descriptor).keys()):
         raise UsageError(f"{path} is not a lock that hpcdl has written; move it away")
 
 
@@ -122,10 +122,10 @@ def _record() -> dict[str, str | int]:
 
 def _read(descriptor: int) -> dict[str, object]:
     try:
-        found = parse_json(os.pread(descriptor, 4096, 0))
+        document = parse_json(os.pread(descriptor, 4096, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _alive(record: dict[str, object]) -> bool:

@@ -40,7 +40,7 @@ FORMS = {
     ),
     "table": (
         "a .csv or .tsv file whose first line names its columns: numbers and text, between commas, semicolons "
-        "or tabs; `--head none` where the first line is a sample: columns are then called `c1`, `c2`, ..."
+        "or tabs; `--head none` if the first line is a sample: columns are then called `c1`, `c2`, ..."
     ),
     "cifar10": ("the unpacked folder, binary or python version (its pickles admit plain values and arrays only)"),
     "cifar100": ("as `cifar10`, with its fine labels"),
@@ -54,7 +54,7 @@ FORMS = {
         "width and depth, with a class by number or name; or any features by name"
     ),
     "tfds": (
-        "a folder that TensorFlow Datasets has prepared (TFRecord), of a version or above it: an image with "
+        "a folder that TensorFlow Datasets has prepared (TFRecord), of one version or above it: an image with "
         "its class, or any features by name"
     ),
     "hdf5": (
@@ -73,12 +73,12 @@ FORMS = {
     ),
     "zip": ("a .zip of pictures, a folder per class; or `train/`, `val/`, `test/` folders of those"),
     "text": (
-        "`CLASS.txt` files of lines, a folder per class of .txt files, or a .txt file with a label a line in "
+        "`CLASS.txt` files of lines, a folder per class of .txt files, or a .txt file with a label per line in "
         "`NAME.labels.txt`, `labels.txt` or `--label-field FILE`"
     ),
     "memmap": ("files of plain numbers, whose type and shape `--input` and `--target` state: `FILE=NAME:DTYPE:SHAPE`"),
     "reader": (
-        "what ten lines of your own return, `--reader FILE.py:NAME`: NIfTI, DICOM, FITS, ROOT, zarr, ... "
+        "the samples of your own reader, `--reader FILE.py:NAME`: NIfTI, DICOM, FITS, ROOT, zarr, ... "
         "([how](../how-to/own-format.md))"
     ),
     "synthetic": (
@@ -100,13 +100,13 @@ BEHAVIOUR = {
     "`--resume` after the source changed: refused": (
         "test_resume.py::test_a_source_that_changed_is_not_mixed_by_resume"
     ),
-    "`--resume` from a copy of the source: whole shards are compared with it, and kept": (
+    "`--resume` from a copy of the source: complete shards are compared with it, and kept": (
         "test_resume.py::test_a_copy_of_the_source_is_compared_and_resumed"
     ),
     "a class folder that cannot be listed: refused with its path": (
         "test_asked.py::test_an_error_while_listing_is_an_error"
     ),
-    "one stat and one open a file": "test_operations.py::test_a_file_costs_one_stat_and_one_open_when_it_is_sharded",
+    "one stat and one open per file": "test_operations.py::test_a_file_costs_one_stat_and_one_open_when_it_is_sharded",
 }
 """Cases that no listing shows, and the test that does."""
 CASES = {kind: {**PUBLISHED.get(kind, {}), **DOUBTFUL.get(kind, {})} for kind in [*PUBLISHED, *DOUBTFUL]}
@@ -175,11 +175,11 @@ def page() -> str:
     lines = [
         "# Sources, tried",
         "",
-        "What `hpcdl shard` makes of each kind of source: public data sets, what reports about them tell, and usual",
-        "faults. Each kind was tried when this page was made (`python -m tests.data.source_page`), and a test tries",
-        f"it again. Of {len(found)} kinds {right} are read rightly, {asked} are asked about because two readings are",
-        f"possible, and {refused} are refused with the reason. `hpcdl shard --dry-run` says what it makes of yours.",
-        "[Data](data.md) says what the flags do; [a reader of your own](../how-to/own-format.md) takes the rest.",
+        "This page lists what `hpcdl shard` does with each kind of source: public data sets, published reports of",
+        "problems, and usual faults. Its script tried each kind (`python -m tests.data.source_page`), and a test",
+        f"repeats it. Of {len(found)} kinds hpcdl reads {right} correctly, asks about {asked} with two possible",
+        f"readings, and refuses {refused} with the reason. `hpcdl shard --dry-run` shows its reading of yours.",
+        "[Data](data.md) explains the flags; [your own reader](../how-to/own-format.md) takes other formats.",
         "",
         "| `--format` | SOURCE | its flags |",
         "|---|---|---|",
@@ -189,7 +189,7 @@ def page() -> str:
     ]
     lines += [
         "",
-        "Flags behind *Right* were given, those behind *Asked* answer, those behind *Refused* stand in the message.",
+        "Flags after *Right* were given, those after *Asked* answer, those after *Refused* are in the message.",
     ]
     for name in SOURCES:
         own = [one for one in found if one.format == name]

@@ -15,7 +15,7 @@ from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved
 from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.paths import typed
-from hpcdl.core.units import format_bytes, format_list, format_rate, format_seconds
+from hpcdl.core.units import counted, format_bytes, format_list, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.tuning.tune import PreparedSearch, Tuned
@@ -80,7 +80,8 @@ def show(
     put(topology.summary)
     put(f"memory mode    {topology.memory_mode}, {topology.cluster_mode}")
     for cache in topology.caches:
-        put(f"cache {cache.level:<8} {cache.num} x {format_bytes(cache.size_bytes)}, {cache.cores_each} cores each")
+        cores = counted(cache.cores_each, "core")
+        put(f"cache {cache.level:<8} {cache.num} x {format_bytes(cache.size_bytes)}, {cores} each")
     memory = format_list(topology.allowed_memory_nodes)
     put(f"may use        CPUs {format_list(topology.allowed_cpus)}, NUMA nodes {memory}")
     put(f"fingerprint    {topology.fingerprint} (from {topology.source})")

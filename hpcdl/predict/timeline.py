@@ -34,6 +34,8 @@ MESSAGE_BYTES = 2 << 20
 GRID = 24
 """Maximum number of workers whose arrivals at a server are simulated. If there are more, these represent all."""
 QUEUE_ROUNDS = 10
+MOST_QUEUED = 4096
+"""Workers that a simulated queue has at most."""
 QUEUE_EVENTS = 60_000
 LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update", "coding")
 
@@ -328,10 +330,13 @@ class _Queue:
     """Discrete events of workers that compute, request, wait and continue, until the queue is in a steady state."""
 
     def __init__(self, workers: int, *, in_order: bool, overlapped: bool) -> None:
-        self._workers, self._in_order, self._overlapped = workers, in_order, overlapped
+        # Thousands of workers leave chance no part: fewer with longer services load the server alike.
+        self._workers, self._service_scale = min(workers, MOST_QUEUED), max(1.0, workers / MOST_QUEUED)
+        self._in_order, self._overlapped = in_order, overlapped
 
     def stretch(self, between: Array, served: Array, noise: Array) -> Array:
         """Return a worker's cycle relative to its bound, for each set: simulated for some, interpolated for others."""
+        served = self._service_scale * served
         load = self._workers * served / (between + served)
         size = min(len(load), max(4, QUEUE_EVENTS // self._workers))
         chosen = numpy.argsort(load)[numpy.linspace(0, len(load) - 1, size).round().astype(int)]

@@ -68,10 +68,16 @@ def test_every_strategy_has_a_timeline(strategy: str) -> None:
         assert found.seconds == pytest.approx(found.compute + sum(found.losses.values()))
 
 
-@pytest.mark.parametrize("strategy", ["ring", "halving-doubling", "ps", "async-easgd", "easgd", "sync-easgd", "auto"])
-def test_4096_ranks_take_seconds(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        *((name, 4096) for name in ("ring", "halving-doubling", "ps", "async-easgd", "easgd", "sync-easgd", "auto")),
+        *((name, 1 << 20) for name in ("ps", "async-easgd", "easgd")),
+    ],
+)
+def test_many_ranks_take_seconds(strategy: str, ranks: int) -> None:
     began = time.process_time()
-    simulate(job_of(strategy, 4096, servers=64), usual(400), read_network("omni-path"))
+    simulate(job_of(strategy, ranks, servers=64), usual(400), read_network("omni-path"))
     assert time.process_time() - began < patience(5)
 
 

@@ -224,9 +224,12 @@ def _crossings(found: Answer) -> list[str]:
             lines += [f"  not distinguishable from it: {others}"] if others else []
         elif row["nodes"] is not None:
             low, high = ("beyond" if row[key] is None else str(row[key]) for key in ("low", "high"))
-            lines.append(f"{row['strategy']}: efficiency below 80 % from {row['nodes']} nodes [{low}, {high}]")
+            lines.append(
+                f"{row['strategy']}: efficiency below 80 % from {counted(row['nodes'], 'node')} [{low}, {high}]"
+            )
     lines += [
-        f"best on {choice.nodes} nodes for {choice.strategy}: {choice.servers} servers, placement {choice.placement}"
+        f"best on {counted(choice.nodes, 'node')} for {choice.strategy}: {counted(choice.servers, 'server')}, "
+        f"placement {choice.placement}"
         for choice in found.best_servers[-1:]
     ]
     return lines

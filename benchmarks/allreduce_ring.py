@@ -2,8 +2,8 @@
 
     python benchmarks/allreduce_ring.py [--ranks 2] [--megabytes 25,244] [--repeats 15]
 
-The algorithms take turns, so that whatever else the machine does hits all of them; medians of the slowest rank's time.
-MPI4PY_LIBMPI chooses another MPI than the one that mpi4py finds by itself.
+The algorithms take turns, so that other work on the machine affects all of them; medians of the slowest rank's time.
+MPI4PY_LIBMPI chooses another MPI than the one that mpi4py finds by default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(sizes: list[int], repeats: int) -> None:
-    """The part of one rank; rank 0 prints a line of JSON for each size."""
+    """Measure on one rank; rank 0 prints a line of JSON for each size."""
     communicator = world()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[communicator.rank % len(cores)]})

@@ -1,11 +1,11 @@
-"""Writing arrays as shards, beside a plain h5py script and a writer of TFRecord: what each takes, in turn, in one run.
+"""Time of writing arrays as shards, beside a plain h5py script and a TFRecord writer, in turn in one run.
 
     python benchmarks/array_writing.py [--mib 166] [--repeats 5] [--folder DIR]
 
-64 x 64 x 3 uint8 in a .npy file, in the page cache; every variant reads it, writes 4 files, and waits until the device
-has them. `hpcdl` shuffles, sums every block and sample, and starts a second process within the time where it finds
-that it pays. The h5py script
-writes the rows in order, a data set a file, and sums nothing.
+64 x 64 x 3 uint8 in a .npy file, in the page cache; every variant reads it, writes 4 files, and waits until they are
+on the device. `hpcdl` shuffles, computes checksums of every block and sample, and starts a second process if it finds
+that worthwhile; that start is included in the time.
+The h5py script writes the rows in order, one data set per file, without checksums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILES = 4
 
 
 def plain_h5py(source: Path, target: Path) -> None:
-    """What one writes by hand: rows of the array into a data set a file."""
+    """A hand-written script: rows of the array into one data set per file."""
     images, labels = np.load(source / "images.npy", mmap_mode="r"), np.load(source / "labels.npy")
     target.mkdir()
     for number in range(_FILES):
@@ -44,7 +44,7 @@ def plain_h5py(source: Path, target: Path) -> None:
 
 
 def tfrecord(source: Path, target: Path) -> None:
-    """Records of raw bytes with their two checksums, as TensorFlow's format has them."""
+    """Records of raw bytes with their two checksums, in TensorFlow's format."""
     images = np.load(source / "images.npy", mmap_mode="r")
     target.mkdir()
     for number in range(_FILES):
@@ -59,7 +59,7 @@ def tfrecord(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=166)
     parser.add_argument("--repeats", type=int, default=5)

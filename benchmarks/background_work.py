@@ -2,10 +2,10 @@
 
     python -m benchmarks.background_work [--ranks 2] [--every 20] [--rounds 4] [--model resnet50] [--strategy ring]
 
-Ranks of one core each, batch 8, SGD with momentum. A row is `--every` steps that begin with a checkpoint, or a row of
-as many without; after each row with one comes a row without, and each is held against the mean of its two neighbours.
-The time of a row ends when its checkpoint is durable: what found no gap is in it. Told are median, mean and range of
-the ratios over the rounds; for how long a checkpoint holds training up; and how much of its work was done in gaps.
+Ranks of one core each, batch 8, SGD with momentum. A row is `--every` steps that begin with a checkpoint, or as many
+steps without one; rows with and without alternate, and each row with one is compared with the mean of its neighbours.
+A row's time ends when its checkpoint is durable, so it includes work that found no gap. Prints median, mean and range
+of the ratios over the rounds, how long a checkpoint stalls training, and how much of its work was done in gaps.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WAYS = (GAPS, THREAD, OFF)
 
 @dataclass(kw_only=True)
 class Rows:
-    """What the rows with a checkpoint of one way took."""
+    """Results of the rows with a checkpoint, for one way."""
 
     ratios: list[float] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--every", type=int, default=20)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """The part of one rank; rank 0 prints."""
+    """Measure on one rank; rank 0 prints."""
     values = {"batch-size": 8, "optimizer": "momentum", "strategy": options.strategy}
     parts, communicator, run_dir = build({"model": options.model, "data": DATA[options.model], **values})
     from hpcdl.checkpoint.folders import CheckpointWriter
@@ -54,14 +54,14 @@ def measure(options: argparse.Namespace) -> None:
 
     works = {way: BackgroundWork(way, communicator.monitor, print) for way in WAYS}
     writers = {way: CheckpointWriter(run_dir, parts.together, 1, work=work) for way, work in works.items()}
-    # Whatever a row lasts, a checkpoint may wait for gaps to its end.
+    # However long a row lasts, a checkpoint may wait for gaps until its end.
     parts.saver.interval = CheckpointInterval(1e6, node_mtbf_s=1.0, num_nodes=1, most_patience_s=1e5)
     parts.start()
     batches, began = parts.batches(), time.monotonic()
     found = {way: Rows() for way in WAYS}
 
     def row(way: str = "") -> float:
-        """Seconds of the slowest rank."""
+        """Return the seconds of a row on the slowest rank."""
         communicator.barrier()
         start_s = time.perf_counter()
         if way:
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> None:
         return float(max(communicator.allgather_json(time.perf_counter() - start_s)))
 
     row()
-    for way in WAYS:  # touches the memory
+    for way in WAYS:  # warms up the memory
         parts.saver.writer = writers[way]
         parts.saver.save()
         parts.saver.writer.wait()
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> None:
         works[way].spent.in_gaps_s = works[way].spent.outside_s = 0.0
     before_s, plain = row(), []
     for number in range(options.rounds):
-        for place in range(len(WAYS)):  # another one begins each round
+        for place in range(len(WAYS)):  # each round begins with another way
             way = WAYS[(number + place) % len(WAYS)]
             with_s, after_s = row(way), row()
             found[way].ratios.append(with_s / ((before_s + after_s) / 2))
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def show(way: str, rows: Rows, spent: list[dict[str, float]]) -> None:
-    """One line."""
+    """Print one line."""
     inside, outside = (sum(one[name] for one in spent) for name in ("in_gaps_s", "outside_s"))
     ratios, total = rows.ratios, inside + outside
     print(

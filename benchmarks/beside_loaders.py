@@ -1,13 +1,13 @@
-"""Pictures written and read beside what others use for it, in turn, in one run.
+"""Writing and reading pictures, beside what other libraries offer for it, in turn in one run.
 
     python -m benchmarks.beside_loaders [--pictures 2000] [--repeats 5] [--folder DIR]
 
 The pictures are JPEG files of ImageNet's size (500 x 375, about 110 kB) in class folders, in the page cache. Writing
-packs them as they are: `hpcdl shard --encoding encoded` (listed, checked, shuffled, summed), webdataset's ShardWriter
-(tar files in the order of the folder), a plain h5py script (bytes of varying length) and a TFRecord writer; each ends
-when the device has all of it. Reading gives shuffled batches of decoded pixels: hpcdl's and TensorFlow's with two
-threads, webdataset's and PyTorch's DataLoader (over the files, by Pillow) with two processes. webdataset and torch are
-no packages of hpcdl's: what an environment lacks is named and left out.
+packs them unchanged: `hpcdl shard --encoding encoded` (listed, checked, shuffled, with checksums), webdataset's
+ShardWriter (tar files in the folder's order), a plain h5py script (bytes of varying length) and a TFRecord writer. Each
+ends when all bytes are on the device. Reading gives shuffled batches of decoded pixels: hpcdl's and TensorFlow's with
+two threads, webdataset's and PyTorch's DataLoader (over the files, by Pillow) with two processes. hpcdl does not
+install webdataset and torch: a missing one is named and skipped.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Write = Callable[[Path], None]
 
 
 def listed(source: Path) -> list[tuple[Path, int]]:
-    """Files with their classes, by name."""
+    """Return the files with their classes, by name."""
     return [(path, int(path.parent.name)) for path in sorted(source.rglob("*.jpg"))]
 
 
 def settled(folder: Path) -> None:
-    """Have the device take all files of a folder."""
+    """Wait until the device has all files of a folder."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def with_webdataset(source: Path) -> Write:
-    """Tar files with a member for each picture, and one for its class."""
+    """Write tar files with one member for each picture and one for its class."""
     import webdataset
 
     files = listed(source)
@@ -65,7 +65,7 @@ def with_webdataset(source: Path) -> Write:
 
 
 def with_h5py(source: Path) -> Write:
-    """Files with one array of bytes of varying length."""
+    """Write files with one array of bytes of varying length."""
     files = listed(source)
 
     def run(target: Path) -> None:
@@ -83,7 +83,7 @@ def with_h5py(source: Path) -> Write:
 
 
 def with_tfrecord(source: Path) -> Write:
-    """Records of tf.train.Example."""
+    """Write records of tf.train.Example."""
     import tensorflow as tf
 
     files = listed(source)
@@ -104,12 +104,12 @@ def with_tfrecord(source: Path) -> Write:
 
 
 def pixels(content: bytes) -> np.ndarray:
-    """A decoded picture."""
+    """Return a decoded picture."""
     return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
 class PictureFiles:
-    """What one writes for PyTorch: a file a sample."""
+    """A usual data set for PyTorch: one file per sample."""
 
     def __init__(self, source: Path) -> None:
         self._files = listed(source)
@@ -123,14 +123,14 @@ class PictureFiles:
 
 
 def from_hpcdl(folder: Path) -> Iterator[Any]:
-    """Batches of hpcdl's shards, without end."""
+    """Yield batches of hpcdl's shards, without end."""
     import hpcdl.data
 
     return iter(hpcdl.data.open(str(folder), batch_size=BATCH, epochs=10**6))
 
 
 def from_tfrecord(folder: Path) -> Iterator[Any]:
-    """Batches by tf.data, as its guide has them."""
+    """Yield batches by tf.data, as its guide recommends."""
     import tensorflow as tf
 
     spec = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
@@ -145,7 +145,7 @@ def from_tfrecord(folder: Path) -> Iterator[Any]:
 
 
 def from_webdataset(folder: Path) -> Iterator[Any]:
-    """Batches of webdataset's own loader."""
+    """Yield batches of webdataset's own loader."""
     import webdataset
 
     files = [str(path) for path in sorted(folder.iterdir())]
@@ -155,7 +155,7 @@ def from_webdataset(folder: Path) -> Iterator[Any]:
 
 
 def from_files(source: Path) -> Iterator[Any]:
-    """Batches of PyTorch's DataLoader over the files, epoch after epoch."""
+    """Yield batches of PyTorch's DataLoader over the files, epoch after epoch."""
     import torch
 
     loader = torch.utils.data.DataLoader(
@@ -166,7 +166,7 @@ def from_files(source: Path) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -205,14 +205,14 @@ def main() -> None:
                 began = time.perf_counter()
                 for _ in range(steps):
                     next(ready)
-                if repeat:  # the first time fills what each keeps
+                if repeat:  # the first repeat fills the caches of each library
                     read[name].append(time.perf_counter() - began)
     report("writing", written, chosen.pictures)
     report("reading", read, steps * BATCH)
 
 
 def report(what: str, seconds: dict[str, list[float]], pictures: int) -> None:
-    """Pictures a second, and how many times as fast as each other hpcdl is: medians of ratios within a repeat."""
+    """Report pictures per second, and hpcdl's speed relative to each other way: medians of ratios within a repeat."""
     ratios = {
         name: statistics.median(other / own for other, own in zip(times, seconds["hpcdl"], strict=True))
         for name, times in seconds.items()

@@ -1,11 +1,11 @@
-"""What `--bucket-size auto` finds, against fixed sizes; all of them in turn in one run.
+"""The size that `--bucket-size auto` finds, against fixed sizes; all of them in turn in one run.
 
     python -m benchmarks.bucket_size [--model lenet] [--batch 16] [--rounds 20] [--hosts 4 --rate 1gbit]
 
-By default on ranks of this node, a core each; `--hosts` needs root (tests/lab's). First the ranks find a size as a run
-does at its start, with nothing kept from earlier ones; then steps are taken with each size that
-divides the gradients in another way, all on the same weights.
-Prints medians over the steps of the slowest rank, and of the size that was found over the best.
+By default on ranks of this node, one core each; `--hosts` needs root (tests/lab's). First the ranks find a size as a
+run does at its start, without the results of earlier runs. Then they take steps with each size that divides the
+gradients differently, all on the same weights.
+Prints medians over the steps of the slowest rank, and that of the found size relative to the best.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIXED = (256 << 10, 1 << 20, 4 << 20, 16 << 20, 25 << 20, 64 << 20)
 
 
 def main() -> None:
-    """Start the ranks and print what they found, or be one."""
+    """Start the ranks and print their results, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """The part of one rank; rank 0 prints the seconds of each step on the slowest rank."""
+    """Measure on one rank; rank 0 prints the seconds of each step on the slowest rank."""
     os.environ["XDG_CACHE_HOME"] = given.cache
     place = placement()
     if not given.hosts and place is not None:
@@ -103,7 +103,7 @@ def measure(given: argparse.Namespace) -> None:
     optimizer = build_optimizer(rule, model.trainable_variables)
     total = sum(4 * weight.value.shape.num_elements() for weight in model.trainable_variables)
     gradients = [weight.value for weight in model.trainable_variables]
-    ways: dict[Any, int] = {}  # sizes that divide the gradients alike are one
+    ways: dict[Any, int] = {}  # sizes that divide the gradients alike count once
     for size in (choice.bucket_bytes, total, *FIXED):
         ways.setdefault(worker.buckets(gradients, size), size)
     sizes = sorted(ways.values())

@@ -1,11 +1,11 @@
-"""How long a checkpoint of ResNet-50 holds training up, against a copy of its weights in memory; all in one run.
+"""How long a checkpoint of ResNet-50 stalls training, against a copy of its weights in memory; all in one run.
 
     python benchmarks/checkpoint_stall.py [--ranks 2] [--repeats 5] [--model resnet50]
 
 Ranks of one core each, `ring`, batch 8, SGD with momentum: a checkpoint holds weights and velocities, twice the
-weights. The stall is the time from the end of a step until the next one may begin, on rank 0, which writes. Beside it:
-the copy of the weights into fresh memory, and into memory that has been touched before; and the steps while the
-checkpoint is being written in the background, over those before.
+weights. The stall is the time from the end of a step until the next one may begin, on rank 0, which writes. Also
+measured: the copy of the weights into new memory, and into memory used before; and the steps during the background
+write, relative to those before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 2
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(repeats: int, model: str) -> None:
-    """The part of one rank; rank 0 prints."""
+    """Measure on one rank; rank 0 prints."""
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, _ = build(settings)
     parts.start()

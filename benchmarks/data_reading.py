@@ -3,11 +3,11 @@
     python benchmarks/data_reading.py [--mib 1024] [--shards N] [--repeats 5] [--folder DIR] [--from-disk]
         [--without-tensorflow]
 
-All variants of one repeat run one after the other in this process, on bytes that are in the page cache; ratios are
-taken within a repeat, and the median ratio is printed, of wall time and of processor time: the second hardly changes
-where other work runs beside. Those named `verified` hold what they read against its checksums; `inspect --verify` is
-the command's own function, with a thread for each core. `--from-disk` drops the shards' bytes from the page cache
-before each reading, and leaves TensorFlow out as `--without-tensorflow` does.
+All variants of one repeat run in sequence in this process, on bytes in the page cache. Ratios are taken within a
+repeat, and the median ratio is printed, of wall time and of processor time, which other work on the machine hardly
+changes. Variants named `verified` check what they read against its checksums; `inspect --verify` is the command's own
+function, with one thread per core. `--from-disk` drops the shards' bytes from the page cache before each reading, and
+omits TensorFlow as `--without-tensorflow` does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hpcdl.data.write.writing import shard
 
 BATCH = 64
 Seconds = npt.NDArray[np.float64]
-"""Wall time and processor time of all threads."""
+"""Wall time, and processor time of all threads."""
 
 
 def now() -> Seconds:
@@ -68,7 +68,7 @@ def plain(dataset: Dataset) -> Seconds:
 
 
 def whole(dataset: Dataset) -> Seconds:
-    """`inspect --verify`."""
+    """Run the function of `inspect --verify`."""
     assert dataset.folder is not None
     started = now()
     require_sound(dataset.folder, verify(dataset.folder))
@@ -76,13 +76,13 @@ def whole(dataset: Dataset) -> Seconds:
 
 
 def blocks(dataset: Dataset) -> Seconds:
-    """Read every block in shuffled order into one recycled buffer."""
+    """Read every block in shuffled order into one reused buffer."""
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader) and dataset.manifest is not None
     images = reader.columns["images"]
     buffer = aligned_empty((dataset.manifest.block_samples, *dataset.sample_shape), dataset.dtype)
     order = Epoch(reader.layout, 1, 0).blocks.tolist()
-    for block in order[:: max(1, len(order) // 64)]:  # opens the shards, touches the buffer
+    for block in order[:: max(1, len(order) // 64)]:  # opens the shards and uses the buffer once
         images.read_block(block, buffer)
     started = now()
     for block in order:
@@ -93,7 +93,7 @@ def blocks(dataset: Dataset) -> Seconds:
 
 
 def single(dataset: Dataset) -> Seconds:
-    """Read every sample alone, in random order, into recycled batch buffers."""
+    """Read single samples, in random order, into reused batch buffers."""
     reader = open_reader(dataset, dataset.train_split)
     images = reader.columns["images"]
     buffer = aligned_empty((BATCH, *dataset.sample_shape), dataset.dtype)
@@ -109,12 +109,12 @@ def single(dataset: Dataset) -> Seconds:
 
 
 def stream(dataset: Dataset) -> Seconds:
-    """Shuffled batches of the training stream as numpy arrays."""
+    """Read shuffled batches of the training stream as numpy arrays."""
     batches = TrainingStream(
         open_reader(dataset, dataset.train_split), batch_size=BATCH, worker=0, num_workers=1, seed=0
     )
     steps = batches.steps_per_epoch
-    for step in range(steps):  # the first epoch makes the buffers
+    for step in range(steps):  # the first epoch allocates the buffers
         batches.batch(step)
     started = now()
     for step in range(steps, 2 * steps):
@@ -125,12 +125,12 @@ def stream(dataset: Dataset) -> Seconds:
 
 
 def tf_shards(dataset: Dataset) -> Seconds:
-    """One epoch of hpcdl.data.open: shuffled batches at the output of tf.data."""
+    """Read one epoch of hpcdl.data.open: shuffled batches at the output of tf.data."""
     import hpcdl.data
 
     batches = iter(hpcdl.data.open(dataset, batch_size=BATCH, epochs=2))
     steps = dataset.train_split.num_samples // BATCH
-    for _ in range(steps):  # the first epoch makes the buffers
+    for _ in range(steps):  # the first epoch allocates the buffers
         next(batches)
     started = now()
     for _ in range(steps):
@@ -139,7 +139,7 @@ def tf_shards(dataset: Dataset) -> Seconds:
 
 
 def tf_records(dataset: Dataset, folder: Path) -> Callable[[], Seconds]:
-    """One epoch of the same batches by tf.data from TFRecord files, parsed, decoded and batched in parallel."""
+    """Read one epoch of the same batches by tf.data from TFRecord files, parsed, decoded and batched in parallel."""
     import tensorflow as tf
 
     path = folder / "records.tfrecord"
@@ -177,7 +177,7 @@ def tf_records(dataset: Dataset, folder: Path) -> Callable[[], Seconds]:
 
 
 def dropped(dataset: Dataset) -> None:
-    """Have the kernel forget the shards' bytes."""
+    """Drop the shards' bytes from the page cache."""
     assert dataset.folder is not None and dataset.manifest is not None
     for entry in dataset.manifest.shards():
         descriptor = os.open(dataset.folder / entry.file, os.O_RDONLY)

@@ -1,9 +1,9 @@
-"""What part of a training step waits for input: LeNet on the digits, HEP-CNN on its synthetic images.
+"""Share of a training step that waits for input: LeNet on the digits, HEP-CNN on its synthetic images.
 
     python benchmarks/data_waiting.py [--steps 300] [--hep-steps 12] [--folder DIR]
 
-A real step (forward, backward, SGD) runs after each batch; the time that `next(batches)` takes is compared with the
-whole. Utilisation is 1 - waiting / total. The digits are read from shards, as are the HEP images.
+A real step (forward, backward, SGD) runs after each batch; the time of `next(batches)` is compared with the total.
+Utilisation is 1 - waiting / total. Both the digits and the HEP images are read from shards.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/data_writing.py [--mib 512] [--jpegs 4000] [--repeats 5] [--folder DIR]
 
-Variants of one repeat run one after the other; ratios are taken within a repeat, the median ratio is printed. Sharding
-is timed as the command does it, from listing to the manifest, with one process; the start of Python is left out. The
-raw source is a .npy file in the page cache; the plain write takes the same bytes from memory. Before each variant as
-much memory as it will fill is touched and freed: a virtual machine that must first get pages from its host pays
-several times the cost of the copy, whichever variant comes first.
+Variants of one repeat run in sequence; ratios are taken within a repeat, and the median ratio is printed. Sharding
+is timed from listing to manifest, as the command does it, with one process and without the start of Python. The raw
+source is a .npy file in the page cache; the plain write takes the same bytes from memory. Before each variant, as much
+memory as it will fill is allocated, written and freed: otherwise the first variant in a virtual machine would pay for
+getting pages from the host, which costs several times the copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.data.write.writing import shard
 
 Write = Callable[[Path], None]
-"""Makes a folder that is not there yet."""
+"""Makes a new folder."""
 
 
 def sharding(source: Path, **options: object) -> Write:
@@ -61,7 +61,7 @@ def plain(content: np.ndarray) -> Write:
 
 
 def copying(source: Path, *, synced: bool = False) -> Write:
-    """Copy with cp, which by itself leaves the bytes in memory; shards are on the device when they are done."""
+    """Copy with cp, which leaves the bytes in memory unless `synced`; finished shards are on the device."""
 
     def run(target: Path) -> None:
         subprocess.run(["cp", "-r", source, target], check=True)
@@ -72,7 +72,7 @@ def copying(source: Path, *, synced: bool = False) -> Write:
 
 
 def jpegs(folder: Path, count: int) -> Path:
-    """A folder of JPEG files of ImageNet's size (about 110 kB), ten classes."""
+    """Make a folder of JPEG files of ImageNet's size (about 110 kB), ten classes."""
     root = folder / "jpegs"
     if root.exists():
         return root
@@ -85,12 +85,12 @@ def jpegs(folder: Path, count: int) -> Path:
 
 
 def touch_memory(mib: int) -> None:
-    """Have the host back so much memory of this machine, and free it for the page cache."""
+    """Make the host return this much memory to the machine, then free it for the page cache."""
     np.empty(mib * 1024**2, np.uint8).fill(1)
 
 
 def measured(run: Write, target: Path, mib: int) -> tuple[float, float]:
-    """Wall and processor seconds of making `target`, from a clean state."""
+    """Return wall and processor seconds of making `target`, from a clean state."""
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     touch_memory(mib)
@@ -100,7 +100,7 @@ def measured(run: Write, target: Path, mib: int) -> tuple[float, float]:
 
 
 def processor_seconds() -> float:
-    """User and system time of this process and those it waited for: unlike wall time, hardly touched by neighbours."""
+    """Return user and system time of this process and its ended children, which neighbours hardly affect."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(item.ru_utime + item.ru_stime for item in used)
 

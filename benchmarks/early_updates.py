@@ -1,10 +1,10 @@
-"""Steps whose weights move while buckets travel, against steps that wait for the last bucket; in turn in one run.
+"""Steps that update weights while later buckets travel, against steps that wait for the last; in turn in one run.
 
     python -m benchmarks.early_updates [--hosts 4] [--rate 1gbit] [--model emulated:alexnet:0.5] [--steps 8]
 
-Needs root for hosts (tests/lab's); `--hosts 0 --ranks 2` measures ranks of this node, a core each. Both kinds of
-steps train the same weights in the same processes, SGD with momentum, each with velocities of its own. Prints medians
-over the steps of the slowest rank, and the median of the ratios of neighbouring steps; and the same of the processor
+Needs root for hosts (tests/lab's); `--hosts 0 --ranks 2` measures ranks of this node, one core each. Both kinds of
+steps train the same weights in the same processes, SGD with momentum, each with its own velocities. Prints medians
+over the steps of the slowest rank, and the median of the ratios of neighbouring steps; and the same for the processor
 time of the rank that used most, which a busy machine disturbs less.
 """
 
@@ -31,7 +31,7 @@ WARMUP = 1
 
 
 def main() -> None:
-    """Start the ranks and print what they found, or be one."""
+    """Start the ranks and print their results, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=2)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def on_hosts(given: argparse.Namespace, command: list[str]) -> str:
-    """What rank 0 prints, with a rank on each shaped host."""
+    """Return what rank 0 prints, with a rank on each shaped host."""
     from benchmarks.shaped_hosts import run_ranks
 
     mpiexec = find_mpiexec()
@@ -67,7 +67,7 @@ def on_hosts(given: argparse.Namespace, command: list[str]) -> str:
 
 
 def on_cores(given: argparse.Namespace, command: list[str]) -> str:
-    """What rank 0 prints, with ranks of one core each on this node."""
+    """Return what rank 0 prints, with ranks of one core each on this node."""
     mpiexec = find_mpiexec()
     line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(given.ranks), *command]
     settings = {**environment_for(mpiexec.flavour), runtime.INTRA_OP_VARIABLE: "1", runtime.INTER_OP_VARIABLE: "2"}
@@ -75,7 +75,7 @@ def on_cores(given: argparse.Namespace, command: list[str]) -> str:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """The part of one rank; rank 0 prints the seconds of each step on the slowest rank."""
+    """Measure on one rank; rank 0 prints the seconds of each step on the slowest rank."""
     place = placement()
     if not given.hosts and place is not None:
         cores = sorted(os.sched_getaffinity(0))
@@ -91,7 +91,7 @@ def measure(given: argparse.Namespace) -> None:
     from hpcdl.strategies.allreduce.worker import AllReduceWorker
 
     class LateWorker(AllReduceWorker):
-        """Moves no weight before the last bucket has come."""
+        """A worker that updates no weight before the last bucket has arrived."""
 
         def _moves_early(self, gradients: Any) -> bool:
             return False

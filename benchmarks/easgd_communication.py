@@ -2,12 +2,12 @@
 
     python -m benchmarks.easgd_communication --hosts 9 --rate 200mbit --mib 8 --out result.json
 
-As root, in the lab's namespaces (tests/lab): one rank a host, the last one serves. No TensorFlow: the strategies' own
-replicas exchange weights of the given size; computing a gradient is a wait that uses no core. First the exchange of
-round robin is measured with no compute. A worker's compute hides behind the turns of the others, so a round lasts no
-longer when each computes for 13 % of it: the wait is set to that, and round robin spends 87 % of a round communicating,
-as SC17 has it (what it really spends is measured and printed). Then every method is run with that wait. Prints medians
-over the rounds of one run, in milliseconds.
+As root, in the lab's namespaces (tests/lab): one rank per host, of which the last is the server. No TensorFlow: the
+strategies' own replicas exchange weights of the given size; computing a gradient is a wait that uses no core. First the
+round robin's exchange is measured without compute. A worker's compute is hidden by the turns of the others, so a round
+does not become longer if each worker computes for 13 % of it. The wait has that length, and round robin communicates
+for 87 % of a round, as in SC17 (the real share is measured and printed). Then every method runs with that wait. Prints
+medians over the rounds of one run, in milliseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS = (("easgd", "3"), ("sync-easgd", "1"), ("sync-easgd", "2"), ("sync-easg
 def rounds(
     everybody: Communicator, name: str, variant: str, num_elements: int, compute_s: float, num_rounds: int
 ) -> list[float]:
-    """Seconds of each round, over the slowest worker; the same on every rank."""
+    """Return the seconds of each round on the slowest worker; the same on every rank."""
     info = find_strategy(name)
     workers = everybody.size - 1
     serves = info.features.servers
@@ -74,11 +74,11 @@ def _work(replica: Any, num_elements: int, compute_s: float, num_rounds: int) ->
         replica.step(gradient)
         own.append(time.perf_counter() - began)
     replica.finish()
-    return own[1:]  # the first touches fresh memory
+    return own[1:]  # the first round uses new memory
 
 
 def measure(everybody: Communicator, num_elements: int, num_rounds: int) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure everything in one run."""
     bare = statistics.median(rounds(everybody, "easgd", "3", num_elements, 0.0, num_rounds))
     compute_s = bare * (1 - SHARE)
     found: dict[str, Any] = {"weights_bytes": 4 * num_elements, "workers": everybody.size - 1, "compute_s": compute_s}
@@ -91,7 +91,7 @@ def measure(everybody: Communicator, num_elements: int, num_rounds: int) -> dict
 
 
 def report(found: dict[str, Any]) -> str:
-    """The table that docs/performance.md quotes."""
+    """Return the table that docs/performance.md quotes."""
     first = found["easgd"]["round_s"]
     lines = [
         f"{found['workers']} workers, {found['weights_bytes'] / 2**20:.2f} MiB of weights, "
@@ -109,7 +109,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """With --ranks: one rank of it. Without: start the hosts and the ranks."""
+    """With --ranks, run as one rank; otherwise start the hosts and the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=9)
     parser.add_argument("--rate", default="200mbit")
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def on_hosts(options: argparse.Namespace) -> dict[str, Any]:
-    """Boot the lab's hosts and run one rank on each, by mpich's mpiexec over the shaped network."""
+    """Start the lab's hosts and run one rank on each, by mpich's mpiexec over the shaped network."""
     from benchmarks.shaped_hosts import run_ranks
     from hpcdl.cluster.launchers.mpiexec import find_mpiexec
 

@@ -1,10 +1,11 @@
-"""LeNet for real on shaped hosts: rounds to an accuracy, and where a step's time goes, with `easgd` and sync-easgd 1-3.
+"""Real LeNet on shaped hosts: rounds to an accuracy, and the parts of a step's time, with `easgd` and sync-easgd 1-3.
 
     python -m benchmarks.easgd_lenet --hosts 4 --rate 1gbit --data digits-shards [--methods LABEL,LABEL]
 
-As root, in the lab's namespaces: one `hpcdl train` rank a worker host, one host more for the server of `easgd`. LeNet's
-weights are 1.64 MiB. Every method trains with the same learning rate and seed until the center gets 97 % of the digits
-held out right; it is asked after each epoch. The parts are means per step over the workers, from the run's own record.
+As root, in the lab's namespaces: one `hpcdl train` rank per worker host, and one more host for the server of `easgd`.
+LeNet's weights are 1.64 MiB. Every method trains with the same learning rate and seed until the center classifies 97 %
+of the held-out digits correctly, evaluated after each epoch. The parts are means per step over the workers, from the
+run's own record.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TARGET = 0.97
 
 
 def train(options: argparse.Namespace, data: Path, strategy: tuple[str, ...], run_dir: Path) -> RunRecord:
-    """One run; every host trains with one thread, as all of them share this machine."""
+    """Run one training; every host trains with one thread, as all of them share this machine."""
     servers = 1 if strategy[0] == "easgd" else 0
     command = [
         sys.executable, "-m", "hpcdl", "train", "--model", options.model, "--data", str(data), "--strategy",
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS), help="may name one several times, to take turns")
     parser.add_argument("--data", type=Path, required=True)
     options = parser.parse_args()
-    # Below the checkout: the hosts see it at the same path.
+    # In the checkout, which the hosts see at the same path.
     with tempfile.TemporaryDirectory(prefix=".easgd-lenet-", dir=Path.cwd()) as name:
         data = shutil.copytree(options.data, Path(name) / "data")
         for number, label in enumerate(options.methods.split(",")):

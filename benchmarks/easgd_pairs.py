@@ -1,12 +1,12 @@
-"""The paper's pairs with one slow rank: time to an accuracy on the digits, the best learning rate of one grid for each.
+"""The paper's pairs with one slow rank: time to an accuracy on the digits, each at its best learning rate of one grid.
 
     python -m benchmarks.easgd_pairs --data digits-shards --out pairs.json [--minutes 6]
 
-Three workers (and a server where the method has one) on this node; worker 1 computes three times as long as the others:
+Three workers (and a server if the method needs one) on this node; worker 1 takes three times as long as the others:
 it sleeps twice as long as each of its gradients took. Both methods of a pair run with the same learning rates and the
-same five seeds; a method's best rate is the one with the lowest median time to the target, where a run that never
-reaches it counts as endless. A rate with three such runs is given up. What is done is kept in --out: with --minutes
-the script stops in time and goes on when it is called again.
+same five seeds. A method's best rate has the lowest median time to the target; a run that never reaches it counts as
+infinite. A rate with three such runs is dropped. Finished runs are kept in --out: with --minutes the script stops in
+time, and the next call continues.
 
 Prints, for each method at its best rate, the median and a 95 % Student-t interval of the mean logarithm, in seconds
 after the first step (which compiles) and in updates per worker; and the interval of each pair's ratio, seed by seed.
@@ -41,7 +41,7 @@ Run = dict[str, Any]
 
 
 def todo(done: list[Run]) -> list[Run]:
-    """What is still to be run: every rate with every seed, but for rates that have failed too often to be the best."""
+    """Return the runs still to do: every rate with every seed, except rates that failed too often to be the best."""
     known = {(one["method"], one["rate"], one["seed"]): one["seconds"] for one in done}
     wanted = []
     for first, second, rates in PAIRS:
@@ -54,7 +54,7 @@ def todo(done: list[Run]) -> list[Run]:
 
 
 def at_best_rate(method: str, done: list[Run]) -> dict[int, Run]:
-    """A method's runs by seed, at the learning rate with the lowest median time; empty where there is none."""
+    """Return a method's runs by seed, at the learning rate with the lowest median time; empty if there is none."""
     by_rate: dict[float, dict[int, Run]] = {}
     for one in done:
         if one["method"] == method and one["seed"] in SEEDS:
@@ -68,7 +68,7 @@ def _median_seconds(by_seed: dict[int, Run]) -> float:
 
 
 def settings(one: Run, data: Path, epochs: int, folder: Path) -> dict[str, Any]:
-    """The settings of one run."""
+    """Return the settings of one run."""
     servers = 0 if one["method"].startswith(("hogwild", "sync")) else 1
     return {
         "model": "lenet", "data": str(data), "strategy": one["method"], "ranks": WORKERS + servers, "batch-size": 16,
@@ -78,7 +78,7 @@ def settings(one: Run, data: Path, epochs: int, folder: Path) -> dict[str, Any]:
 
 
 def run(wanted: list[Run], options: argparse.Namespace, deadline: float) -> list[Run]:
-    """Run one after the other on the same processes; a run that diverges ends them, and never reached the target."""
+    """Run in sequence on the same processes; a run that diverges ends them, and never reached the target."""
     from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 
     mpiexec = find_mpiexec()
@@ -101,7 +101,7 @@ def run(wanted: list[Run], options: argparse.Namespace, deadline: float) -> list
 
 
 def interval(logs: list[float]) -> str:
-    """Mean of logarithms as a factor, with its 95 % Student-t interval."""
+    """Return the mean of logarithms as a factor, with its 95 % Student-t interval."""
     from scipy import stats
 
     middle = statistics.fmean(logs)
@@ -112,7 +112,7 @@ def interval(logs: list[float]) -> str:
 
 
 def table(done: list[Run]) -> str:
-    """Medians, intervals and ratios, as Markdown."""
+    """Return medians, intervals and ratios, as Markdown."""
     lines = ["| method | rate | seconds, median | mean [95 %] | updates per worker, median | mean [95 %] | staleness |"]
     lines.append("|---|---|---|---|---|---|---|")
     ratios = []
@@ -140,7 +140,7 @@ def _row(method: str, by_seed: dict[int, Run]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, as long as there is time, and print what there is."""
+    """Run what is missing, within the time, and print all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=30)

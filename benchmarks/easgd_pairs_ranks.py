@@ -1,4 +1,4 @@
-"""One rank of easgd_pairs.py: trains one case after another, with one worker three times slower than the others."""
+"""One rank of easgd_pairs.py: train one case after another, with one worker three times slower than the others."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SLOW_RANK, SLOW_FACTOR = 1, 3
 
 @dataclass
 class Timing:
-    """When this rank's first step was over, and when the gradient under way was begun."""
+    """When this rank's first step ended, and when the current gradient began."""
 
     began: float = 0.0
     first_step_at: float = 0.0
 
 
 def install(timing: Timing, *, slow: bool) -> None:
-    """Time every worker of this process; where `slow`, its gradients take three times as long."""
+    """Time every worker of this process; if `slow`, its gradients take three times as long."""
     plain_before, plain_step = FlatWorker.before_step, FlatWorker._step
 
     def before_step(self: FlatWorker, step: int) -> None:
@@ -47,7 +47,7 @@ def install(timing: Timing, *, slow: bool) -> None:
         plain_before(self, step)
 
     def with_gradient(self: FlatWorker, gradient: Any) -> Any:
-        # The first step compiles: that is no part of computing.
+        # The first step compiles, which is not computing.
         if slow and timing.first_step_at:
             time.sleep((SLOW_FACTOR - 1) * (time.perf_counter() - timing.began))
         moved = plain_step(self, gradient)
@@ -59,7 +59,7 @@ def install(timing: Timing, *, slow: bool) -> None:
 
 
 def gather_quietly(everybody: Communicator) -> None:
-    """A barrier in which who is early sleeps: a rank without a part in a run must not take a core from the others."""
+    """A barrier in which early ranks sleep: a rank without a part in a run must not take a core from the others."""
     token = np.zeros(1)
     if everybody.rank:
         everybody.isend(token, 0, 7).wait()
@@ -72,7 +72,7 @@ def gather_quietly(everybody: Communicator) -> None:
 
 
 def train(case: dict[str, Any], everybody: Communicator, timing: Timing, results: Path) -> dict[str, Any] | None:
-    """One case; on rank 0 what it took."""
+    """Train one case; return its results on rank 0."""
     run_dir = Path(case["run-dir"])
     resolved = load(TrainConfig, [Layer(origin="flag", values=case)])
     timing.first_step_at = 0.0
@@ -101,12 +101,12 @@ def train(case: dict[str, Any], everybody: Communicator, timing: Timing, results
         return {"seconds": None, "steps": None, "staleness": record.staleness_mean}
     events = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     at = next(event["monotonic_s"] for event in events if event["kind"] == "epoch" and event["step"] == reached.step)
-    # The evaluation that found it counts, at most one test of 360 images.
+    # The last evaluation counts: at most one test of 360 images.
     return {"seconds": at - timing.first_step_at, "steps": reached.step, "staleness": record.staleness_mean}
 
 
 def main() -> None:
-    """CASES.json RESULTS.json DEADLINE."""
+    """Run CASES.json RESULTS.json DEADLINE."""
     cases, results, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     everybody = world()
     timing = Timing()

@@ -1,10 +1,10 @@
-"""What going on in place costs a run while nothing fails: steps that can be repeated and others, in turn, in one run.
+"""Cost of being able to recover in place while nothing fails: repeatable steps and others, in turn in one run.
 
     python benchmarks/elastic_cost.py [--ranks 2] [--pairs 12] [--model resnet50]
 
-Ranks of one core each, `ring`, batch 8, the same weights. A step that can be repeated first copies what the forward
-pass moves, and moves its weights once all buckets have come, not while they travel. Told is the ratio of the two kinds
-of steps, median and quartiles over the pairs, on the slowest rank.
+Ranks of one core each, `ring`, batch 8, the same weights. A repeatable step first copies what the forward pass changes,
+and updates its weights once all buckets have arrived, not while they travel. Prints the ratio of the two kinds of
+steps, median and quartiles over the pairs, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcdl.strategies.table import load_strategy
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def measure(num_pairs: int, model: str) -> None:
-    """The part of one rank; rank 0 prints what it has measured."""
+    """Measure on one rank; rank 0 prints the results."""
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, _ = build(settings)
     context = context_of(parts.run_plan, communicator)

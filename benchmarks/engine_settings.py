@@ -1,11 +1,11 @@
-"""Steps with one setting of TensorFlow's engine beside steps as a rank of hpcdl has them.
+"""Steps with one setting of TensorFlow's engine, beside steps with the settings of hpcdl's ranks.
 
     python -m benchmarks.engine_settings SETTING [SETTING...] [--networks lenet,resnet50] [--pairs 4] [--cores 1]
 
-A SETTING is a variable of the environment (TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=1 is TensorFlow's own default), or one of
+A SETTING is an environment variable (TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=1 is TensorFlow's own default), or one of
 Grappler's passes, which is turned off (remapping, layout_optimizer, arithmetic_optimization, constant_folding,
-dependency_optimization; disable_meta_optimizer=1 for all). Each step is a whole one of batch 8, without an
-exchange. Processes with and without take turns; medians of the ratios within a pair, with the least and the most.
+dependency_optimization; disable_meta_optimizer=1 for all). Each step is complete, of batch 8, without an exchange.
+Processes with and without the setting take turns; medians of the ratios within a pair, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.fast_kernels import engine_on
 from benchmarks.step_profile import step_of
 
 SECONDS = 8.0
-"""Of measured steps in a process."""
+"""Seconds of measured steps in a process."""
 
 
 def main() -> None:
-    """Print a row for each network and setting, or be one of the processes."""
+    """Print a row for each network and setting, or run as one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", default=["TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE=1"])
     parser.add_argument("--networks", default="lenet,cifar10-quick,unet,alexnet,googlenet,hepcnn,resnet50")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def pair(options: argparse.Namespace, network: str, setting: str, *, turned: bool) -> tuple[float, float]:
-    """Processor seconds of a step without and with the setting; `turned`: the second one is measured first."""
+    """Return a step's processor seconds without and with the setting; if `turned`, the second is measured first."""
     found = {}
     for changed in (True, False) if turned else (False, True):
         name, _, value = setting.partition("=")
@@ -66,7 +66,7 @@ def pair(options: argparse.Namespace, network: str, setting: str, *, turned: boo
 
 
 def measured(options: argparse.Namespace) -> float:
-    """Processor seconds of one step, the median of many."""
+    """Return the processor seconds of one step, the median of many."""
     engine_on(options.cores)
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What the exchange of a step exposes between hosts, beside a raw MPI_Allreduce of its bytes.
+"""Exposed time of a step's exchange between hosts, beside a raw MPI_Allreduce of its bytes.
 
     python -m benchmarks.exchange_hosts [--hosts 2] [--rates 1gbit,10gbit,] [--strategies ring,auto]
                                         [--compress none,fp16,bf16] [--model alexnet] [--batch-size 16]
@@ -6,8 +6,8 @@
 
 A rank on each of tests/lab's hosts, which share the processors of this machine; an empty rate leaves the links as fast
 as the kernel makes them. `hpcdl bench step` (steps with and without exchange in turn) for each strategy and way of
-compressing, and `hpcdl bench allreduce` of the gradient's bytes, take turns. A try is a median of its steps; told are
-medians, minima and maxima of the tries. Needs root.
+compressing, and `hpcdl bench allreduce` of the gradient's bytes, take turns. A try is a median of its steps; printed
+are medians, minima and maxima of the tries. Needs root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_S = 580.0
 
 
 def main() -> None:
-    """Tell of each link once its tries are over."""
+    """Print the results of each link after its tries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rates", default="1gbit,10gbit,")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(lab: Lab, given: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """What `hpcdl bench` says of each way, try by try, and of the raw all-reduce."""
+    """Return the results of `hpcdl bench` for each way and for the raw all-reduce, try by try."""
     network = given.model.split(":")[1] if given.model.startswith("emulated:") else given.model
     size = ["--sizes", str(model_info(network).gradient_bytes), "--repeats", "3"]
     ways = [*itertools.product(given.strategies.split(","), given.compress.split(","))]
@@ -82,7 +82,7 @@ def measure(lab: Lab, given: argparse.Namespace) -> dict[str, list[dict[str, flo
 
 
 def on_hosts(lab: Lab, arguments: list[str]) -> dict[str, Any]:
-    """The JSON document of one command whose ranks are the hosts'."""
+    """Return the JSON document of one command with a rank on each host."""
     mpiexec = find_mpiexec()
     command = [str(Path(sys.executable).parent / "hpcdl"), *arguments, "--json"]
     text = run_on(lab, mpiexec.path, command, PATIENCE_S, environment_for(mpiexec.flavour))
@@ -91,7 +91,7 @@ def on_hosts(lab: Lab, arguments: list[str]) -> dict[str, Any]:
 
 
 def tell(link: str, found: dict[str, list[dict[str, float]]]) -> None:
-    """Each way's medians and range, and its exposed exchange over the raw all-reduce of the same try."""
+    """Print each way's medians and range, and its exposed exchange relative to the raw all-reduce of the same try."""
     for way, tries in found.items():
         parts = [f"{name} {spread([one[name] for one in tries])}" for name in tries[0]]
         ratios = [one["exposed"] / raw["exposed"] for one, raw in zip(tries, found["raw"], strict=True)]

@@ -1,8 +1,8 @@
-"""Peak resident memory of a rank that exchanges gradients, over that of `single` with the same batch.
+"""Peak resident memory of a rank that exchanges gradients, beyond that of `single` with the same batch.
 
     python benchmarks/exchange_memory.py [--steps 6] [--models alexnet,resnet50]
 
-The aim is at most the gradients' bytes plus 128 MiB. Prints the largest rank of two.
+The aim is at most the gradients' bytes plus 128 MiB. Prints the larger of two ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 CASES = {"alexnet": (16, "227x227x3"), "resnet50": (8, "224x224x3"), "lenet": (16, "28x28x1")}
-"""Batch and shape; LeNet is there to try this out."""
+"""Batch and shape; LeNet serves to try this benchmark."""
 ROOM_MIB = 128
 
 

@@ -1,13 +1,13 @@
-"""Steps and layers under hpcdl's fast kernels beside Keras's own operations.
+"""Steps and layers with hpcdl's fast kernels, beside Keras's own operations.
 
     python -m benchmarks.fast_kernels [--networks resnet50,googlenet] [--batch-size 8] [--cores 1] [--tries 5]
         [--onednn on|off] [--layers | --losses]
 
 Whole steps (forward, backward, update with momentum) of one worker without an exchange: the same network and samples
-with and without, in turn in one process. `--layers` times the operations of the table alone, forward and backward. The
-processor's time stands beside the clock: with one core it says more on a machine that others use too. `--losses`: how
-far apart the losses of 20 steps are, with and without; and by rounding alone, Keras's own with inputs that differ in a
-bit.
+with and without, in turn in one process. `--layers` times only the operations of the table, forward and backward.
+Processor time is printed beside wall time: with one core it is more reliable on a shared machine. `--losses`: the
+difference of the losses over 20 steps with and without fast kernels; and by rounding alone, with Keras's operations
+on inputs that differ in one bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NETWORKS = {
     "alexnet": (227, 227, 3), "vgg19": (224, 224, 3), "hepcnn": (224, 224, 3), "transformer": (64, 128),
     "unet": (96, 96, 3), "lstm": (64, 128),
 }  # fmt: skip
-"""Shapes of one sample; the last three are made here."""
+"""Shapes of one sample; the last three networks are built here."""
 LAYERS: dict[str, tuple[int, ...]] = {
     "batch normalization": (8, 56, 56, 256), "batch normalization, late": (8, 7, 7, 2048),
     "batch normalization of rows": (256, 1024), "batch normalization of volumes": (4, 16, 32, 32, 32),
@@ -35,10 +35,10 @@ LAYERS: dict[str, tuple[int, ...]] = {
     "attention": (8, 64, 256), "attention over many": (4, 512, 256), "lstm": (8, 64, 128),
 }  # fmt: skip
 LOSSES = ((False, 0.0), (True, 0.0), (False, 2.0**-23))
-"""With fast kernels or without, and by how much of themselves inputs differ."""
+"""With or without fast kernels, and the relative change of the inputs."""
 NUM_STEPS = 20
 CALLS = 10
-"""Of a layer in a row, for one time."""
+"""Calls of a layer in sequence per timing."""
 CLASSES = 10
 
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def engine_on(num_cores: int, onednn: str = "auto") -> str:
-    """Import TensorFlow on the last cores of this process, with oneDNN `on`, `off` or as it decides; what computes."""
+    """Import TensorFlow on the last cores of this process, with oneDNN `on`, `off` or default; return the engine."""
     if onednn != "auto":
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(onednn == "on"))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -80,7 +80,7 @@ def engine_on(num_cores: int, onednn: str = "auto") -> str:
 
     from hpcdl.supervision.runtime import import_tensorflow
 
-    import_tensorflow(fixed_shapes=True)  # as a rank that trains
+    import_tensorflow(fixed_shapes=True)  # as a rank that trains does
     import tensorflow as tf
 
     from hpcdl.step.keras_internals import onednn_in_use
@@ -106,18 +106,18 @@ def show(name: str, pair: list[Callable[[], Any]], names: tuple[str, ...], tries
 
 
 def network_steps(name: str, batch_size: int) -> tuple[list[Callable[[], Any]], tuple[str, ...]]:
-    """A step without and one with fast kernels, of equal networks."""
+    """Return a step without and one with fast kernels, of equal networks."""
     batch = next(batches(name, batch_size))
     steps, names = [], ()
     for on in (False, True):
         step, names = step_of_network(name, fast=on)
-        step(*batch)  # traced while these kernels are in force
+        step(*batch)  # traced while these kernels are active
         steps.append(lambda step=step: float(step(*batch)[0]))
     return steps, names
 
 
 def step_of_network(name: str, *, fast: bool, learning_rate: float = 0.01) -> tuple[Any, tuple[str, ...]]:
-    """One worker's training step by momentum, which its first call traces, and the kernels in force by then."""
+    """Return one worker's training step with momentum, traced at its first call, and the active kernels."""
     import keras
 
     from hpcdl.config.schema import OptimizerConfig
@@ -136,7 +136,7 @@ def step_of_network(name: str, *, fast: bool, learning_rate: float = 0.01) -> tu
 
 
 def batches(name: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
-    """Made-up samples with their classes, the same in each call."""
+    """Yield generated samples with their classes, the same in each call."""
     import numpy
     import tensorflow as tf
 
@@ -147,19 +147,19 @@ def batches(name: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
 
 
 def losses(name: str, batch_size: int, *, fast: bool, last: float) -> list[float]:
-    """The loss of each of NUM_STEPS steps, each with other samples, which are multiplied by 1 + `last`."""
+    """Return the loss of each of NUM_STEPS steps, each with other samples, which are multiplied by 1 + `last`."""
     step, _ = step_of_network(name, fast=fast, learning_rate=1e-3)
     given = itertools.islice(batches(name, batch_size), NUM_STEPS)
     return [float(step(samples * (1 + last), labels)[0]) for samples, labels in given]
 
 
 def apart(losses: list[float], others: list[float]) -> float:
-    """The largest relative difference."""
+    """Return the largest relative difference."""
     return max(abs(one - other) / abs(one) for one, other in zip(losses, others, strict=True))
 
 
 def built(name: str, shape: tuple[int, ...]) -> Any:
-    """A network of hpcdl's, a small transformer (two blocks), U-Net (three levels) or LSTM (two layers)."""
+    """Build a network of hpcdl's, a small transformer (two blocks), U-Net (three levels) or LSTM (two layers)."""
     import keras
 
     from benchmarks.peers import networks
@@ -180,7 +180,7 @@ def built(name: str, shape: tuple[int, ...]) -> Any:
 
 
 def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], Any]], tuple[str, ...]]:
-    """One layer forward and backward, without and with fast kernels."""
+    """Return one layer forward and backward, without and with fast kernels."""
     import keras
     import numpy
     import tensorflow as tf
@@ -200,7 +200,7 @@ def layer_steps(name: str, shape: tuple[int, ...]) -> tuple[list[Callable[[], An
             return attention(inputs, inputs, training=True)
 
         layer.trainable_variables = attention.trainable_variables
-    else:  # within a model, which is what trains
+    else:  # in a model, as in training
         named = {"training": True}
         kind = {
             "layer normalization": layers.LayerNormalization,

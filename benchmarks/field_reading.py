@@ -2,9 +2,9 @@
 
     python -m benchmarks.field_reading [--mib 256] [--repeats 7] [--folder DIR]
 
-A table of 1,000 float32 values a row, series of 128 x 6 and volumes of 64 x 64 x 64 (float32), each with a float64
-target. All variants of one repeat run one after the other in this process, on bytes that are in the page cache and
-without checksums; ratios are taken within a repeat, and the median ratio is printed.
+A table of 1,000 float32 values per row, series of 128 x 6 and volumes of 64 x 64 x 64 (float32), each with a float64
+target. All variants of one repeat run in sequence in this process, on bytes in the page cache and without checksums;
+ratios are taken within a repeat, and the median ratio is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIELD = "x"
 
 
 def sharded(folder: Path, shape: tuple[int, ...], mib: int) -> Dataset:
-    """Shards of random samples with one input of `shape`."""
+    """Make shards of random samples with one input of `shape`."""
     samples = max(2 * BATCH, mib * 1024**2 // (4 * int(np.prod(shape))))
     rng = np.random.default_rng(0)
     folder.mkdir()
@@ -58,13 +58,13 @@ def plain(dataset: Dataset) -> float:
 
 
 def blocks(dataset: Dataset) -> float:
-    """Read every block of the input in shuffled order into one recycled buffer."""
+    """Read every block of the input in shuffled order into one reused buffer."""
     assert dataset.folder is not None and dataset.manifest is not None
     reader = SplitReader(dataset.folder, dataset, dataset.train_split)
     column = reader.columns[FIELD]
     buffer = aligned_empty((dataset.manifest.block_samples, *column.sample_shape), column.dtype)
     order = Epoch(reader.layout, 1, 0).blocks.tolist()
-    for block in order[:: max(1, len(order) // 64)]:  # opens the shards, touches the buffer
+    for block in order[:: max(1, len(order) // 64)]:  # opens the shards and uses the buffer once
         column.read_block(block, buffer)
     started = time.perf_counter()
     for block in order:
@@ -75,10 +75,10 @@ def blocks(dataset: Dataset) -> float:
 
 
 def stream(dataset: Dataset) -> float:
-    """Shuffled batches of both fields as numpy arrays."""
+    """Read shuffled batches of both fields as numpy arrays."""
     batches = open_stream(dataset, batch_size=BATCH, worker=0, num_workers=1, seed=0)
     steps = batches.steps_per_epoch
-    for step in range(steps):  # the first epoch makes the buffers
+    for step in range(steps):  # the first epoch allocates the buffers
         batches.batch(step)
     started = time.perf_counter()
     for step in range(steps, 2 * steps):
@@ -89,7 +89,7 @@ def stream(dataset: Dataset) -> float:
 
 
 def main() -> None:
-    """Measure each kind, print JSON."""
+    """Measure each kind and print JSON."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--mib", type=int, default=256)
     arguments.add_argument("--repeats", type=int, default=7)

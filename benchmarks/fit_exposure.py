@@ -1,4 +1,4 @@
-"""What of the exchange AlexNet's steps expose in `model.fit`, beside `hpcdl train`: two ranks of one core each.
+"""Exposed exchange of AlexNet's steps in `model.fit`, beside `hpcdl train`: two ranks of one core each.
 
     python benchmarks/fit_exposure.py [--rounds 2] [--steps 5] [--model alexnet] [--batch-size 16]
 
@@ -22,7 +22,7 @@ RATE = 1e-5
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """The part of one rank; rank 0 prints."""
+    """Measure on one rank; rank 0 prints."""
     import hpcdl
 
     cores = sorted(os.sched_getaffinity(0))
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(options.rounds + 1):
         for kind, steps in kinds.items():
-            taken = steps(1 + (options.steps if number else 1))[1:]  # the first one comes after something else
+            taken = steps(1 + (options.steps if number else 1))[1:]  # the first step follows another kind of work
             if number:
                 seconds[kind] += taken
     told = hpcdl.allgather_object(seconds)
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def of_the_loop(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int], list[float]]]:
-    """Steps of `hpcdl train`."""
+    """Return steps of `hpcdl train`."""
     import keras
 
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
@@ -95,14 +95,14 @@ def of_the_loop(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int
 
 
 def of_fit(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int], list[float]]]:
-    """Steps of `model.fit`."""
+    """Return steps of `model.fit`."""
     import keras
     import tensorflow as tf
 
     import hpcdl
 
     class Timed(keras.callbacks.Callback):
-        """Ranks begin a step together."""
+        """A callback by which ranks begin each step together."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.seconds: list[float] = []
@@ -135,7 +135,7 @@ def of_fit(model: Any, images: Any, labels: Any) -> dict[str, Callable[[int], li
 
 
 def show(seconds: dict[str, list[float]]) -> None:
-    """One line of what is exposed for each way to train."""
+    """Print one line of the exposed time for each way to train."""
     medians = {kind: statistics.median(values) for kind, values in seconds.items()}
     for kind in ("train", "fit"):
         step_s, compute_s = medians[f"{kind}, with"], medians[f"{kind}, without"]

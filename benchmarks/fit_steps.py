@@ -1,12 +1,12 @@
-"""A step of `hpcdl train` on one rank beside one of Keras's `fit`, with several steps a call and with one.
+"""A step of `hpcdl train` on one rank beside one of Keras's `fit`, with several steps per call and with one.
 
     python benchmarks/fit_steps.py [--model lenet] [--batch-size 16] [--rounds 7] [--steps 200] [--cores 1]
         [--several 20] [--without-xla]
 
-Everything takes turns in one process, on the same samples: hpcdl reads its shards, `fit` has them in memory. `bare` is
-hpcdl's loop in the graph without its time stamps, its look for NaN, its heartbeat, journal and clock: what those cost
-is the difference. Medians of the rounds and their least; on a busy machine the processor's time says more than the
-clock, and many short rounds more than a few long ones. `--steps` is a multiple of `--several`.
+All kinds take turns in one process, on the same samples: hpcdl reads its shards, `fit` has them in memory. `bare` is
+hpcdl's loop in the graph without time stamps, NaN check, heartbeat, journal and clock: the difference is their cost.
+Prints medians of the rounds and their minimum; on a busy machine processor time is more reliable than wall time, and
+many short rounds more than a few long ones. `--steps` is a multiple of `--several`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DATA = {"lenet": "28x28x1:10", "cifar10-quick": "32x32x3:10", "resnet50": "224x2
 """Synthetic samples by model."""
 RATE, MOMENTUM = 1e-4, 0.9
 POOL = 256
-"""Samples that `fit` goes round."""
+"""Number of samples over which `fit` iterates."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
-    """Rounds of steps of every kind in turn."""
+    """Measure rounds of steps of every kind in turn."""
     os.environ[FOLDER_VARIABLE] = str(folder)
     data = sharded(f"synthetic:{DATA[options.model]}@{options.samples}", folder / "data")
     settings = {
@@ -73,14 +73,14 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 
 
 def sharded(source: str, folder: Path) -> Path:
-    """The samples of `source` as shards."""
+    """Write the samples of `source` as shards."""
     line = [sys.executable, "-m", "hpcdl", "shard", source, str(folder)]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return folder
 
 
 def of_train(parts: Any) -> Callable[[int], None]:
-    """Steps of the training loop."""
+    """Return steps of the training loop."""
     began, batches = parts.start(), parts.batches()
 
     def steps(num_steps: int) -> None:
@@ -93,7 +93,7 @@ def of_train(parts: Any) -> Callable[[int], None]:
 
 
 def bare(parts: Any, most: int) -> Callable[[int], None]:
-    """Steps of the same model by the same optimizer on the same batches, `most` a call, and nothing beside."""
+    """Return steps of the same model, optimizer and batches, `most` per call, without other work."""
     import tensorflow as tf
 
     from hpcdl.step.step import as_model_input
@@ -126,7 +126,7 @@ def bare(parts: Any, most: int) -> Callable[[int], None]:
 
 
 def of_fit(parts: Any, options: argparse.Namespace) -> Mapping[str, Callable[[int], None]]:
-    """Steps of `fit` on the same samples in memory, with and without XLA."""
+    """Return steps of `fit` on the same samples in memory, with and without XLA."""
     import keras
     import numpy
     import tensorflow as tf
@@ -161,7 +161,7 @@ def of_fit(parts: Any, options: argparse.Namespace) -> Mapping[str, Callable[[in
 
 
 def show(taken: Mapping[str, list[tuple[float, float]]]) -> None:
-    """A line for each kind; the last column is the median of the ratios to `hpcdl, auto` in the same round."""
+    """Print a line for each kind; the last column is the median of the ratios to `hpcdl, auto` in the same round."""
     ours = taken["hpcdl, auto"]
     for name, rounds in taken.items():
         clock, worked = (statistics.median(values) for values in zip(*rounds, strict=True))

@@ -1,9 +1,9 @@
-"""Whether hpcdl works on the GPUs of this node, in some minutes: a table, and a file to send home.
+"""Check whether hpcdl works on the GPUs of this node, in some minutes: a table, and a file to send home.
 
     python benchmarks/gpu_check.py [--device gpu|cpu] [--out gpu-check.json] [--network resnet50]
 
-Exit codes: 0 everything passes, 1 something fails, 77 there is no GPU here and nothing was tried. `--device cpu` goes
-the same way on two ranks without a GPU, which tries this program, not GPUs. Where the node has one GPU, two ranks share
+Exit codes: 0 everything passes, 1 something fails, 77 this node has no GPU and nothing was tried. `--device cpu` runs
+the same checks on two ranks without a GPU, which tests this program, not GPUs. On a node with one GPU, two ranks share
 it. The file names no host and no user.
 """
 
@@ -32,14 +32,14 @@ NO_GPU = 77
 TIMEOUT_S = 240
 MOST_RANKS = 4
 AT_ONCE = max(4, (os.cpu_count() or 1) // 2)
-"""Trainings beside one another where only their results count: a start takes longer than the steps."""
+"""Trainings run concurrently if only their results count: starting takes longer than the steps."""
 STEPS, BATCH_SIZE = 10, 32
 PERIOD = 4
-"""Of strategies that meet every so many steps: their own is longer than these trainings."""
+"""Period of strategies that exchange rarely: their default is longer than these trainings."""
 SIZES = {"resnet50": ("synthetic:128x128x3:100", 32, 40), "lenet": ("synthetic:28x28x1:10", 32, 40)}
 """Data, batch and steps of the timed networks."""
 NEAR = 0.02
-"""Of the largest element of a tensor: GPUs multiply float32 with 10 bits (TF32) unless they are told otherwise."""
+"""Tolerance, relative to a tensor's largest element: GPUs multiply float32 with 10 bits (TF32) by default."""
 DEVICES = """
 import json, tensorflow as tf
 built = tf.sysconfig.get_build_info()
@@ -82,12 +82,12 @@ model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0, callbacks=[hpcdl.callb
 
 
 class CheckFailed(Exception):
-    """What a site should read about."""
+    """A failure that the site should read about."""
 
 
 @dataclass
 class Trial:
-    """What the checks share: where they write, how many GPUs there are, and whether GPUs are meant at all."""
+    """Shared by the checks: the output folder, the number of GPUs, and whether GPUs are tested at all."""
 
     folder: Path
     on_gpu: bool
@@ -99,16 +99,16 @@ class Trial:
 
     @property
     def model(self) -> tuple[str, ...]:
-        """The small network, and its data."""
+        """Flags of the small network and its data."""
         return ("--model", f"{__file__}:build", "--data", "synthetic:32x32x3:10")
 
     @property
     def parallel(self) -> tuple[str, ...]:
-        """Two ranks or more, whose global batch `single` has too."""
+        """Flags of two ranks or more, whose global batch `single` has too."""
         return ("--ranks", str(self.num_ranks), "--batch-size", str(BATCH_SIZE))
 
     def train(self, name: str, *words: str, hidden: bool = False) -> RunRecord:
-        """A short training into the folder `name`; its record. `hidden`: on the CPU, whatever is there."""
+        """Train briefly into the folder `name`; return the record. `hidden`: on the CPU, even if there are GPUs."""
         run_dir = self.folder / name
         line = ["--learning-rate", "0.01", "--profile", "none", "--run-dir", str(run_dir), *words]
         self.run([sys.executable, "-m", "hpcdl", "train", *line], hidden=hidden)
@@ -120,7 +120,7 @@ class Trial:
         return record
 
     def run(self, line: Sequence[str], *, hidden: bool = False, most_s: int = TIMEOUT_S) -> str:
-        """What a command prints; CheckFailed has its last line where it fails."""
+        """Return a command's output; raises CheckFailed with its last line if it fails."""
         hide = {"CUDA_VISIBLE_DEVICES": ""} if hidden or not self.on_gpu else {}
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **hide}
         try:
@@ -133,14 +133,14 @@ class Trial:
         return done.stdout
 
     def apart(self, first: str, *others: str) -> dict[str, float]:
-        """By run: the largest difference of its weights from those of `first`, relative to the tensor's largest."""
+        """Return by run its weights' largest difference from those of `first`, relative to the tensor's largest."""
         models = [str(self.folder / name / "model.keras") for name in (first, *others)]
         found = json.loads(self.run([sys.executable, "-c", COMPARE, *models], hidden=True))
         return dict(zip(others, found, strict=True))
 
 
 def build(num_classes: int, input_shape: tuple[int, ...]) -> Any:
-    """A small network for `hpcdl train`."""
+    """Build a small network for `hpcdl train`."""
     import keras
 
     layers = keras.layers
@@ -151,7 +151,7 @@ def build(num_classes: int, input_shape: tuple[int, ...]) -> Any:
 
 
 def one_rank(trial: Trial) -> str:
-    """One rank trains, where it should."""
+    """One rank trains, on the intended device."""
     batch = str(trial.num_ranks * BATCH_SIZE)
     record = trial.train("single", *trial.model, "--strategy", "single", "--batch-size", batch, "--steps", str(STEPS))
     busy = record.rank_records[0].gpu_utilisation
@@ -160,7 +160,7 @@ def one_rank(trial: Trial) -> str:
 
 
 def own_gpu(trial: Trial) -> str:
-    """Each rank computes on a GPU: one of its own where there are enough."""
+    """Each rank computes on a GPU: on its own if there are enough."""
     record = trial.train("ring", *trial.model, "--strategy", "ring", *trial.parallel, "--steps", str(STEPS))
     sharing = [warning for warning in record.warnings if "share GPU" in warning]
     expected = trial.on_gpu and len(trial.gpus) < trial.num_ranks
@@ -171,7 +171,7 @@ def own_gpu(trial: Trial) -> str:
 
 def every_strategy(trial: Trial) -> str:
     """All strategies over MPI train; those that equal `single` reach its weights."""
-    # TensorFlow's own engines have a check of their own; hogwild's window is the host's memory like the others'.
+    # TensorFlow's own strategies have their own check; hogwild's window is in host memory like the others'.
     names = [name for name, info in STRATEGIES.items() if info.features.mpi and name not in ("single", "ring")]
 
     def attempt(name: str) -> str:
@@ -218,7 +218,7 @@ def repeats(trial: Trial) -> str:
 
 
 def resumes(trial: Trial) -> str:
-    """A killed rank costs nothing but time: new ranks resume and reach the same weights."""
+    """A killed rank costs only time: new ranks resume and reach the same weights."""
     words = (
         "--strategy",
         "ring",
@@ -237,7 +237,7 @@ def resumes(trial: Trial) -> str:
 
 
 def script(trial: Trial) -> str:
-    """A user's own script under `hpcdl run`."""
+    """A user's script runs under `hpcdl run`."""
     path = trial.folder / "script.py"
     path.write_text(SCRIPT)
     line = ["run", "--ranks", str(trial.num_ranks), "--run-dir", str(trial.folder / "script"), "--", str(path)]
@@ -249,7 +249,7 @@ def script(trial: Trial) -> str:
 
 
 def faster(trial: Trial) -> str:
-    """A GPU is worth having."""
+    """The GPU is faster than the processors."""
     if not trial.on_gpu:
         return "not tried without a GPU"
     batch = str(trial.num_ranks * BATCH_SIZE)
@@ -262,7 +262,7 @@ def faster(trial: Trial) -> str:
 
 
 def tuned(trial: Trial) -> str:
-    """`tune-threads` races host threads with a rank for each GPU, and its profile says so."""
+    """`tune-threads` compares host threads with one rank per GPU, and its profile says so."""
     path = trial.folder / "profile.toml"
     words = ["--model", "lenet", "--batch-size", str(BATCH_SIZE), "--steps", "5", "--max-samples", "3"]
     trial.run([sys.executable, "-m", "hpcdl", "tune-threads", *words, "--budget", "90s", "--out", str(path)])
@@ -274,7 +274,7 @@ def tuned(trial: Trial) -> str:
 
 
 def beside_fit(trial: Trial) -> str:
-    """One device under `hpcdl train` against Keras's own fit; then what the exchange of two ranks adds."""
+    """Compare one device under `hpcdl train` with Keras's fit; then measure the exchange of two ranks."""
     data, batch, steps = SIZES[trial.network]
     shape, classes = [int(side) for side in data.split(":")[1].split("x")], int(data.split(":")[2])
     words = ("--model", trial.network, "--data", data, "--batch-size", str(batch), "--steps", str(steps))
@@ -304,7 +304,7 @@ def beside_fit(trial: Trial) -> str:
 
 
 def tensorflows_own(trial: Trial) -> str:
-    """TensorFlow's ring over gRPC, and NCCL with a GPU for each rank; NCCL is refused where ranks share one."""
+    """TensorFlow's ring over gRPC, and NCCL with a GPU per rank; NCCL is refused if ranks share one."""
     words = ("--allow-grpc", "--steps", str(STEPS), "--batch-size", str(BATCH_SIZE), "--ranks")
     ranks = {"grpc-ring": trial.num_ranks, "nccl": min(trial.num_ranks, len(trial.gpus)) or trial.num_ranks}
     for name, number in ranks.items():
@@ -350,7 +350,7 @@ class Answer:
 
 
 def attempt(title: str, check: Callable[[Trial], str], trial: Trial) -> Answer:
-    """Run one check and print its row; one that needs what another has left fails with it."""
+    """Run one check and print its row; a check that needs the results of a failed one fails too."""
     began = time.monotonic()
     try:
         passed, text = True, check(trial)
@@ -362,7 +362,7 @@ def attempt(title: str, check: Callable[[Trial], str], trial: Trial) -> Answer:
 
 
 def main() -> int:
-    """Try all, and leave the file."""
+    """Run all checks and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--network", choices=tuple(SIZES), default="resnet50", help="what is timed beside Keras's fit")

@@ -1,12 +1,12 @@
-"""`hogwild-*` in shared memory against the bandwidth of that memory: workers that do nothing but exchange.
+"""`hogwild-*` in shared memory against the bandwidth of that memory: workers that only exchange.
 
     python benchmarks/hogwild_bandwidth.py [--workers 4] [--mib 1.64,25,95] [--steps 40]
 
-Each worker's step is the strategy's own, with a gradient that is there already. The bound is the time in which as many
-processes at once move the fewest bytes that the method's equations need, at the rate of a loop that is nothing but
-reading and writing (a + b -> c, in blocks as the strategies have them) on arrays of the same size. The gradient, or the
-weights that go to the center, are read once more, because all of it must be finite before any of it reaches the center.
-All take turns in one run; medians of the slowest worker's.
+Each worker's step is the strategy's own, with a given gradient. The bound is the time in which as many concurrent
+processes move the fewest bytes that the method's equations need, at the rate of a loop that only reads and writes
+(a + b -> c, in blocks as the strategies use) on arrays of the same size. The gradient, or the weights that go to the
+center, are read once more, because all of it must be finite before any of it reaches the center.
+All take turns in one run; medians of the slowest worker.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from hpcdl.strategies.table import find_strategy, load_strategy
 PASSES = {
     # reads: gradient twice, center; writes: center, weights
     "hogwild-sgd": 5,
-    # Before the gradient is known: weights twice, center; center and its old values written. Then gradient twice,
+    # Before the gradient: weights read twice, center once; center and its old values written. Then gradient twice,
     # weights, old center; weights written.
     "hogwild-easgd": 10,
 }
-"""The fewest times that an exchange reads or writes as many bytes as the weights have, each array fetched once."""
+"""The fewest reads and writes of an array as large as the weights in one exchange, with each array fetched once."""
 STREAM = "reading and writing"
 
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(everybody: Communicator, num_weights: int, num_steps: int) -> None:
-    """One size: rank 0 prints a line of JSON."""
+    """Measure one size; rank 0 prints a line of JSON."""
     gradient = numpy.full(num_weights, 1e-9, numpy.float32)
     replicas = {name: replica_of(name, everybody, num_weights) for name in PASSES}
     arrays = [numpy.ones(num_weights, numpy.float32) for _ in range(3)]
@@ -94,7 +94,7 @@ def measure(everybody: Communicator, num_weights: int, num_steps: int) -> None:
 
 
 def replica_of(name: str, everybody: Communicator, num_weights: int) -> Any:
-    """One worker's part of a strategy whose workers are these ranks."""
+    """Return one worker's part of a strategy whose workers are these ranks."""
     info = find_strategy(name)
     context = Context(
         info=info,

@@ -1,12 +1,12 @@
-"""JPEG files to pixels, as `hpcdl shard` decodes them, beside libraries that call libjpeg-turbo, on one core.
+"""Decoding JPEG files to pixels, as `hpcdl shard` does, beside libraries that call libjpeg-turbo, on one core.
 
     python -m benchmarks.jpeg_decoding [--jpegs 500] [--repeats 9]
 
-simplejpeg stands for libjpeg-turbo's own rate (pip install 'hpcdl[jpeg]', which has hpcdl use it too); TensorFlow
+simplejpeg shows libjpeg-turbo's own rate (pip install 'hpcdl[jpeg]', which makes hpcdl use it too); TensorFlow
 decodes with the same accurate transform. All decode the same files, of ImageNet's size (500 x 375, about 115 kB), in
-turn; the processor's time of the whole process counts, so that neighbours hardly matter. `shard` is all of `hpcdl shard
---encoding raw` by one worker. Ratios of rates are taken within a repeat; the median is printed with the least and the
-most.
+turn; the processor time of the whole process counts, so that other work hardly matters. `shard` is all of `hpcdl shard
+--encoding raw` by one worker. Ratios of rates are taken within a repeat; the median is printed with minimum and
+maximum.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Decode = Callable[[bytes], np.ndarray]
 
 
 def ways() -> dict[str, Decode]:
-    """What decodes, by its name; the first is what the others are compared with."""
+    """Return the decoders by name; the others are compared with the first."""
     found: dict[str, Decode] = {}
     if importlib.util.find_spec("simplejpeg"):
         import simplejpeg
@@ -49,7 +49,7 @@ def ways() -> dict[str, Decode]:
 
 
 def main() -> None:
-    """Measure in turn, print a line for each."""
+    """Measure in turn, and print a line for each."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--jpegs", type=int, default=500)
     arguments.add_argument("--repeats", type=int, default=9)

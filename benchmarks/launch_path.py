@@ -1,4 +1,4 @@
-"""How much of hpcdl `hpcdl train` walks through before it starts its ranks: files, functions, calls, jumps.
+"""How much of hpcdl's code `hpcdl train` passes through before it starts its ranks: files, functions, calls, jumps.
 
     python benchmarks/launch_path.py [--files]
 
@@ -24,11 +24,11 @@ TRAIN = "train --model lenet --data synthetic:mnist@400 --strategy ring --ranks 
 
 
 class Reached(BaseException):
-    """The launcher would start now; nothing of hpcdl's catches this."""
+    """The launcher would start at this point; no code of hpcdl catches this."""
 
 
 class Walk:
-    """What was entered, by file and function; `jumps` are calls from one file to another."""
+    """Counts of entered code by file and function; `jumps` are calls from one file to another."""
 
     def __init__(self) -> None:
         self.files: Counter[str] = Counter()
@@ -36,7 +36,7 @@ class Walk:
         self.jumps = 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        """Of a profiler: note a call into hpcdl; bodies of modules and classes, and comprehensions, do not count."""
+        """Profiler hook: count a call into hpcdl, except bodies of modules and classes, and comprehensions."""
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")  # not a class body
         if event != "call" or not is_function or not code.co_filename.startswith(PACKAGE):
@@ -49,7 +49,7 @@ class Walk:
 
 
 def walked(arguments: list[str]) -> Walk:
-    """The way of `hpcdl ARGUMENTS` to its launcher."""
+    """Follow `hpcdl ARGUMENTS` up to its launcher."""
     from hpcdl.cli.main import main
 
     walk, begin = Walk(), subprocess.Popen.__init__
@@ -74,7 +74,7 @@ def walked(arguments: list[str]) -> Walk:
 
 
 def main() -> None:
-    """Print the numbers, and the files with --files."""
+    """Print the counts, and the files with --files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", action="store_true", help="each file with its calls")
     options = parser.parse_args()

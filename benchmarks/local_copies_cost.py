@@ -1,10 +1,10 @@
-"""What copies of the state in the node's memory cost a run: steps with and without them, in turn, in one run.
+"""Cost of copies of the state in the node's memory: steps with and without them, in turn in one run.
 
     python benchmarks/local_copies_cost.py [--ranks 2] [--every 10] [--pairs 8] [--model resnet50]
 
 Ranks of one core each, `ring`, batch 8. A pair is a row of `--every` steps that begins with a copy, written by a thread
-while they go on, and a row without. Told are the ratio of the two (median and quartiles over the pairs), and for how
-long a copy holds training up.
+during the steps, and a row without. Prints the ratio of the two (median and quartiles over the pairs), and how long a
+copy stalls training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcdl.core.units import format_bytes
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--every", type=int, default=10)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure(every: int, num_pairs: int, model: str) -> None:
-    """The part of one rank; rank 0 prints what it has measured."""
+    """Measure on one rank; rank 0 prints the results."""
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, run_dir = build(settings)
     folder = place(SHARED_MEMORY, run_dir, "benchmark")
@@ -49,24 +49,24 @@ def measure(every: int, num_pairs: int, model: str) -> None:
     stalls = []
 
     def row(copied: bool) -> float:
-        """Seconds of `every` steps, the first of which comes behind the beginning of a copy where `copied`."""
+        """Return the seconds of `every` steps; if `copied`, a copy begins before the first of them."""
         parts.saver.copies.wait()
         communicator.barrier()
         start_s = time.perf_counter()
         if copied:
-            parts.saver.copies.resume(0)  # one is due whatever came before
+            parts.saver.copies.resume(0)  # makes a copy due in any case
             parts.saver.copy()
             stalls.append(time.perf_counter() - start_s)
         for _ in range(every):
             parts.host.run_one(batches, began)
         return time.perf_counter() - start_s
 
-    # Held as a run's folder is: other runs on this node remove copies that nobody writes any more.
+    # Lock the folder as a run does: other runs on this node remove copies without a writer.
     held = writing(run_dir) if communicator.rank == 0 else contextlib.nullcontext()
     with held, parts.saver.copies.until_over():
         for _ in range(every):
             parts.host.run_one(batches, began)
-        row(True)  # touches the memory
+        row(True)  # warms up the memory
         stalls.clear()
         pairs = [(row(True), row(False)) for _ in range(num_pairs)]
         size = sum(path.stat().st_size for path in folder.glob("*.npz")) if communicator.rank == 0 else 0

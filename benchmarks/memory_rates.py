@@ -3,9 +3,9 @@
     python benchmarks/memory_rates.py [--mib 25,238] [--threads 1,2] [--repeats 15]
 
 One process on this node; gigabytes of float32 gradient per second, medians, all operations and numbers of threads in
-turn. Then, on paper, for links of 100 and 400 Gbit/s: what a ring over many nodes takes of the link, and what summing,
-one copy and casting take with one core, and with `--model-cores` if what the threads here have left in turn
-stays in turn (Amdahl); the slower of the two is the limit. Bandwidth that the cores share is not modelled.
+turn. Then estimates for links of 100 and 400 Gbit/s: how much of the link a ring over many nodes uses, and the time of
+summing, one copy and casting with one core and with `--model-cores`, by Amdahl's law from the serial part measured
+here. The slower of link and cores is the limit. Memory bandwidth shared by the cores is not modelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcdl.comm.arithmetic import add_bfloat16, from_bfloat16, plain_add, to_bfl
 from hpcdl.strategies.allreduce.compression import add_float16, cast
 
 SLICE = 1 << 18
-"""Elements that a thread takes at a time: 1 MiB of float32, which stays in the cache."""
+"""Elements that a thread takes at a time: 1 MiB of float32, which fits the cache."""
 LINKS = (100, 400)
 RING_BYTES = 2.0
 """A ring of many nodes sends twice the gradient's bytes through each link, and sums them once."""
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(num_elements: int, threads: list[int], repeats: int) -> dict[str, dict[int, float]]:
-    """Bytes of float32 gradient per nanosecond, by operation and number of threads."""
+    """Return bytes of float32 gradient per nanosecond, by operation and number of threads."""
     operations = operations_on(num_elements)
     seconds: dict[tuple[str, int], list[float]] = {}
     with concurrent.futures.ThreadPoolExecutor(max(threads)) as pool:
@@ -85,7 +85,7 @@ def operations_on(num_elements: int) -> dict[str, Callable[[slice], Any]]:
 
 
 def over_slices(run: Callable[[slice], Any], length: int, number: int, pool: concurrent.futures.Executor) -> None:
-    """`run` on every slice, `number` threads each on a run of neighbouring ones."""
+    """Call `run` on every slice with `number` threads, each on a block of neighbouring slices."""
     starts = range(0, length, SLICE)
     share = -(-len(starts) // number)
 
@@ -100,7 +100,7 @@ def over_slices(run: Callable[[slice], Any], length: int, number: int, pool: con
 
 
 def on_paper(rates: dict[str, dict[int, float]], threads: list[int], link: int, cores: int) -> list[str]:
-    """The seconds that a gigabyte of float32 gradient takes on the link, and a rank with one core and with all."""
+    """Return lines with the seconds per gigabyte of float32 gradient on the link, and with one core and all."""
     most = max(threads)
     lines = [
         f"{link} Gbit/s, ms for each GB of float32 gradient:  link   1 core   {cores} cores   limit with 1, {cores}"
@@ -121,7 +121,7 @@ def on_paper(rates: dict[str, dict[int, float]], threads: list[int], link: int, 
 
 
 def scaled(gain: float, measured_with: int, cores: int) -> float:
-    """Amdahl's law: the part that `measured_with` threads left in turn stays in turn."""
+    """Return the gain by Amdahl's law, with the serial part that `measured_with` threads showed."""
     if measured_with < 2:
         return 1.0
     in_turn = min(max((measured_with / gain - 1) / (measured_with - 1), 0.0), 1.0)

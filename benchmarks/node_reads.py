@@ -1,11 +1,11 @@
-"""How often a node reads its data from storage while several of its ranks train on them, and the rest from memory.
+"""How often a node reads its data from storage if several of its ranks train on them; the rest comes from memory.
 
     python -m benchmarks.node_reads [--ranks 1,2,4] [--mib 256] [--folder DIR]
 
-Ranks in step, each a process of its own, go through an epoch of the training stream, with samples of 3 kB and 150 kB.
-Before that, the shards are dropped from the page cache. Printed is what all ranks together got from the device
-(`read_bytes` of /proc/self/io) over what lies in the shards: 1 where the node reads all of it once, whatever its
-ranks. DIR must lie on a device, not in memory.
+Ranks in step, each in its own process, read an epoch of the training stream, with samples of 3 kB and 150 kB. Before
+that, the shards are dropped from the page cache. Prints the bytes that all ranks together read from the device
+(`read_bytes` of /proc/self/io) relative to the size of the shards: 1 if the node reads each byte once, whatever its
+ranks. DIR must be on a device, not in memory.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def drop(folder: Path) -> None:
 
 
 def from_device() -> int:
-    """Bytes that this process had the device read."""
+    """Return the bytes that this process made the device read."""
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
 
 
 def read_epoch(data: str, rank: int, ranks: int, together: Barrier, found: dict[int, int]) -> None:
-    """Be one of the ranks."""
+    """Run as one of the ranks."""
     stream = open_stream(open_dataset(data), batch_size=GLOBAL_BATCH // ranks, worker=rank, num_workers=ranks, seed=1)
     together.wait()
     before = from_device()
@@ -53,7 +53,7 @@ def read_epoch(data: str, rank: int, ranks: int, together: Barrier, found: dict[
 
 
 def measure(folder: Path, ranks: int) -> float:
-    """Bytes from the device over the bytes of the shards."""
+    """Return the bytes from the device relative to the bytes of the shards."""
     drop(folder)
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(ranks)
@@ -72,7 +72,7 @@ def measure(folder: Path, ranks: int) -> float:
 
 
 def main() -> None:
-    """Measure each source with each number of ranks, print JSON."""
+    """Measure each source with each number of ranks, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", default="1,2,4")
     parser.add_argument("--mib", type=int, default=256)

@@ -1,14 +1,14 @@
-"""Is the winner of tune-threads as good as exhaustive search, and as TensorFlow's defaults and Intel's advice?
+"""Compare the winner of tune-threads with exhaustive search, TensorFlow's defaults and Intel's advice.
 
-For each network: exhaustive search over a stated sub-space of at most 16 candidates of this node, three rounds in turn,
-each sample a fresh process; then `tune-threads`' own search over the same sub-space, measuring anew, with at most half
-as many samples; at last the rivals (the exhaustive best, the search's winner, TensorFlow's defaults, Intel's guide) in
+For each network: exhaustive search over a stated sub-space of at most 16 candidates of this node, in three rounds,
+each sample in a new process. Then `tune-threads`' own search over the same sub-space, measured again, with at most half
+as many samples. Finally the rivals (the exhaustive best, the search's winner, TensorFlow's defaults, Intel's guide) in
 turn for several rounds. Ratios are of medians within those last rounds.
 
     python benchmarks/node_winner.py --journal FILE.jsonl --minutes 6
 
-Every sample goes to the journal. With `--minutes` the script stops in time with exit code 75; the same command goes on
-where the journal ends, so a machine that is only quiet for minutes at a time is enough.
+Every sample is written to the journal. With `--minutes` the script stops in time with exit code 75; the same command
+continues where the journal ends, so a machine that is quiet for only minutes at a time is enough.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALLOCATORS = ("default", "glibc-huge")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A network, what a trial of it is, and which points of ranks x inter-op threads x allocator are compared."""
+    """A network, its trial, and the compared points of ranks x inter-op threads x allocator."""
 
     batch_size: int
     steps: int
@@ -72,7 +72,7 @@ class OutOfTime(Exception):
 
 @dataclass(kw_only=True)
 class Journal:
-    """Samples in the order in which they are asked for: those in the file are told again, the others measured."""
+    """Samples in the order of requests: those in the file are repeated from it, the others measured."""
 
     path: Path
     deadline: float
@@ -99,7 +99,7 @@ class Journal:
 
 
 def sub_space(job: Job, topology: Topology, engine: Engine) -> list[Candidate]:
-    """Thread counts that fill the cores, as many threads in all whatever the ranks."""
+    """Return candidates whose threads fill the cores, with the same total for any number of ranks."""
     num_cores = len(topology.usable_cores)
     narrowing: dict[str, list[Any]] = {
         "only": [True],

@@ -1,4 +1,4 @@
-"""What observing an operation costs: median microseconds of processor time beside a communicator that does nothing.
+"""Cost of observing an operation: median microseconds of processor time, on a communicator that does nothing.
 
 python benchmarks/observed_cost.py
 """
@@ -18,7 +18,7 @@ CALLS, ROUNDS = 20_000, 15
 
 
 class Nothing:
-    """A communicator of two ranks whose operations are over at once."""
+    """A communicator of two ranks whose operations end at once."""
 
     rank, size, host, library = 0, 2, "here", "nothing"
 

@@ -1,9 +1,9 @@
-"""One update of all variables by hpcdl's optimizers beside Keras's own operations, in turn in one process.
+"""One update of all variables by hpcdl's optimizers, beside Keras's own operations, in turn in one process.
 
     python -m benchmarks.optimizer_passes [--network resnet50] [--cores 1] [--tries 9] [--rules adam,lars]
 
-A rule with `+decay` has weight decay 0.01: adam+decay is AdamW. LARS, which Keras has not, is written here with Keras's
-operations. Gradients are given, nothing else is computed.
+A rule with `+decay` has weight decay 0.01: adam+decay is AdamW. LARS, which Keras lacks, is written here with Keras's
+operations. Gradients are given, and nothing else is computed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def update(optimizer: Any, variables: list[Any], gradients: list[Any]) -> Callable[[], Any]:
-    """One update as a graph, which was called once."""
+    """Return one update as a graph, called once already."""
     import tensorflow as tf
 
     apply = tf.function(lambda given: optimizer.apply(given, variables), autograph=False)
@@ -66,7 +66,7 @@ def update(optimizer: Any, variables: list[Any], gradients: list[Any]) -> Callab
 
 
 def of_hpcdl(rule: str, variables: list[Any]) -> Any:
-    """What `train` uses."""
+    """Return the optimizer that `train` uses."""
     from hpcdl.config.schema import OptimizerConfig
     from hpcdl.step.optimizers import build_optimizer
 
@@ -75,7 +75,7 @@ def of_hpcdl(rule: str, variables: list[Any]) -> Any:
 
 
 def of_keras(rule: str, variables: list[Any]) -> Any:
-    """The same rule by Keras's operations."""
+    """Return the same rule with Keras's operations."""
     import keras
 
     name, _, decay = rule.partition("+")
@@ -96,7 +96,7 @@ def of_keras(rule: str, variables: list[Any]) -> Any:
 
 
 def plain_lars(learning_rate: float, **settings: float) -> Any:
-    """hpcdl's LARS with an operation of Keras's for each product and sum."""
+    """hpcdl's LARS with one Keras operation for each product and sum."""
     from keras import ops
 
     from hpcdl.step.optimizers import Lars

@@ -1,18 +1,18 @@
-"""hpcdl beside Horovod and PyTorch DDP over gloo, a rank on each of some hosts whose links are shaped.
+"""hpcdl beside Horovod and PyTorch DDP over gloo, with a rank on each of several hosts with shaped links.
 
     python -m benchmarks.peers_hosts [--hosts 8] [--rate 1gbit] [--tries 3] [--steps 4]
                                      [--engines ring,auto,horovod,pytorch-ddp] [--network resnet50] [--seconds 0.7]
 
 Engines take turns on tests/lab's hosts. Their computing is a wait (hpcdl/models/emulated.py): the network's gradients
 become ready in 16 pieces, at the same moments with every engine. Steps with and without exchange take turns in the
-same processes; a step lasts until its slowest rank, and then updates by SGD count. One thread computes in a rank.
+same processes; a step lasts until its slowest rank ends, including the SGD updates. One thread computes in a rank.
 
-All hosts share the processors of this machine. Copies, sums and TCP of all of them are its cores' work: where the
-links could carry more than the cores feed, an engine pays for the processor time it takes, more than on hosts with
-cores of their own. What a host sends for a step, counted at its link, shows that engines exchange the same: with one
-more network for the first weights (Horovod's ranks begin alike without), and what `auto` sends to find its way.
+All hosts share the processors of this machine, which do the copies, sums and TCP of all hosts. If the links could carry
+more than the cores can feed, an engine pays for its processor time, more than on hosts with their own cores. The bytes
+that a host sends per step, counted at its link, show that engines exchange the same amount. They include one more
+network for the first weights (Horovod's ranks begin alike without it), and the messages by which `auto` chooses.
 
-Horovod and PyTorch get the environments of `make peers` in build/; Horovod needs the Open MPI that it was built with.
+Horovod and PyTorch use the environments of `make peers` in build/; Horovod needs the Open MPI of its build.
 Needs root.
 """
 
@@ -45,21 +45,21 @@ WITHOUT = "or leave it out: --engines ring,auto"
 PATIENCE_S = 580.0
 PORT = "29500"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HPCDL_INTRA_OP_THREADS": "1", "HPCDL_INTER_OP_THREADS": "2"}
-"""A second thread of TensorFlow is the one that waits."""
+"""The second thread of TensorFlow is the waiting one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostsTry(tables.Try):
-    """One engine's run; `sent_bytes` is what a host's link carried out for each step with exchange, the median host's.
+    """One engine's run; `sent_bytes` is what a host's link sent per step with exchange, for the median host.
 
-    What ranks send before their first step is in it, divided among the steps.
+    This includes what ranks send before their first step, divided among the steps.
     """
 
     sent_bytes: float = 0.0
 
 
 class EnginesOnHosts:
-    """How each engine runs on `lab`; what is missing is told before anything is measured."""
+    """How each engine runs on `lab`; a missing one is reported before any measurement."""
 
     def __init__(self, chosen: Sequence[str]) -> None:
         bare = dict(os.environ)
@@ -71,7 +71,7 @@ class EnginesOnHosts:
             self._horovod = environment.with_horovod(ROOT / ENVIRONMENT, bare, WITHOUT)
 
     def run(self, engine: str, lab: Lab, given: argparse.Namespace) -> str:
-        """What its ranks print."""
+        """Return the output of the engine's ranks."""
         plan = [str(lab.shared / "waits.json"), str(given.steps)]
         own = {**environment_for(self._mpiexec.flavour), **ONE_THREAD}
         if engine == "horovod":
@@ -90,7 +90,7 @@ class EnginesOnHosts:
 
 
 def open_mpi() -> Path:
-    """Its mpirun; UsageError where there is none."""
+    """Return Open MPI's mpirun; raises UsageError if there is none."""
     for name in ("mpirun.openmpi", "mpirun"):
         if launcher_of(Path(name))[0] == "openmpi":
             return Path(name)
@@ -98,7 +98,7 @@ def open_mpi() -> Path:
 
 
 def plan_of_waits(network: str, seconds: float) -> dict[str, Any]:
-    """What peers are told, so that their gradients become ready as those of hpcdl's emulation."""
+    """Return the plan for the peers, by which their gradients become ready as in hpcdl's emulation."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from hpcdl.models.emulated import FORWARD, pieces
     from hpcdl.models.load import load_model
@@ -109,13 +109,13 @@ def plan_of_waits(network: str, seconds: float) -> dict[str, Any]:
 
 
 def sent_bytes(lab: Lab) -> list[int]:
-    """What each host has sent so far."""
+    """Return the bytes that each host has sent so far."""
     told = [lab.run(["cat", "/proc/net/dev"], host=node).out for node in lab.nodes]
     return [int(text.split("eth0:")[1].split()[8]) for text in told]
 
 
 def measure(engine: str, number: int, run: Callable[[], str], count: Callable[[], list[int]], given: Any) -> HostsTry:
-    """One try; whatever goes wrong is its `error`, so that the table tells."""
+    """Measure one try; any failure becomes its `error`, which the table shows."""
     known = {
         "network": given.network, "engine": engine, "number": number, "batch_size": 1, "steps": given.steps,
         "load": os.getloadavg()[0],
@@ -154,7 +154,7 @@ def head(given: argparse.Namespace) -> str:
 
 
 def rows(tries: Sequence[HostsTry]) -> list[str]:
-    """Each engine's, with what hpcdl's engines take over it within each try."""
+    """Return each engine's row, with the ratio of hpcdl's engines to it within each try."""
     engines = list(dict.fromkeys(one.engine for one in tries))
     own = [engine for engine in engines if engine in OWN]
     ahead = [f"{name} / it: {what}" for name in own for what in ("step", "exposed")]
@@ -182,7 +182,7 @@ def _exposed(one: tables.Try) -> float:
 
 
 def ratios(tries: Sequence[HostsTry], name: str, others: Sequence[HostsTry], of: Callable[[tables.Try], float]) -> str:
-    """Of `name` over the others' of the same try; empty where one is lost in noise around zero."""
+    """Return the ratio of `name` to the others of the same try; empty if a value is lost in noise around zero."""
     own = {one.number: of(one) for one in tries if one.engine == name and not one.error}
     pairs = [(own[other.number], of(other)) for other in others if other.number in own]
     if not pairs or any(min(pair) <= 0 for pair in pairs):
@@ -191,12 +191,12 @@ def ratios(tries: Sequence[HostsTry], name: str, others: Sequence[HostsTry], of:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Median, minimum and maximum."""
+    """Return median, minimum and maximum."""
     return tables.spread(values, "{:.3f}".format)
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What was asked for; UsageError where that is impossible."""
+    """Return the parsed arguments; raises UsageError if they are impossible."""
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:

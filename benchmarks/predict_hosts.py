@@ -1,17 +1,17 @@
-"""Are eight hosts predicted from one, two and four? Real runs on shaped hosts, each prediction beside its measurement.
+"""Predictions for eight hosts from one, two and four: real runs on shaped hosts, each beside its prediction.
 
     python -m benchmarks.predict_hosts --journal FILE.jsonl [--minutes 60] [--only lenet] [--runs 16]
 
 Needs root (tests/lab's hosts). Real LeNet and CIFAR-10 quick, each host with a share of a core, and emulated ResNet-50,
 AlexNet and LeNet (`--model emulated:...`: computing is a wait), over links of 1 Gbit/s, of 100 Mbit/s, and of 100
-Mbit/s and 1 ms; ring, halving-doubling, ps with 1 and 4 servers on hosts of their own, and sync-easgd: 80 points. In
-each setting one run on one worker and each strategy on 2 and 4 are the evidence, as `hpcdl predict` takes it; the run
-on 8 is the truth. ResNet-50's and AlexNet's links have half of a gigabit: two cores cannot carry what eight hosts send
-at more, and would be what is measured.
+Mbit/s and 1 ms; ring, halving-doubling, ps with 1 and 4 servers on their own hosts, and sync-easgd: 80 points. In
+each setting, one run on one worker and each strategy on 2 and 4 are the evidence, as `hpcdl predict` takes it; the run
+on 8 is the truth. ResNet-50's and AlexNet's links have half a gigabit: at more, the two cores could not carry what
+eight hosts send, and would be measured instead of the links.
 
-Every run goes to the journal, one JSON line. With `--minutes` the script stops in time with exit code 75; the same
-command goes on where the journal ends. The points of whole settings are printed at the end: median and worst error of
-the step's seconds, and the share of 90 % intervals that hold.
+Every run is written to the journal, one JSON line. With `--minutes` the script stops in time with exit code 75; the
+same command continues where the journal ends. The points of complete settings are printed at the end: median and worst
+error of the step's seconds, and the share of 90 % intervals that hold.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from hpcdl.report.runs.run import Run, from_record
 
 STOPPED_EARLY = 75
 TRUTH, EVIDENCE = 8, (2, 4)
-"""Workers."""
+"""Numbers of workers."""
 STRATEGIES = (("ring", 0), ("halving-doubling", 0), ("ps", 1), ("ps", 4), ("sync-easgd", 0))
 SHARE = 0.15
-"""Of a core, for each host that computes: twelve hosts have room on two cores."""
+"""Share of a core per computing host: twelve hosts fit on two cores."""
 LIMIT_S = 580.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is kept while the strategy and the number of workers vary."""
+    """What stays the same while the strategy and the number of workers vary."""
 
     rate: str
     model: str
@@ -58,12 +58,12 @@ class Setting:
 
     @property
     def emulated(self) -> bool:
-        """Whether computing is a wait that takes no core."""
+        """Whether computing is a wait that uses no core."""
         return self.model.startswith("emulated:")
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The setting in words."""
         delay = f", {self.delay_ms:g} ms" if self.delay_ms else ""
         return f"{self.model}, batch {self.batch_size}, {self.rate}{delay}"
 
@@ -94,7 +94,7 @@ class Wanted:
 
     @property
     def key(self) -> dict[str, Any]:
-        """As the journal names it."""
+        """The run's key in the journal."""
         own = {"strategy": self.strategy, "servers": self.servers, "workers": self.workers}
         return dataclasses.asdict(self.setting) | own
 
@@ -113,12 +113,12 @@ class HostPoint:
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Return the relative error."""
         return self.predicted / self.measured - 1
 
 
 def runs_of(setting: Setting) -> Iterator[Wanted]:
-    """One worker once, by ring; then each strategy on more."""
+    """Yield one run on one worker, by ring; then each strategy on more."""
     yield Wanted(setting=setting, strategy="ring", servers=0, workers=1)
     for strategy, servers in STRATEGIES:
         for workers in (*EVIDENCE, TRUTH):
@@ -126,10 +126,10 @@ def runs_of(setting: Setting) -> Iterator[Wanted]:
 
 
 def train(wanted: Wanted) -> dict[str, Any]:
-    """The record of one run; every worker and server has a host of its own."""
+    """Return the record of one run; every worker and server has its own host."""
     setting = wanted.setting
     servers = ["--servers", str(wanted.servers)] if wanted.servers else []
-    with tempfile.TemporaryDirectory(prefix=".predict-hosts-", dir=Path.cwd()) as name:  # the hosts see it there
+    with tempfile.TemporaryDirectory(prefix=".predict-hosts-", dir=Path.cwd()) as name:  # the hosts see it at this path
         run_dir = Path(name) / "run"
         command = [
             sys.executable, "-m", "hpcdl", "train", "--model", setting.model, "--data", setting.data, "--strategy",
@@ -145,7 +145,7 @@ def train(wanted: Wanted) -> dict[str, Any]:
 
 
 def points_of(setting: Setting, records: dict[str, dict[str, Any]]) -> list[HostPoint]:
-    """The setting's five, once all of its runs are there."""
+    """Return the setting's five points, once all its runs exist."""
     found = {wanted: records.get(_text(wanted.key)) for wanted in runs_of(setting)}
     if any(record is None for record in found.values()):
         return []
@@ -174,14 +174,14 @@ def _as_run(record: dict[str, Any], wanted: Wanted) -> Run:
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:
-    """Records by what was asked for."""
+    """Return the records by key."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines]
     return {_text(row["key"]): row["record"] for row in rows}
 
 
 def tell(points: list[HostPoint]) -> None:
-    """Each point, and all together."""
+    """Print each point, and the summary of all."""
     for point in points:
         inside = "inside" if point.low <= point.measured <= point.high else "outside"
         print(
@@ -198,7 +198,7 @@ def tell(points: list[HostPoint]) -> None:
 
 
 def main() -> int:
-    """Make the runs that the journal lacks, then tell the points."""
+    """Make the runs that the journal lacks, then print the points."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=24 * 60.0)

@@ -1,12 +1,11 @@
-"""All-reduces and parameter servers on hosts whose network is shaped: what algorithm, placement and servers cost.
+"""All-reduces and parameter servers on hosts with a shaped network: the cost of algorithm, placement and servers.
 
     python -m benchmarks.ps_exchange [--workers 4] [--rate 1gbit] [--steps 5]
 
-Needs root (tests/lab's hosts). Every worker has a host of its own, and so has each of up to 4 servers. Exchanges
-gradients with the sizes of LeNet's variables and of ResNet-50's at a quarter (25.6 MB), without computing anything;
-every configuration in turn, in the same processes. Prints medians over the steps of the slowest worker, beside the
-bound of the busiest link: a server takes in `workers x its bytes`, a rank of an all-reduce sends what the algorithm's
-cost says.
+Needs root (tests/lab's hosts). Every worker and each of up to 4 servers has its own host. Exchanges gradients with the
+sizes of LeNet's variables and of ResNet-50's at a quarter (25.6 MB), without computing anything; every configuration
+in turn, in the same processes. Prints medians over the steps of the slowest worker, beside the bound of the busiest
+link: a server receives `workers x its bytes`, a rank of an all-reduce sends what the algorithm's cost formula says.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MODELS = {
 
 
 def timed_steps(group: Communicator, num_steps: int, exchange: Callable[[], None]) -> list[float]:
-    """Seconds of each step on the slowest rank of `group`; the first one warms up."""
+    """Return the seconds of each step on the slowest rank of `group`, without the first, which warms up."""
     seconds = []
     for _ in range(num_steps + 1):
         group.barrier()
@@ -76,7 +75,7 @@ def worker_steps(everybody: Communicator, workers: Communicator, lengths: list[i
 
 
 def measure(num_steps: int) -> list[dict[str, object]]:
-    """Every configuration; meaningful on rank 0."""
+    """Measure every configuration; the result is meaningful on rank 0."""
     everybody = world()
     workers = everybody.size - max(SERVERS)
     rows: list[dict[str, object]] = []

@@ -2,10 +2,10 @@
 
     python -m benchmarks.rarely_hosts --rate 100mbit [--task text] [--hosts 8] [--cores 0.23] [--out FOLDER]
 
-As root, on a Slurm cluster of the lab's hosts, one worker a host: a study whose strategies first try some learning
-rates each (`--rates`), then train until --target. `--out` keeps the study, for `hpcdl report`. The start of ranks is no
-part of the time. `--cores` is each host's share of this machine's processors, so that hosts do not take turns on them.
-The tasks: LeNet on the digits, and a small LSTM that tells the next character of hpcdl's pages.
+As root, on a Slurm cluster of the lab's hosts, one worker per host: a study in which each strategy first tries some
+learning rates (`--rates`), then trains until --target. `--out` keeps the study, for `hpcdl report`. The time excludes
+the start of ranks. `--cores` is each host's share of this machine's processors, so that hosts do not take turns on
+them. The tasks: LeNet on the digits, and a small LSTM that predicts the next character of hpcdl's pages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.lab.needs import missing
 from tests.lab.slurm import SlurmLab
 
 METHODS = ("ring", "sync-easgd", "local-sgd", "slowmo", "diloco", "streaming-diloco", "streaming-diloco:fp4")
-"""Strategies, and in which form changes travel where they do not as they are."""
+"""Strategies, with the form in which changes are sent if they are compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learned: the network, and up to which accuracy."""
+    """A learning task: the network, and its target accuracy."""
 
     model: str
     target: float
@@ -51,7 +51,7 @@ TASKS = {
 
 
 def make_data(task: str, desk: Desk) -> None:
-    """The task's samples as shards in the folder `data` of the desk."""
+    """Write the task's samples as shards in the folder `data` of the desk."""
     words: list[str | Path] = ["shard", DIGITS, "data", "--image-size", "28"]
     if task == "text":
         from benchmarks import text_network  # imports Keras
@@ -64,7 +64,7 @@ def make_data(task: str, desk: Desk) -> None:
 
 
 def study_of(options: argparse.Namespace) -> dict[str, object]:
-    """The study file."""
+    """Return the study file's content."""
     task, rates = TASKS[options.task], options.rates
     axes = ["strategy", "optimizer", "compress"]
     study: dict[str, object] = {
@@ -85,7 +85,7 @@ def study_of(options: argparse.Namespace) -> dict[str, object]:
 
 
 def swept(options: argparse.Namespace, folder: Path) -> None:
-    """Carry the study out, and leave it in `folder`."""
+    """Run the study, and leave it in `folder`."""
     problem = missing("slurm")
     if problem:
         raise SystemExit(problem)
@@ -106,7 +106,7 @@ def swept(options: argparse.Namespace, folder: Path) -> None:
 
 
 def told(method: str, records: list[RunRecord]) -> str:
-    """A row: what the runs of a method took to the target."""
+    """Return a table row: what a method's runs needed to reach the target."""
     reached = [record for record in records if record.seconds_to_target is not None]
     sent = [(record.bytes_sent_per_step or 0.0) * record.steps for record in records]
     accuracy = statistics.median(record.history[-1].val_accuracy or 0.0 for record in records)
@@ -120,7 +120,7 @@ def told(method: str, records: list[RunRecord]) -> str:
 
 
 def main() -> None:
-    """Carry the study out and print a row for each strategy."""
+    """Run the study and print a row for each strategy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="digits")
     parser.add_argument("--hosts", type=int, default=8)

@@ -1,12 +1,12 @@
-"""How long a run that loses ranks takes to go on in place, and what of: two kills a run, at random steps and ranks.
+"""How long a run that loses ranks needs to recover in place, by parts: two kills per run, at random steps and ranks.
 
     MPI4PY_MPIABI=openmpi python benchmarks/recovery_in_place.py --data SHARDS [--runs 6] [--model lenet] [--seed 0]
         [--strategy ring] [--servers 0]
 
-Needs Open MPI 5. Three workers, of which one is left at the end, or with servers (two or more) two of them and fewer
-servers; a rank plants its own SIGKILL (`--inject`) and says so right before. From that line of the journal to the end
-of the first step without it is what a recovery takes; its parts are those that the journal has. A run that does not end
-with exit code 0 counts as lost, one that has started new ranks as not in place.
+Needs Open MPI 5. Three workers, of which one remains at the end, or with servers (two or more) two workers and fewer
+servers; a rank plants its own SIGKILL (`--inject`) and logs it right before. A recovery lasts from that line of the
+journal to the end of the first step without the rank; the journal gives its parts. A run that does not end with exit
+code 0 counts as lost, and a run that starts new ranks as not in place.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WORKERS, STEPS = 3, 240
 
 
 def run_once(line: list[str], folder: Path, drawn: random.Random, servers: int) -> tuple[list[dict[str, float]], str]:
-    """Seconds of each recovery, with its parts; and how the run ended, in a word."""
+    """Return the seconds of each recovery, with its parts; and the outcome of the run in one word."""
     first, second = drawn.sample(range(WORKERS), 2)
     if servers:  # a worker and a server, in either order
         first, second = drawn.sample([first, drawn.randrange(WORKERS, WORKERS + servers)], 2)
     at = drawn.randrange(5, STEPS // 2)
-    later = drawn.randrange(at + 20, STEPS - 60 if servers else STEPS)  # a slow worker may not come to the last ones
+    later = drawn.randrange(at + 20, STEPS - 60 if servers else STEPS)  # a slow worker may not reach the last steps
     faults = f"kill:rank={first}@step={at},kill:rank={second}@step={later}"
     done = subprocess.run([*line, "--inject", faults, "--run-dir", str(folder)], capture_output=True, text=True)
     events = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -50,7 +50,7 @@ def run_once(line: list[str], folder: Path, drawn: random.Random, servers: int) 
 
 
 def main() -> None:
-    """Print every recovery as it comes, then the medians."""
+    """Print every recovery when it ends, then the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--model", default="lenet")

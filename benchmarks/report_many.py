@@ -1,11 +1,11 @@
-"""`hpcdl report` and `hpcdl runs` on many runs: seconds by the clock and of the processor, and peak memory.
+"""`hpcdl report` and `hpcdl runs` on many runs: wall and processor seconds, and peak memory.
 
     python benchmarks/report_many.py [--runs 10000] [--repeats 5] [--steps 300] [--folder DIR]
 
 Makes run folders as `hpcdl train` leaves them: record.json with every setting, rank and step, metrics.jsonl, run.toml,
 ranks/. Five strategies, three networks, 1 to 32 workers, two batches, learning rates, precisions and machines; repeats;
-every 97th failed. Each command runs once before it is measured, so that files are warm; medians are printed with the
-least and the most. Runs in `--folder` stay there, and are not made anew by a later call.
+every 97th run failed. Each command runs once before it is measured, so that files are cached; medians are printed with
+minimum and maximum. Runs in `--folder` stay there, and a later call uses them again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AXES: Mapping[str, Sequence[Any]] = {
 }
 SERVED = ("ps", "async-easgd")
 SHARES = (0.02, 0.7, 0.08, 0.12, 0.06, 0.02)
-"""Of a step, by part."""
+"""Shares of a step, by part."""
 PARAMETERS = {"lenet": 431_080, "cifar10-quick": 145_578, "resnet50": 25_557_032}
 EPOCHS = 6
 FAILED_ONE_IN = 97
@@ -51,7 +51,7 @@ QUANTILES = {"0%": 0.0, "5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%":
 
 
 def make(folder: Path, runs: int, steps: int) -> None:
-    """`runs` run folders in `folder`; the same call makes the same ones."""
+    """Make `runs` run folders in `folder`; the same call makes the same ones."""
     settings = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
     for number in range(runs):
         repeat, place = divmod(number, len(settings))
@@ -59,7 +59,7 @@ def make(folder: Path, runs: int, steps: int) -> None:
 
 
 def make_run(folder: Path, number: int, chosen: Mapping[str, Any], repeat: int, steps: int) -> None:
-    """One run of the `chosen` values of AXES."""
+    """Make one run with the `chosen` values of AXES."""
     record = record_of(number, chosen, repeat, steps, str(folder))
     run_dir = Path(record.config["run-dir"])
     (run_dir / "ranks").mkdir(parents=True)
@@ -71,7 +71,7 @@ def make_run(folder: Path, number: int, chosen: Mapping[str, Any], repeat: int, 
 
 
 def record_of(number: int, chosen: Mapping[str, Any], repeat: int, steps: int, folder: str) -> RunRecord:
-    """What such a run's record would hold."""
+    """Return the record of such a run."""
     noise = random.Random(number)
     workers, batch, servers = chosen["workers"], chosen["batch-size"], int(chosen["strategy"] in SERVED)
     mean = (
@@ -106,7 +106,7 @@ def record_of(number: int, chosen: Mapping[str, Any], repeat: int, steps: int, f
 
 
 def rank_of(rank: int, chosen: Mapping[str, Any], step: float, sent: float, noise: random.Random) -> RankRecord:
-    """A worker, or the server behind the workers; two on each node."""
+    """Return a worker, or the server after the workers; two on each node."""
     workers = chosen["workers"]
     return RankRecord(
         rank=rank, host=f"{chosen['machine']}{rank // 2}", role="worker" if rank < workers else "server",
@@ -118,7 +118,7 @@ def rank_of(rank: int, chosen: Mapping[str, Any], step: float, sent: float, nois
 
 
 def history_of(steps: int, seconds: float, noise: random.Random) -> tuple[HistoryPoint, ...]:
-    """An evaluation after each epoch."""
+    """Return an evaluation after each epoch."""
     return tuple(
         HistoryPoint(
             epoch=float(epoch), step=epoch * steps // EPOCHS, seconds=epoch * seconds / EPOCHS,
@@ -131,7 +131,7 @@ def history_of(steps: int, seconds: float, noise: random.Random) -> tuple[Histor
 
 
 def config_of(number: int, chosen: Mapping[str, Any], repeat: int, folder: str) -> dict[str, Any]:
-    """Every setting of `hpcdl train`, as a record holds them."""
+    """Return every setting of `hpcdl train`, as a record holds them."""
     name = f"{number:05d}-{chosen['strategy']}-{chosen['workers']}w-{chosen['batch-size']}b-r{repeat}"
     own = {key: value for key, value in chosen.items() if key not in ("machine", "workers")}
     ranks = chosen["workers"] + (chosen["strategy"] in SERVED)
@@ -144,13 +144,13 @@ DEFAULTS = as_toml_values(
 
 
 def parts_of(step: float, noise: random.Random) -> dict[str, float]:
-    """The parts of a step, which sum to it."""
+    """Return the parts of a step, which add up to it."""
     shares = [share * noise.gauss(1, 0.02) for share in SHARES]
     return {name: step * share / sum(shares) for name, share in zip(PARTS, shares, strict=True)}
 
 
 def measured(arguments: Sequence[str]) -> dict[str, float]:
-    """Seconds by the clock, of the processor (its children's too) and peak memory of a process, in MiB."""
+    """Return wall seconds, processor seconds (with children) and peak memory of a process, in MiB."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "hpcdl", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -165,7 +165,7 @@ def measured(arguments: Sequence[str]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def many_runs(folder: Path | None, runs: int, steps: int) -> Iterator[Path]:
-    """A folder of `runs` runs: `folder`, or one that is removed at the end."""
+    """Yield a folder of `runs` runs: `folder`, or one that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-report-many-") as scratch:
         study = (folder or Path(scratch)) / f"{runs}x{steps}"
         if not study.exists():
@@ -174,7 +174,7 @@ def many_runs(folder: Path | None, runs: int, steps: int) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Measure both, print a line for each."""
+    """Measure both commands, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,12 +1,12 @@
-"""What the safety checks cost a step of ResNet-50: each is timed inside real steps, in one run.
+"""Cost of the safety checks in a step of ResNet-50: each is timed inside real steps, in one run.
 
     python benchmarks/safety_cost.py [--ranks 2] [--steps 12] [--model resnet50]
 
-Ranks of one core each, `ring`, batch 8. Timed on every rank: the look at the loss, the look at the averaged gradients,
-the agreement on stopping and saving (with what it waits for other ranks), the notes of where the rank stands, the
-processor time of the watch's thread, and the comparison of all weights over the ranks, of which a step
-carries one part in --divergence-check-steps (1000). Differences between runs with and without them would be lost in the
-noise of a step.
+Ranks of one core each, `ring`, batch 8. Timed on every rank: the check of the loss, the check of the averaged
+gradients, the agreement on stopping and saving (including the wait for other ranks), the notes of the rank's progress,
+the processor time of the watchdog's thread, and the comparison of all weights over the ranks, of which a step carries
+one part in --divergence-check-steps (1000). Differences between runs with and without them would be lost in the noise
+of a step.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PARTS = ("loss", "gradients", "agreement", "notes", "watch", "weights")
 
 
 class Stopwatch:
-    """Adds up the time that wrapped calls take, by name."""
+    """Add up the time of wrapped calls, by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, timed."""
+        """Return `call` with its time added up."""
 
         def timed(*arguments: Any, **named: Any) -> Any:
             start_s = time.perf_counter()
@@ -50,7 +50,7 @@ class Stopwatch:
 
 
 class TimedWatch(Watchdog):
-    """Knows the processor time that its thread has taken."""
+    """A watchdog that records the processor time of its thread."""
 
     cpu_s = 0.0
 
@@ -60,7 +60,7 @@ class TimedWatch(Watchdog):
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
@@ -73,14 +73,14 @@ def main() -> None:
 
 
 def measure(num_steps: int, model: str) -> None:
-    """The part of one rank; rank 0 prints the means over the ranks."""
+    """Measure on one rank; rank 0 prints the means over the ranks."""
     settings = {"model": model, "data": DATA[model], "batch-size": 8, "optimizer": "momentum"}
     parts, communicator, folder = build(settings)
     config = parts.config
     stopwatch = Stopwatch()
     parts.start()
-    graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # what the exchange calls
-    host.check_loss = stopwatch.wrap("loss", host.check_loss)  # what the loop calls
+    graph.all_finite = stopwatch.wrap("gradients", graph.all_finite)  # as the exchange calls it
+    host.check_loss = stopwatch.wrap("loss", host.check_loss)  # as the loop calls it
     RankMonitor.doing = stopwatch.wrap("notes", RankMonitor.doing)  # type: ignore[method-assign]
     control = Control(communicator, parts.stop, parts.worker, interval=parts.saver.interval, time_limit_s=3600)
     agree = stopwatch.wrap("agreement", control.after_step)

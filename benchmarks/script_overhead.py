@@ -1,6 +1,6 @@
-"""What hpcdl costs a script's step on one rank: an MLP with and without it, in turn, in one process.
+"""Cost of hpcdl in a script's step on one rank: an MLP with and without it, in turn in one process.
 
-Times by the clock say little on a machine that does something else; processor time says what work is added.
+Wall time says little on a busy machine; processor time shows the added work.
 
 python benchmarks/script_overhead.py [--rounds 15] [--layers 3] [--width 128]
 """
@@ -48,7 +48,7 @@ def main() -> None:
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for round_number in range(rounds + 1):
         pairs = list(models.items())
-        for name, (model, callbacks) in pairs if round_number % 2 else reversed(pairs):  # neither is always the second
+        for name, (model, callbacks) in pairs if round_number % 2 else reversed(pairs):  # so that the order alternates
             began, worked = time.perf_counter(), time.process_time()
             model.fit(inputs, labels, batch_size=BATCH, verbose=0, shuffle=False, callbacks=callbacks)
             if round_number:  # the first one traces

@@ -1,4 +1,4 @@
-"""Runs one MPI rank on each of some hosts whose network is shaped: tests/lab's hosts, mpich's mpiexec. Needs root."""
+"""Run one MPI rank on each of several hosts with a shaped network: tests/lab's hosts, mpich's mpiexec. Needs root."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_ranks(
     cores: float = 0.0,
     delay_ms: float = 0.0,
 ) -> str:
-    """What the ranks of `command` print; each host's link carries `rate` (tc's spelling) each way, after `delay_ms`.
+    """Return the output of the ranks; each host's link carries `rate` (tc's spelling) each way, after `delay_ms`.
 
     `settings` are for the ranks' environment; `cores` is each host's share of the processors, 0 for all of them.
     """
@@ -54,7 +54,7 @@ def run_on(lab: Lab, mpiexec: Path, command: Sequence[str], timeout_s: float, se
 def run_on_by_open_mpi(
     lab: Lab, mpirun: Path, command: Sequence[str], timeout_s: float, settings: Mapping[str, str]
 ) -> str:
-    """As `run_on`, for ranks of Open MPI: over TCP, on the hosts' own network, bound to no core."""
+    """Like `run_on`, for ranks of Open MPI: over TCP, on the hosts' own network, not bound to cores."""
     components = {
         "plm": "rsh", "plm_rsh_agent": str(_written_shell(lab, settings)), "plm_rsh_no_tree_spawn": "1",
         "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0", "oob_tcp_if_include": "eth0",
@@ -65,12 +65,12 @@ def run_on_by_open_mpi(
 
 
 def _on_all(lab: Lab) -> list[str]:
-    """A rank on each host."""
+    """Return the arguments for one rank on each host."""
     return [",".join(lab.nodes), "-n", str(len(lab.nodes))]
 
 
 def _run_from_login(lab: Lab, line: Sequence[str], timeout_s: float, settings: Mapping[str, str]) -> str:
-    # mpiexec lives on the login host's network, but sees all processes: it has to enter the other hosts.
+    # mpiexec runs in the login host's network, but sees all processes: it must enter the other hosts' namespaces.
     enter = ["nsenter", "--target", str(lab.inits[LOGIN]), "--net", "--uts", "--"]
     finished = subprocess.run(
         [*enter, *line], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT,
@@ -84,7 +84,7 @@ def _run_from_login(lab: Lab, line: Sequence[str], timeout_s: float, settings: M
 def _written_shell(lab: Lab, settings: Mapping[str, str]) -> Path:
     system_path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     environment = {"PATH": system_path, "HOME": "/root", "PYTHONPATH": str(ROOT), **settings}
-    path = lab.shared / "remote-shell"  # Open MPI's daemons look whether it is there
+    path = lab.shared / "remote-shell"  # Open MPI's daemons check that it exists
     inits = " ".join(f"[{host}]={pid}" for host, pid in lab.inits.items())
     values = " ".join(f"{name}={value}" for name, value in environment.items())
     groups = " ".join(f"[{host}]={group}" for host, group in lab.groups.items())

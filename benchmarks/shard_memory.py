@@ -1,4 +1,4 @@
-"""Peak memory of `hpcdl shard` for Parquet and CSV files of several sizes, and what it writes a second.
+"""Peak memory of `hpcdl shard` for Parquet and CSV files of several sizes, and its rate of writing.
 
     python benchmarks/shard_memory.py [--mib 100 400] [--kinds parquet-numbers parquet-images csv] [--folder DIR]
 
@@ -49,7 +49,7 @@ def parquet_numbers(path: Path, num_bytes: int) -> list[str]:
 
 
 def parquet_images(path: Path, num_bytes: int) -> list[str]:
-    """PNG files of 100 kB as Hugging Face's data sets keep them."""
+    """PNG files of 100 kB, stored as in Hugging Face's data sets."""
     rng, contents = np.random.default_rng(0), []
     for _ in range(16):
         file = io.BytesIO()
@@ -68,7 +68,7 @@ def parquet_images(path: Path, num_bytes: int) -> list[str]:
 
 
 def csv(path: Path, num_bytes: int) -> list[str]:
-    """Columns of decimal numbers, and a class in words; the same 4096 rows again and again."""
+    """Columns of decimal numbers, and a class in words; the same 4096 rows repeated."""
     rng = np.random.default_rng(0)
     names = ",".join(f"a{place}" for place in range(_COLUMNS))
     with path.open("w") as file:
@@ -88,7 +88,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, int], list[str]]]] = {
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, nargs="+", default=[100, 400])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))

@@ -1,4 +1,4 @@
-"""What sharding a folder of image files asks of the file system's metadata server, a file.
+"""Requests per file to the file system's metadata server when sharding a folder of image files.
 
     python benchmarks/shard_metadata.py [--files 100000] [--classes 100] [--links] [--folder DIR]
 
@@ -25,7 +25,7 @@ _OPENS = ("open", "openat", "openat2")
 
 
 def pictures(source: Path, files: int, classes: int, elsewhere: Path | None) -> None:
-    """Write so many PNG files of 8 x 8 pixels, or links to such."""
+    """Write `files` PNG files of 8 x 8 pixels, or links to such files."""
     for number in range(files):
         content = io.BytesIO()
         Image.new("L", (8, 8), number % 251).save(content, "png")
@@ -39,7 +39,7 @@ def pictures(source: Path, files: int, classes: int, elsewhere: Path | None) -> 
 
 
 def main() -> None:
-    """Count, print JSON."""
+    """Count and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--classes", type=int, default=100)

@@ -1,12 +1,12 @@
-"""What the exchange of a small network exposes, beside a raw MPI_Allreduce of its bytes: two ranks of one core each.
+"""Exposed exchange of a small network, beside a raw MPI_Allreduce of its bytes: two ranks of one core each.
 
     python benchmarks/small_exchange.py [--models lenet,small] [--strategies ring,mpi] [--rounds 300] [--without-mpi]
 
 `small` is a network of 50 tensors, 100 kB in all. Steps with each strategy's exchange, steps without and raw in-place
-all-reduces take turns in the same processes, all ranks beginning together; a step lasts until its slowest rank is
-through. Medians; exposed is the median difference of a round's steps. In parentheses: of the quickest tenth, which
-other work on the machine spoils least. With --without-mpi, processor time in one process whose messages are no
-operation: what the exchange costs beside MPI, which a busy machine changes little.
+all-reduces take turns in the same processes, with all ranks beginning together; a step lasts until its slowest rank
+ends. Prints medians; exposed is the median difference of a round's steps. In parentheses: the first decile, which
+other work on the machine disturbs least. With --without-mpi: processor time in one process whose messages do nothing,
+which is the cost of the exchange without MPI and changes little on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RATE = 1e-5
 WARM = 20
 SILENT = {"ring", "mpi", "recursive-doubling", "halving-doubling"}
 LAYERS, WIDTH = 25, 31
-"""Of `small`."""
+"""Layers and their width in `small`."""
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="lenet,small")
     parser.add_argument("--strategies", help="by default ring,auto; without MPI ring,mpi")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 class Silent(Nothing):
-    """As an exchange needs it too."""
+    """The silent communicator with the operations that an exchange needs."""
 
     def duplicate(self) -> Silent:
         return self
@@ -62,7 +62,7 @@ class Silent(Nothing):
 
 
 def measure_alone(options: argparse.Namespace) -> None:
-    """Processor time of steps without messages."""
+    """Measure the processor time of steps without messages."""
     from hpcdl.comm.observed import observe
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -88,7 +88,7 @@ def one_thread() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """The part of one rank; rank 0 prints."""
+    """Measure on one rank; rank 0 prints."""
     import hpcdl
 
     cores = sorted(os.sched_getaffinity(0))
@@ -124,7 +124,7 @@ def network(name: str) -> Any:
 
 
 def kinds_for(name: str, strategies: list[str], batch_size: int, group: Any) -> dict[str, Callable[[], Any]]:
-    """Steps by strategy, the one without exchange as `single`, and the raw all-reduce."""
+    """Return steps by strategy, the one without exchange as `single`, and the raw all-reduce."""
     import keras
     import numpy
 
@@ -154,7 +154,7 @@ def kinds_for(name: str, strategies: list[str], batch_size: int, group: Any) -> 
 
 
 def show(name: str, seconds: dict[str, list[float]]) -> None:
-    """A line for each strategy."""
+    """Print a line for each strategy."""
     without = middle_and_tenth(seconds["single"])
     print(f"{name}: without exchange {told(without)} ms")
     for kind in [kind for kind in seconds if kind != "single"]:
@@ -168,7 +168,7 @@ def show(name: str, seconds: dict[str, list[float]]) -> None:
 
 
 def of_raw(exposed: tuple[float, float], seconds: dict[str, list[float]]) -> str:
-    """The ratio, where a raw all-reduce was timed."""
+    """Return the ratio, if a raw all-reduce was timed."""
     if "raw" not in seconds:
         return ""
     raw = middle_and_tenth(seconds["raw"])
@@ -176,12 +176,12 @@ def of_raw(exposed: tuple[float, float], seconds: dict[str, list[float]]) -> str
 
 
 def middle_and_tenth(values: list[float]) -> tuple[float, float]:
-    """The median and the first decile."""
+    """Return the median and the first decile."""
     return statistics.median(values), statistics.quantiles(values, n=10)[0]
 
 
 def told(values: tuple[float, float]) -> str:
-    """In milliseconds."""
+    """Return both in milliseconds."""
     return f"{values[0] * 1e3:.3f} ({values[1] * 1e3:.3f})"
 
 

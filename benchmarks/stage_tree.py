@@ -1,10 +1,10 @@
-"""What `--stage-env` reads from the shared file system, and how long it takes: each node for itself, and one for all.
+"""Bytes that `--stage-env` reads from the shared file system, and its time: each node by itself, and one rank for all.
 
     sudo .venv/bin/python -m benchmarks.stage_tree [--mib 64] [--hosts 4] [--rate 200mbit]
 
-On the lab's hosts (network namespaces that send at most --rate each; needs root). The shared file system is the login
-host, which hands one packed file out over its own shaped link; what it sent is read from its counters. Then the same
-for thousands of nodes, by a model whose two rates are given: `--read-gb` of the file system, `--link-gb` of a node.
+On the lab's hosts (network namespaces that send at most --rate each; needs root). The login host acts as the shared
+file system: it serves one packed file over its own shaped link, and its counters give the bytes sent. Then the same
+for thousands of nodes, by a model with two given rates: `--read-gb` of the file system, `--link-gb` of a node.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if [ "${PMI_RANK:-0}" = 0 ]; then "$1" -c "$2" /tmp/packed & fi
 shift 2
 exec "$@"
 """
-"""A pipe stands in for the packed file on the shared file system: whoever opens it has it sent over the network."""
+"""A pipe stands for the packed file on the shared file system: opening it sends the file over the network."""
 
 
 def sent_bytes(lab: Lab) -> int:
-    """What the file system's host has sent so far."""
+    """Return the bytes that the file system's host has sent so far."""
     found = re.search(r"eth0:((?:\s+\d+)+)", lab.run(["cat", "/proc/net/dev"]).out)
     assert found is not None
     return int(found[1].split()[8])
 
 
 def each_for_itself(lab: Lab, folder: str) -> None:
-    """As it was: every node opens the packed file."""
+    """Let every node open the packed file."""
     command = ["bash", "-c", FED, "fed", "packed", sys.executable, FETCH, "bash", "-c", UNPACK, "unpack", folder]
     running = [subprocess.Popen(lab.command([*command, "/tmp/packed"], host=node)) for node in lab.nodes]
     if any(process.wait(timeout=300) for process in running):
@@ -61,8 +61,8 @@ def each_for_itself(lab: Lab, folder: str) -> None:
 
 
 def one_for_all(lab: Lab, folder: str) -> None:
-    """As it is: rank 0 opens it and broadcasts."""
-    # mpiexec's shell on the nodes takes one line of text: what is long lies in a file that all see.
+    """Let rank 0 open the packed file and broadcast it."""
+    # mpiexec's shell on the nodes takes one line of text, so long texts are in a file that all nodes see.
     (lab.shared / "fed.sh").write_text(FED)
     (lab.shared / "fetch.py").write_text(FETCH)
     (lab.shared / "unpack.sh").write_text(UNPACK)
@@ -74,7 +74,7 @@ def one_for_all(lab: Lab, folder: str) -> None:
 
 
 def measured(num_hosts: int, mib: float, rate: str) -> list[dict[str, object]]:
-    """Both ways, one after the other, on fresh hosts each."""
+    """Measure both ways in sequence, each on new hosts."""
     rows = []
     for way in (each_for_itself, one_for_all):
         with lab_folder() as folder:
@@ -106,7 +106,7 @@ def measured(num_hosts: int, mib: float, rate: str) -> list[dict[str, object]]:
 
 
 def pack(path: Path, mib: float) -> int:
-    """A tar of random files; its size."""
+    """Write a tar of random files; return its size."""
     part = path.with_name("part")
     part.write_bytes(os.urandom(round(mib * 2**20 / FILES)))
     with tarfile.open(path, "w") as tar:
@@ -116,7 +116,7 @@ def pack(path: Path, mib: float) -> int:
 
 
 def modelled(num_nodes: int, num_bytes: float, read_rate: float, link_rate: float) -> dict[str, object]:
-    """Bytes that the file system hands out, and seconds, both ways; a block's broadcast is a scatter and a ring."""
+    """Return the bytes that the file system serves, and seconds, both ways; a broadcast is a scatter and a ring."""
     blocks = math.ceil(num_bytes / BLOCK_BYTES)
     rounds = math.ceil(math.log2(num_nodes)) + num_nodes - 1
     broadcast = blocks * rounds * LATENCY_S + 2 * num_bytes * (num_nodes - 1) / num_nodes / link_rate
@@ -130,7 +130,7 @@ def modelled(num_nodes: int, num_bytes: float, read_rate: float, link_rate: floa
 
 
 def main() -> None:
-    """Measure, model, print JSON."""
+    """Measure, model and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=float, default=64.0)
     parser.add_argument("--hosts", type=int, default=4)

@@ -1,12 +1,12 @@
-"""From the command to the first step of a training, beyond what TensorFlow's import takes; in turn in one run.
+"""Time from the command to the first step of a training, beyond TensorFlow's import; in turn in one run.
 
     python benchmarks/start_up.py [--rounds 7] [--ranks 1,2] [--model lenet] [--data synthetic:mnist]
 
-Each round imports TensorFlow in a fresh Python, as `python -c "import tensorflow"` does and as ranks do (with Keras,
-without matplotlib and Python's collector), and starts `hpcdl train` with each number of ranks. Taken are the seconds
-from the start of the command to the end of the first step, which has it traced and compiled; and the processor time of
-the starting process, of what it has asked, and of the rank that has used most, which a busy machine disturbs less.
-Prints medians, and what each is beyond either import; one round before them does not count.
+Each round imports TensorFlow in a new Python, both as `python -c "import tensorflow"` and as ranks do (with Keras,
+without matplotlib and Python's garbage collector), and starts `hpcdl train` with each number of ranks. Measured are
+the seconds from the start of the command to the end of the first step, including tracing and compiling; and the
+processor time of the starting process, of its helpers, and of the busiest rank, which a busy machine disturbs less.
+Prints medians, and their excess over either import; the first round does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def imported(statement: str) -> tuple[float, float]:
-    """Seconds, and processor time, from the start of a Python to the end of an import."""
+    """Return seconds and processor time from the start of a Python to the end of an import."""
     began = time.monotonic()
     line = [sys.executable, "-P", "-c", f"{statement}; import time; print(time.monotonic(), time.process_time())"]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -40,12 +40,12 @@ def imported(statement: str) -> tuple[float, float]:
 
 
 def processes() -> dict[int, tuple[int, float, float]]:
-    """Of each process: its parent, its own processor time, and that of those that it has waited for."""
+    """Return for each process: its parent, its own processor time, and that of the children that it waited for."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it is gone
+        except OSError:  # the process has ended
             continue
         ticks = [int(text) for text in fields[11:15]]
         found[int(path.parent.name)] = int(fields[1]), sum(ticks[:2]) * TICK_S, sum(ticks[2:]) * TICK_S
@@ -53,7 +53,7 @@ def processes() -> dict[int, tuple[int, float, float]]:
 
 
 def spent_s(starter: int) -> float:
-    """Processor time of `starter`, of those that it has waited for, and of its busiest descendant."""
+    """Return the processor time of `starter`, of its ended children, and of its busiest descendant."""
     known = processes()
     below: list[int] = []
     waiting = [starter]
@@ -65,7 +65,7 @@ def spent_s(starter: int) -> float:
 
 
 def trained(arguments: list[str], run_dir: Path) -> tuple[float, float]:
-    """Seconds, and processor time, from the command to the end of the first step; what follows is left out."""
+    """Return seconds and processor time from the command to the end of the first step, without what follows."""
     began = time.monotonic()
     line = [sys.executable, "-P", "-m", "hpcdl", "train", *arguments, "--steps", "100000", "--run-dir", str(run_dir)]
     journal = run_dir / "metrics.jsonl"
@@ -84,7 +84,7 @@ def trained(arguments: list[str], run_dir: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure in turn, print a table."""
+    """Measure in turn, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", default="1,2")

@@ -1,10 +1,10 @@
-"""What a rank asks of the file system while it starts, from a shared environment and from the node's own copy.
+"""File-system requests of a rank while it starts, from a shared environment and from the node's own copy.
 
     python benchmarks/startup_metadata.py [--folder DIR] [--imports MODULE,MODULE]
 
-Packs and unpacks this Python's virtual environment as `--stage-env` does it (twice its size in DIR), then lets one
-rank import what a training imports, under `strace -f`, from each; calls that name a file are counted by where the
-file lies. A first import, not counted, has compiled whatever was not compiled yet.
+Packs and unpacks this Python's virtual environment as `--stage-env` does (twice its size in DIR), then lets one rank
+import what a training imports, under `strace -f`, from each. Calls that name a file are counted by the folder that
+contains it. An earlier import, which does not count, compiles what was not compiled yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((?:AT_FDCWD, )?\"([^\"]*)\"")
 
 
 def calls(python: Path, imports: Sequence[str], folder: Path) -> list[tuple[str, str]]:
-    """Name and path of every system call that names a file while `python` imports `imports`."""
+    """Return name and path of every system call that names a file while `python` imports `imports`."""
     line = [str(python), "-c", f"import {', '.join(imports)}"]
     subprocess.run(line, check=True, capture_output=True)
     trace = folder / "trace"
@@ -38,7 +38,7 @@ def calls(python: Path, imports: Sequence[str], folder: Path) -> list[tuple[str,
 
 
 def counted(python: Path, imports: Sequence[str], folder: Path, places: dict[str, Path]) -> dict[str, object]:
-    """How many calls, by place and by name."""
+    """Return the numbers of calls, by folder and by name."""
     made = calls(python, imports, folder)
     below = {what: sum(path.startswith(f"{place}/") for _, path in made) for what, place in places.items()}
     names = collections.Counter(name for name, _ in made).most_common(5)
@@ -46,7 +46,7 @@ def counted(python: Path, imports: Sequence[str], folder: Path, places: dict[str
 
 
 def main() -> None:
-    """Measure both, print JSON."""
+    """Measure both and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--imports", default=IMPORTS)

@@ -3,10 +3,10 @@
     python -m benchmarks.step_profile [--networks resnet50,lstm] [--batch-size 8] [--cores 1] [--steps 5]
         [--onednn on|off] [--fast-kernels on|off] [--operations 10]
 
-Whole steps (forward, backward, update with momentum) of one worker without an exchange. An operation's time is its own:
-what runs inside it counts for itself. "between" is the step's time in no operation: the executor, and what the graph
-waits for. Of --steps profiled ones the table has that of median length; `--operations` lists those of its operations
-that take most. The median step without the profiler stands beside.
+Whole steps (forward, backward, update with momentum) of one worker without an exchange. An operation's time excludes
+operations that run inside it. "between" is the step's time in no operation: the executor, and what the graph
+waits for. Of --steps profiled steps the table shows the one of median length; `--operations` lists its operations
+that take most time. The median step without the profiler is printed beside it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ KINDS: dict[str, tuple[str, ...]] = {
         "Reshape", "Identity", "TensorList", "Broadcast", "Fill", "ZerosLike", "OnesLike", "Read", "Resize", "Reverse",
     ),
 }  # fmt: skip
-"""How an operation's type begins, or what stands in it, for the first two; the first kind that fits counts."""
+"""Beginnings of an operation's type, or for the first two kinds any part of it; the first kind that matches counts."""
 ELSE, BETWEEN = "element-wise, rest", "between"
 OPERATION = re.compile(r"[^\s:]+:([A-Za-z_]\w*)|(CpuExecutable)::\w+")
 """The executor's name of an operation, or what XLA compiled."""
 Events = Sequence[tuple[int, int, str]]
-"""Of one thread: begin and end in picoseconds, and the operation's type."""
+"""Events of one thread: begin and end in picoseconds, and the operation's type."""
 
 
 def kind_of(operation: str) -> str:
-    """One of KINDS for TensorFlow's type of an operation; oneDNN's begin with _Mkl."""
+    """Return the kind (of KINDS) of TensorFlow's type of an operation; types of oneDNN begin with _Mkl."""
     bare = operation.removeprefix("_").removeprefix("Mkl").removeprefix("Native").removeprefix("Fused")
     for kind, names in KINDS.items():
         inside = kind in {"convolution, product", "normalization"}
@@ -55,7 +55,7 @@ def kind_of(operation: str) -> str:
 
 
 def own_times(events: Events) -> Counter[str]:
-    """Picoseconds of each type of operation in one thread, without what runs inside it."""
+    """Return the picoseconds of each type of operation in one thread, without those of operations inside it."""
     times: Counter[str] = Counter()
     open_ones: list[tuple[int, str]] = []
     for begin, end, operation in sorted(events, key=lambda event: (event[0], -event[1])):
@@ -69,7 +69,7 @@ def own_times(events: Events) -> Counter[str]:
 
 
 def profiled(step: Callable[[], Any]) -> tuple[float, Counter[str]]:
-    """Seconds of one step by the clock, and in each type of operation."""
+    """Return the wall seconds of one step, and the seconds of each type of operation."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -87,7 +87,7 @@ def profiled(step: Callable[[], Any]) -> tuple[float, Counter[str]]:
 
 
 def operations_of(space: Any) -> Iterable[Events]:
-    """Each thread's operations; the executor calls them `name:Type`."""
+    """Yield each thread's operations; the executor calls them `name:Type`."""
     for plane in space.planes:
         found = {number: OPERATION.fullmatch(metadata.name) for number, metadata in plane.event_metadata.items()}
         kinds = {number: match[1] or match[2] for number, match in found.items() if match}
@@ -100,7 +100,7 @@ def operations_of(space: Any) -> Iterable[Events]:
 
 
 def main() -> None:
-    """Print a row for each network, and its operations where that is asked for."""
+    """Print a row for each network, and its operations on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batch-size", type=int, default=8)
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def shares_of(times: Counter[str], seconds: float) -> dict[str, float]:
-    """Of a step's `seconds`, by kind; with several cores they may be more than 1 in all."""
+    """Return shares of a step's `seconds`, by kind; with several cores their sum may exceed 1."""
     shares = dict.fromkeys([*KINDS, ELSE], 0.0)
     for name, spent in times.items():
         shares[kind_of(name)] += spent / seconds
@@ -139,14 +139,14 @@ def shares_of(times: Counter[str], seconds: float) -> dict[str, float]:
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Seconds of one step."""
+    """Return the seconds of one step."""
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
 
 
 def step_of(network: str, batch_size: int, *, fast: bool) -> Callable[[], Any]:
-    """A step of the network, traced and run once, on a batch that stays the same."""
+    """Return a step of the network, traced and run once, on a constant batch."""
     compiled, _ = step_of_network(network, fast=fast)
     samples, labels = next(batches(network, batch_size))
 

@@ -1,4 +1,4 @@
-"""A small language model and its text: which character follows 32 others, in hpcdl's own pages."""
+"""A small language model and its text: predict the character after 32 others, in hpcdl's own pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW, SAMPLES = 32, 20_000
 
 
 def build() -> keras.Model:
-    """Indices (N, 32) of characters in, a logit for each character that may follow out."""
+    """Build the network: indices (N, 32) of characters in, a logit for each possible next character out."""
     text = keras.Input((WINDOW,), name="text")
     x = layers.Embedding(len(ALPHABET) + 1, 32)(text)
     x = layers.LSTM(96)(x)
@@ -22,7 +22,7 @@ def build() -> keras.Model:
 
 
 def write_samples(pages: Path, path: Path) -> None:
-    """Cut windows out of the Markdown files below `pages`, without a seed's choice, and write them as a .npz file."""
+    """Cut windows from the Markdown files below `pages`, without a random seed, and write them as a .npz file."""
     text = " ".join(" ".join(page.read_text("utf-8").lower().split()) for page in sorted(pages.rglob("*.md")))
     places = {character: index for index, character in enumerate(ALPHABET)}
     indices = numpy.array([places.get(character, len(ALPHABET)) for character in text], numpy.uint8)

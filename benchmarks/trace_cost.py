@@ -1,4 +1,4 @@
-"""What a trace costs: steps with and without recording in turn, in one run; and a look at the counters.
+"""Cost of a trace: steps with and without recording in turn, in one run; and the cost of reading the counters.
 
 python benchmarks/trace_cost.py [--model lenet] [--ranks 2] [--steps 2000] [--levels steps,full]
 """
@@ -29,15 +29,15 @@ from hpcdl.trace.counters import sample
 from hpcdl.trace.recorder import CPU_EVERY_S, TraceRecorder
 
 WARM = 100
-"""First steps that are left out."""
+"""Number of first steps that do not count."""
 LOOKED_S = 10.0
 EVERY, BLOCK = 3, 150
-"""Steps of which one is traced, an odd number because batches come by twos and fours; and steps whose medians are
-compared."""
+"""One step of EVERY is traced, an odd number because batches come by twos and fours; medians are compared over blocks
+of BLOCK steps."""
 
 
 def _traced_and_not(seconds: Sequence[float]) -> float:
-    """What the medians of the steps with a trace, which come last of EVERY, and of those without differ by."""
+    """Return the difference of the medians of steps with a trace (the last of each EVERY) and without."""
     traced = set(range(EVERY - 1, len(seconds), EVERY))
     medians = [statistics.median(s for at, s in enumerate(seconds) if (at in traced) == kind) for kind in (True, False)]
     return medians[0] - medians[1]
@@ -60,7 +60,7 @@ def cost(level: str, given: argparse.Namespace, folder: Path) -> str:
 
 
 def recording_us(level: str, folder: Path, buckets: int = 4, messages: int = 12) -> float:
-    """Processor time of what is recorded of a step: a busy machine does not change it."""
+    """Return the processor time of recording a step, which a busy machine does not change."""
     facts = {"rank": 0, "size": 2, "host": "here", "role": "worker"}
     recorder = TraceRecorder(level, folder, **facts)
     steps, now_s = 5000, time.monotonic()
@@ -78,9 +78,9 @@ def recording_us(level: str, folder: Path, buckets: int = 4, messages: int = 12)
 
 
 def looks_ms(folder: Path, *, num_threads: int) -> float:
-    """Processor time a second of the thread that looks at processor time and at counters, in a process that sleeps.
+    """Return processor time per second of the thread that samples processor time and counters, in a sleeping process.
 
-    `num_threads` others sleep beside it: the kernel adds up the time of all of them at each look.
+    `num_threads` others sleep beside it: the kernel adds up the time of all of them at each sample.
     """
     over = threading.Event()
     others = [threading.Thread(target=over.wait) for _ in range(num_threads)]
@@ -99,13 +99,13 @@ def looks_ms(folder: Path, *, num_threads: int) -> float:
 
 
 class TakesLayers(NoRecorder):
-    """Wants layers, and drops them."""
+    """A recorder that requests layers and drops them."""
 
     wants_layers = True
 
 
 def layers(given: argparse.Namespace) -> str:
-    """Steps whose graph notes its layers and steps whose graph does not, in turn, on one rank without an exchange."""
+    """Compare steps whose graph records its layers with steps whose graph does not, on one rank without an exchange."""
     runtime.silence()
     runtime.configure(deterministic=False, seed=1)
     import numpy

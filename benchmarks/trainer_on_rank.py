@@ -1,4 +1,4 @@
-"""What `hpcdl train` trains with, on each rank of an mpiexec, for benchmarks that measure parts of its loop."""
+"""Set up `hpcdl train`'s training on each rank of an mpiexec, for benchmarks that measure parts of its loop."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "BENCHMARK_RUN_DIR"
 DATA = {"resnet50": "synthetic:imagenet@4096", "lenet": "synthetic:mnist@4096"}
-"""By model; LeNet is there to try a benchmark out."""
+"""Data by model; LeNet serves to try a benchmark."""
 
 
 def run_on_ranks(script: str, num_ranks: int, arguments: list[str]) -> int:
-    """Start `script ARGUMENTS --rank` on ranks of this node, with a run directory; returns mpiexec's exit code."""
+    """Start `script ARGUMENTS --rank` on ranks of this node, with a run directory; return mpiexec's exit code."""
     mpiexec = find_mpiexec()
     line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(num_ranks), sys.executable, script, *arguments]
     with tempfile.TemporaryDirectory(prefix="hpcdl-benchmark-", dir=os.environ.get("TMPDIR", ".")) as folder:
@@ -45,7 +45,7 @@ def run_on_ranks(script: str, num_ranks: int, arguments: list[str]) -> int:
 
 
 def build(settings: Mapping[str, Any]) -> tuple[Parts, Communicator, Path]:
-    """What this rank trains with, bound to a core of its own, ready for its first step."""
+    """Return what this rank trains with, bound to its own core, ready for its first step."""
     place = placement() or ALONE
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[place.rank % len(cores)]})

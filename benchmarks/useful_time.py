@@ -1,10 +1,10 @@
-"""What share of its time a run spends on steps that count while it loses a rank every minute, in place.
+"""Share of a run's time spent on steps that count, while it loses a rank every minute and recovers in place.
 
     MPI4PY_MPIABI=openmpi python benchmarks/useful_time.py [--minutes 5] [--every 60] [--model emulated:lenet:0.1]
 
-Needs Open MPI 5. There is one rank more than are lost, rank 0 among those, and the batch stays as it is. Useful time is
-the steps done between two losses times an undisturbed step of so many workers, by the time from the first step that the
-journal tells of to the last; an undisturbed step is the median over what lies between two lines of the journal.
+Needs Open MPI 5. One rank more starts than is lost, rank 0 is among the lost ones, and the batch stays the same. Useful
+time is the number of steps between two losses times an undisturbed step of as many workers, relative to the time from
+the journal's first step to its last. An undisturbed step is the median between two lines of the journal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEFT_EARLY = 75
 
 
 def main() -> None:
-    """Train for so long, and print what the journal says."""
+    """Train for the given time, and print what the journal shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two losses")
@@ -50,7 +50,7 @@ def show(events: list[dict[str, Any]]) -> None:
         if event["kind"] == "step":
             told.append((event["step"], event["monotonic_s"]))
             parts[-1].append(told[-1])
-        elif "recovery" in event:  # fewer workers take longer steps from here on
+        elif "recovery" in event:  # steps of fewer workers take longer from here on
             parts.append([])
     useful_s = 0.0
     for part in (part for part in parts if len(part) > 1):

@@ -30,7 +30,7 @@ def write_digits(folder: Path) -> int:
 
 
 def main() -> None:
-    """Write the images where the command line says, or into the examples."""
+    """Write the images to the folder of the command line, or into the examples."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT
     if folder.exists():
         sys.exit(f"{folder} exists; remove it first or name another folder")

@@ -1,7 +1,7 @@
 """Write man pages and shell completions from the command line itself: make_manual.py SHARE.
 
-SHARE/man/man1/hpcdl.1, one page for each command, and SHARE/completions/{hpcdl.bash,_hpcdl,hpcdl.fish}. None of them
-may be there yet.
+Writes SHARE/man/man1/hpcdl.1, one page for each command, and SHARE/completions/{hpcdl.bash,_hpcdl,hpcdl.fish}. None
+of them may exist yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENVIRONMENT = (
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that is not hidden, with its words; the program itself first."""
+    """Yield every command that is not hidden, with its words; the program itself first."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app_for()))]
     while waiting:
         words, command = waiting.pop(0)
@@ -48,18 +48,18 @@ def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def escaped(text: str) -> str:
-    """`text` as roff prints it: backslashes, dashes and leading dots are kept as they are."""
+    """Return `text` for roff, which then prints its backslashes, dashes and leading dots unchanged."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return "\\&" + text if text[:1] in (".", "'") else text
 
 
 def first_sentence(text: str) -> str:
-    """What stands behind the dash in the NAME section."""
+    """Return the text after the dash in the NAME section."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()))[0].rstrip(".")
 
 
 def page(words: tuple[str, ...], command: Any) -> str:
-    """The roff text of one command."""
+    """Return the roff text of one command."""
     name = "-".join(("hpcdl", *words))
     line = " ".join(("hpcdl", *words))
     lines = [
@@ -92,12 +92,12 @@ def page(words: tuple[str, ...], command: Any) -> str:
 
 
 def usage(command: Any) -> str:
-    """What stands behind the command's name."""
+    """Return the text after the command's name."""
     return " ".join(command.collect_usage_pieces(context(command)))
 
 
 def options(command: Any) -> Iterator[str]:
-    """The OPTIONS section."""
+    """Yield the OPTIONS section."""
     shown = [item for item in command.params if is_option(item) and not getattr(item, "hidden", False)]
     if shown:
         yield ".SH OPTIONS"
@@ -108,22 +108,22 @@ def options(command: Any) -> Iterator[str]:
 
 
 def is_option(parameter: Any) -> bool:
-    """Whether `parameter` is a flag, not a positional."""
+    """Return whether `parameter` is a flag, not a positional."""
     return bool(parameter.param_type_name == "option")
 
 
 def context(command: Any) -> Any:
-    """What the command line's own help is drawn with."""
+    """Return the context with which the command line formats its own help."""
     return command.context_class(command, info_name=command.name)
 
 
 def table(title: str, rows: tuple[tuple[str, str], ...]) -> list[str]:
-    """A section of terms and what they mean."""
+    """Return a section of terms and their meanings."""
     return [f".SH {title}", *(line for term, text in rows for line in (".TP", f".B {escaped(term)}", escaped(text)))]
 
 
 def completion(shell: str) -> str:
-    """The script that `shell` sources; it asks hpcdl itself at each tab."""
+    """Return the script that `shell` sources; it calls hpcdl itself at each tab."""
     line = [sys.executable, "-c", "from hpcdl.cli.main import main; main()"]
     environment = {**os.environ, "_HPCDL_COMPLETE": f"source_{shell}"}
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,6 @@
-"""Write what strategies declare into docs/reference: make_strategy_table.py [PAGE].
+"""Write the declared features of strategies into docs/reference: make_strategy_table.py [PAGE].
 
-That is the table of features in strategies.md (or PAGE), and the facts at the top of strategies/NAME.md.
+This is the table of features in strategies.md (or PAGE), and the facts at the top of strategies/NAME.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 def row(names: Sequence[str], features: Features) -> str:
-    """Strategies with the same features; an empty cell is a no."""
+    """Return a row of strategies with the same features; an empty cell means no."""
     cells = ["yes" if getattr(features, field) else "" for field in COLUMNS]
     rule = ", ".join(features.optimizers) or "any"
     linked = ", ".join(f"[`{name}`](strategies/{name}.md)" for name in names)
@@ -44,7 +44,7 @@ def row(names: Sequence[str], features: Features) -> str:
 
 
 def table() -> str:
-    """All strategies in the order of `hpcdl strategies`; those that have the same share a row."""
+    """Return the table of all strategies in the order of `hpcdl strategies`; those with equal features share a row."""
     titles = ["strategy", *COLUMNS.values(), "optimizer"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     alike: dict[Sequence[object], list[str]] = {}
@@ -57,7 +57,7 @@ def table() -> str:
 
 
 def facts(info: StrategyInfo) -> str:
-    """What stands at the top of a strategy's own page."""
+    """Return the facts at the top of a strategy's own page."""
     has = [title for field, title in COLUMNS.items() if getattr(info.features, field)]
     servers = " --servers 1" if info.features.servers else ""
     ranks = 1 if info.name == "single" else 4
@@ -74,7 +74,7 @@ def facts(info: StrategyInfo) -> str:
 
 
 def filled(page: str, content: str) -> str:
-    """`page` with `content` between its marks."""
+    """Return `page` with `content` between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"

@@ -3,10 +3,10 @@
     python -m benchmarks.peers [--networks lenet,alexnet] [--engines auto,horovod] [--ranks 2] [--tries 5] [--out PAGE]
 
 Every try runs each engine on each network in turn: two ranks, steps with and without exchange in turn in the same
-processes. With `--ranks 1` one rank has all cores, and nothing is exchanged. Real-time priority where that is allowed,
-so that other work on the machine waits. Horovod and PyTorch get environments of their own in build/, which needs a
-network once, and compilers for Horovod. Tries are kept in --journal as they end; `--tables JOURNAL` makes the tables
-from one again. An engine that fails is a row that says so.
+processes. With `--ranks 1` one rank has all cores, and nothing is exchanged. Real-time priority is used if allowed,
+so that other work on the machine waits. Horovod and PyTorch get their own environments in build/, which needs network
+access once, and compilers for Horovod. Each finished try is kept in --journal; `--tables JOURNAL` makes the tables
+from it again. An engine that fails gets a row that says so.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NETWORKS = {
 }  # fmt: skip
 """Batch per rank, and steps of each kind in a try."""
 OWN_NETWORKS = {"transformer": 3_162_122, "lstm": 922_122, "unet": 488_210}
-"""Trainable weights of networks that hpcdl has not by name: functions of networks.py."""
+"""Trainable weights of networks that hpcdl does not know by name: functions of networks.py."""
 LABELS = {
     "ring": "hpcdl `ring`", "auto": "hpcdl `auto`", "horovod": "Horovod", "pytorch-ddp": "PyTorch DDP",
     "grpc-ring": "MultiWorkerMirroredStrategy", "mpi-loop": "MPI loop by hand",
 }  # fmt: skip
 ALONE = ("auto", "horovod", "pytorch-ddp")
-"""Engines that `--ranks 1` compares; hpcdl's is `single` then."""
+"""Engines that `--ranks 1` compares; hpcdl's strategy is then `single`."""
 PATIENCE_S = 900.0
 REAL_TIME = ("chrt", "-r", "5")
 Line = tuple[list[str], Mapping[str, str]]
@@ -72,7 +72,7 @@ class Planned:
 def plan(
     networks: Sequence[str], engines: Sequence[str], num_tries: int, num_steps: int | None = None, num_ranks: int = 2
 ) -> list[Planned]:
-    """Every try of every network with every engine; engines take turns, then networks, then tries."""
+    """Return every try of every network with every engine; engines vary fastest, then networks, then tries."""
     return [
         Planned(
             number=number, network=network, engine=engine, batch_size=NETWORKS[network][0],
@@ -85,7 +85,7 @@ def plan(
 
 
 class Engines:
-    """How each engine is started; environments of their own are built before anything is measured."""
+    """How each engine is started; their environments are built before anything is measured."""
 
     def __init__(self, chosen: Sequence[str]) -> None:
         self._bare = dict(os.environ)
@@ -106,7 +106,7 @@ class Engines:
             self._horovod_environment = {**outside, **environment_for(flavour)}
 
     def line(self, run: Planned) -> Line:
-        """What prints the JSON of `run` on stdout."""
+        """Return the command that prints the JSON of `run` on stdout."""
         ranks = str(run.ranks)
         amount = [run.network, str(run.batch_size), str(run.steps), ranks]
         if run.engine == "horovod":
@@ -129,7 +129,7 @@ class Engines:
         return line, self._bare
 
     def versions(self) -> str:
-        """What was measured, for a reader."""
+        """Return the measured versions for the page."""
         own = (
             f"hpcdl {version('hpcdl')} with TensorFlow {version('tensorflow')}, {self._own.flavour} {self._own.version}"
         )
@@ -141,23 +141,23 @@ class Engines:
 
 
 def without_own(path: str) -> str:
-    """PATH without hpcdl's environment: Horovod is built with the machine's MPI, and starts by that one's mpiexec."""
+    """Return PATH without hpcdl's environment: Horovod is built with, and started by, the machine's MPI."""
     own = Path(sys.executable).parent
     return os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder) != own)
 
 
 def model_of(network: str) -> str:
-    """What `--model` of hpcdl takes for it."""
+    """Return the network's value for hpcdl's `--model`."""
     return f"{HERE / 'networks.py'}:{network}" if network in OWN_NETWORKS else network
 
 
 def num_parameters(network: str) -> int:
-    """Trainable weights that every engine's network has to have."""
+    """Return the number of trainable weights that every engine's network must have."""
     return OWN_NETWORKS.get(network) or model_info(network).parameters
 
 
 def priority(wanted: str) -> tuple[Sequence[str], str]:
-    """What commands begin with, and a reader's words for it."""
+    """Return the first words of commands, and a description of the priority."""
     if wanted == "real-time":
         try:
             if subprocess.run([*REAL_TIME, "true"], capture_output=True, check=False).returncode == 0:
@@ -169,7 +169,7 @@ def priority(wanted: str) -> tuple[Sequence[str], str]:
 
 
 def measure(run: Planned, line: Line, prefix: Sequence[str]) -> tables.Try:
-    """One try; whatever goes wrong is its `error`, so that the table tells."""
+    """Measure one try; any failure becomes its `error`, which the table shows."""
     load = os.getloadavg()[0]
     given = dataclasses.asdict(run) | {"load": load}
     command, its_environment = line
@@ -187,7 +187,7 @@ def measure(run: Planned, line: Line, prefix: Sequence[str]) -> tables.Try:
 
 
 def answered(given: Mapping[str, Any], stdout: str) -> tables.Try:
-    """The try that an engine's JSON tells of, which may stand among other lines."""
+    """Return the try in an engine's JSON, which may be among other lines."""
     try:
         found = json.JSONDecoder().raw_decode(stdout, stdout.index("{"))[0]
         known = {field.name for field in dataclasses.fields(tables.Try)} - set(given)
@@ -204,7 +204,7 @@ def answered(given: Mapping[str, Any], stdout: str) -> tables.Try:
 
 
 def run_all(runs: Sequence[Planned], line_of: Callable[[Planned], Line], prefix: Sequence[str]) -> Iterator[tables.Try]:
-    """Each try as it ends, told of on stderr."""
+    """Yield each try when it ends, and report it on stderr."""
     for place, run in enumerate(runs, 1):
         one = measure(run, line_of(run), prefix)
         exposed = f", {tables.ms(one.exposed_seconds)} ms exposed" if run.ranks > 1 else ""
@@ -214,7 +214,7 @@ def run_all(runs: Sequence[Planned], line_of: Callable[[Planned], Line], prefix:
 
 
 def head(command: Sequence[str], versions: str, its_priority: str) -> tables.Head:
-    """Machine, date and the rest of what holds for all tries."""
+    """Return machine, date and the other facts common to all tries."""
     topology = read_topology()
     memory_gib = sum(node.memory_bytes for node in topology.numa_nodes) / 2**30
     return tables.Head(
@@ -227,7 +227,7 @@ def head(command: Sequence[str], versions: str, its_priority: str) -> tables.Hea
 
 
 def kept(journal: Path) -> tuple[tables.Head, list[tables.Try]]:
-    """What a journal holds; a line that was cut short is left out."""
+    """Return the content of a journal, without a truncated last line."""
     documents = []
     try:
         lines = journal.read_text().splitlines()
@@ -244,7 +244,7 @@ def kept(journal: Path) -> tuple[tables.Head, list[tables.Try]]:
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """What was asked for; UsageError where that is impossible."""
+    """Return the parsed arguments; raises UsageError if they are impossible."""
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Environments of their own for peers, each built once: Horovod builds against no newer TensorFlow than 2.12."""
+"""Separate environments for peers, each built once: Horovod builds with TensorFlow 2.12 at most."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcdl.core.errors import HpcdlError, UsageError
 
 HOROVOD, TENSORFLOW = "horovod==0.28.1", "tensorflow-cpu==2.12.1"
 FIRST = ("setuptools<70", "wheel", "packaging", "numpy<1.24", TENSORFLOW)
-"""What Horovod's setup imports, and the newest that it goes with."""
+"""Packages that Horovod's setup imports, in the newest versions that it works with."""
 PYTORCH = "torch==2.13.0"
-"""pip takes a wheel for processors alone, `2.13.0+cpu`, where its indexes and --find-links have one."""
+"""pip takes a CPU-only wheel, `2.13.0+cpu`, if its indexes and --find-links have one."""
 WITH_PYTORCH = ("numpy", PYTORCH)
 PYTHON = "python3.11"
-"""The newest that TensorFlow 2.12 has wheels for."""
+"""The newest version with wheels of TensorFlow 2.12."""
 COMPILERS = ("g++", "make", "cmake", "mpicxx", "mpiexec")
 SETTINGS = {
     "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_GLOO": "1",
@@ -29,9 +29,9 @@ HAS_GLOO = "import torch.distributed; assert torch.distributed.is_gloo_available
 
 
 def with_horovod(folder: Path, environment: dict[str, str], otherwise: str = WITHOUT_HOROVOD) -> Path:
-    """Python of the environment in `folder`, made if it is not whole; `environment`'s PATH has the compilers.
+    """Return Python of the environment in `folder`, made if incomplete; `environment`'s PATH has the compilers.
 
-    UsageError where a program is missing, HpcdlError where packages cannot be had or Horovod does not build.
+    Raises UsageError if a program is missing, HpcdlError if packages are unavailable or Horovod does not build.
     """
     path = environment.get("PATH", "")
     missing = [name for name in (PYTHON, *COMPILERS) if not shutil.which(name, path=path)]
@@ -56,9 +56,9 @@ def with_horovod(folder: Path, environment: dict[str, str], otherwise: str = WIT
 
 
 def with_pytorch(folder: Path, environment: dict[str, str], otherwise: str = WITHOUT_PYTORCH) -> Path:
-    """Python of the environment in `folder`, made if it is not whole.
+    """Return Python of the environment in `folder`, made if incomplete.
 
-    UsageError where that Python is missing, HpcdlError where PyTorch cannot be had or does not load.
+    Raises UsageError if that Python is missing, HpcdlError if PyTorch is unavailable or does not load.
     """
     if not shutil.which(PYTHON, path=environment.get("PATH", "")):
         raise UsageError(f"PyTorch gets an environment of {PYTHON}, which is not on PATH; {otherwise}")
@@ -74,7 +74,7 @@ def with_pytorch(folder: Path, environment: dict[str, str], otherwise: str = WIT
 
 
 def version_of(python: Path, package: str, environment: Mapping[str, str]) -> str:
-    """What is installed there, such as 2.13.0+cpu."""
+    """Return the installed version of a package, such as 2.13.0+cpu."""
     line = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""A network's steps under Horovod, with and without exchange, as each of its ranks takes them."""
+"""A network's steps under Horovod, with and without exchange, on each of its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steps import LEARNING_RATE, measured
 
 
 def print_steps(variables: Sequence[Any], loss_of: Callable[[], Any], num_steps: int) -> None:
-    """Rank 0 prints the times as JSON; `loss_of()` is the loss of `variables`. Horovod has begun, and ends here."""
+    """Print the times as JSON on rank 0; `loss_of()` is the loss of `variables`. Ends the initialised Horovod."""
     optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
 
     def step(exchange: bool) -> Any:
@@ -22,7 +22,7 @@ def print_steps(variables: Sequence[Any], loss_of: Callable[[], Any], num_steps:
         if exchange:
             tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, variables)
-        # autograph in TensorFlow 2.12 knows no zip(strict=True)
+        # autograph in TensorFlow 2.12 does not support zip(strict=True)
         optimizer.apply_gradients([(gradient, variables[place]) for place, gradient in enumerate(gradients)])
         return loss
 

@@ -2,7 +2,7 @@
 
 mpirun ... PYTHON benchmarks/peers/horovod_waits.py PLAN STEPS
 
-PLAN is benchmarks/peers_hosts.py's. Gradients go through DistributedGradientTape, with Horovod's own fusion and cycle.
+benchmarks/peers_hosts.py writes PLAN. Gradients use DistributedGradientTape, with Horovod's fusion and cycle.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main() -> None:
     waits, num_steps = Waits(Path(sys.argv[1])), int(sys.argv[2])
     hvd.init()
     tf.random.set_seed(1)
-    # As a network has them: from the input to the output.
+    # In a network's order: from the input to the output.
     variables = [tf.Variable(tf.zeros(shape)) for piece in reversed(waits.pieces) for shape in reversed(piece)]
     print_steps(variables, lambda: computed(waits, [variable.read_value() for variable in variables]), num_steps)
 
 
 def computed(waits: Waits, weights: list[Any]) -> Any:
-    """Zero after the forward pass's wait; the gradients of `weights` come piece by piece, the last weights first."""
+    """Return zero after the forward pass's wait; gradients of `weights` come piece by piece, the last weights first."""
 
     @tf.custom_gradient
     def pass_forward(*values: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
@@ -45,7 +45,7 @@ def computed(waits: Waits, weights: list[Any]) -> Any:
             ready, changing, gradients = upstream, tf.reshape(values[0], [-1])[0], []
             for place, piece in enumerate(waits.pieces):
                 zeros = waited(functools.partial(waits.backward, place), [ready, changing], len(piece))
-                # A zero of its own for each: TensorFlow makes one of equal tensors, and then one of their exchanges.
+                # Add a separate zero to each: TensorFlow merges equal tensors, and would merge their exchanges.
                 gradients += [tf.zeros(shape) + zeros[number] for number, shape in enumerate(piece)]
                 ready = zeros[0]
             return gradients[::-1]
@@ -56,13 +56,13 @@ def computed(waits: Waits, weights: list[Any]) -> Any:
 
 
 def waited(wait: Callable[[], None], after: list[Any], count: int, first: bool = False) -> Any:
-    """So many zeros, when all of `after` is there and `wait` is over."""
+    """Return `count` zeros, once all of `after` is available and `wait` is over."""
 
     def sleep(*_before: Any) -> Any:
         wait()
         return np.zeros(count, np.float32)
 
-    # As in hpcdl/models/emulated.py: one with side effects would hold the exchange up.
+    # As in hpcdl/models/emulated.py: an operation with side effects would delay the exchange.
     done = tf.numpy_function(sleep, after, tf.float32, stateful=first)
     done.set_shape((count,))
     return done

@@ -1,9 +1,9 @@
-"""One rank of a loop as one writes it by hand: gradients, one MPI_Allreduce of them all, update; rank 0 prints JSON.
+"""One rank of a usual hand-written loop: gradients, one MPI_Allreduce of them all, update; rank 0 prints JSON.
 
     mpiexec -n RANKS python benchmarks/peers/mpi_rank.py MODEL BATCH STEPS RANKS
 
-MODEL is what --model takes; nothing else is hpcdl's. Also told: what an in-place MPI_Allreduce of the same bytes takes
-by itself, in one call and in slices that stay in the cache; the faster one is the limit of every exchange.
+MODEL is a value of --model; nothing else is hpcdl's. Also measured: an in-place MPI_Allreduce of the same bytes
+alone, in one call and in slices that fit the cache; the faster one is the limit of every exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcdl.models.load import load_model  # noqa: E402
 tf.config.threading.set_intra_op_parallelism_threads(NUM_CORES)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 SLICE = 4 * 2**20 // 4
-"""Elements: 4 MiB of float32."""
+"""Elements of a slice: 4 MiB of float32."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def weights(model: Any) -> list[Any]:
 
 
 def by_hand(model: Any, batch: int, buffer: Any, ranks: MPI.Comm) -> dict[str, Callable[[], None]]:
-    """A step with exchange, whose gradients leave the graph, and one without, which is one graph."""
+    """Return a step with exchange, whose gradients leave the graph, and one without, which is one graph."""
     optimizer = keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

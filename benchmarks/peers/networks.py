@@ -1,4 +1,6 @@
-"""The networks as in hpcdl/models/, for TensorFlow 2.12 and Keras 2; hpcdl trains those that it has not by name."""
+"""The networks as in hpcdl/models/, for TensorFlow 2.12 and Keras 2; hpcdl trains those that it does not know by
+name.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def hepcnn() -> Any:
 
 
 def transformer() -> Any:
-    """Vaswani et al. 2017, "Attention is all you need", section 3; normalisation first as Xiong et al. 2020."""
+    """Vaswani et al. 2017, "Attention is all you need", section 3; normalisation first, as in Xiong et al. 2020."""
     vectors = x = tf.keras.Input((64, 256))
     for _ in range(4):
         y = layers.LayerNormalization()(x)

@@ -1,4 +1,4 @@
-"""The networks for PyTorch, by its own modules: layers and sizes as in hpcdl/models/ and networks.py."""
+"""The networks for PyTorch, with its own modules: layers and sizes as in hpcdl/models/ and networks.py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 
 class Plus(nn.Module):
-    """The sum of two branches, then a rectifier where there is one."""
+    """The sum of two branches, and optionally a rectifier."""
 
     def __init__(self, first: nn.Module, second: nn.Module, *, rectified: bool = False) -> None:
         super().__init__()
         self.first, self.second, self.rectified = first, second, rectified
 
     def forward(self, x: Any) -> Any:
-        """Both of the same input."""
+        """Return the sum of both branches of the same input."""
         total = self.first(x) + self.second(x)
         return torch.relu_(total) if self.rectified else total
 
@@ -29,12 +29,12 @@ class Beside(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Any) -> Any:
-        """All of the same input."""
+        """Return all branches of the same input."""
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
 class Attention(nn.Module):
-    """Self-attention behind its normalisation."""
+    """Self-attention after a normalisation."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,23 +56,23 @@ class MeanOverPlaces(nn.Module):
 
 
 class LastOfLstm(nn.Module):
-    """Vectors (N, L, channels) to what the last of two LSTM layers says at the end, (N, width)."""
+    """Vectors (N, L, channels) to the final output of the second of two LSTM layers, (N, width)."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.layers = nn.LSTM(channels, width, num_layers=2, batch_first=True)
         for name, weights in self.layers.named_parameters():
-            if name.startswith("bias_hh"):  # Keras has one bias where PyTorch adds two
+            if name.startswith("bias_hh"):  # Keras has one bias, PyTorch adds two
                 nn.init.zeros_(weights)
                 weights.requires_grad = False
 
     def forward(self, x: Any) -> Any:
-        """All in one call of PyTorch's own kernel."""
+        """Return the final output, from one call of PyTorch's own kernel."""
         return self.layers(x)[0][:, -1]
 
 
 class Unet(nn.Module):
-    """Three levels down and up, with what each had on its way down."""
+    """Three levels down and up, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ NETWORKS = {
     "hepcnn": (hepcnn, (3, 224, 224), 2), "transformer": (transformer, (64, 256), 10),
     "lstm": (lstm, (64, 128), 10), "unet": (Unet, (3, 96, 96), 10),
 }  # fmt: skip
-"""How each is made, the shape of a sample, and its classes."""
+"""How each is made, the shape of a sample, and the number of classes."""
 
 
 def _convolution(channels: int, filters: int, size: int) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
     PYTHON -m torch.distributed.run --standalone --nproc-per-node RANKS pytorch_rank.py NETWORK BATCH STEPS RANKS
 
-Images lie as PyTorch computes this network faster, channels first or last: three steps of each say which.
+Images are stored channels first or last, whichever is faster for the network by three steps of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def faster_layout(module: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.memory_format:
-    """The same on all ranks: channels first, or last where that takes less time."""
+    """Return the same layout on all ranks: channels first, or last if that is faster."""
     if images.dim() != 4:
         return torch.contiguous_format
     seconds = {}
@@ -55,7 +55,7 @@ def faster_layout(module: torch.nn.Module, images: torch.Tensor, labels: torch.T
 
 
 def laid(images: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
-    """The same images in that order."""
+    """Return the same images in that layout."""
     return images.contiguous(memory_format=layout)
 
 

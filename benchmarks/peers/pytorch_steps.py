@@ -1,4 +1,4 @@
-"""A network's steps under DistributedDataParallel, with and without exchange, as every rank of PyTorch's takes them."""
+"""A network's steps under DistributedDataParallel, with and without exchange, on every rank of PyTorch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def print_steps(module: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], num_steps: int) -> None:
-    """Rank 0 prints the times as JSON; `loss_of` is given the network. The group of ranks has begun, and ends here."""
-    # Statistics of batch normalisation stay each rank's own, as with the others.
+    """Print the times as JSON on rank 0; `loss_of` is given the network. Ends the initialised process group."""
+    # Each rank keeps its own statistics of batch normalisation, as with the other engines.
     model = DistributedDataParallel(module, gradient_as_bucket_view=True, forward_sync_buffers=False)
     trained = [one for one in module.parameters() if one.requires_grad]
     optimizer = torch.optim.SGD(trained, LEARNING_RATE, fused=True)
@@ -39,7 +39,7 @@ def print_steps(module: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor],
 
 
 def slowest(seconds: float) -> float:
-    """Of all ranks."""
+    """Return the maximum over all ranks."""
     found = torch.tensor([seconds], dtype=torch.float64)
     ranks.all_reduce(found, ranks.ReduceOp.MAX)
     return float(found[0])

@@ -2,7 +2,7 @@
 
     mpiexec ... PYTHON benchmarks/peers/pytorch_waits.py PLAN STEPS
 
-PLAN is benchmarks/peers_hosts.py's; MASTER_ADDR and MASTER_PORT say where ranks meet, mpiexec who they are.
+benchmarks/peers_hosts.py writes PLAN; MASTER_ADDR and MASTER_PORT say where ranks meet, mpiexec gives their numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 class Wait(torch.autograd.Function):
-    """Its input; gradients of the weights are zeros, once `wait` is over."""
+    """Return the input; gradients of the weights are zeros, available after `wait`."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, wait: Callable[[], None], *weights: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Wait(torch.autograd.Function):
 
 
 class Piece(torch.nn.Module):
-    """The weights whose gradients are ready together, as a layer."""
+    """A layer with the weights whose gradients are ready together."""
 
     def __init__(self, waits: Waits, place: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Piece(torch.nn.Module):
 
 
 class Network(torch.nn.Module):
-    """The forward pass's wait, then all pieces, the last of the backward pass first."""
+    """The forward pass's wait, then all pieces; the last piece of the backward pass comes first."""
 
     def __init__(self, waits: Waits) -> None:
         super().__init__()

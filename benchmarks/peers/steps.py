@@ -1,6 +1,6 @@
-"""A step with and without exchange in turn, as a peer's rank measures it: the way `hpcdl bench step` does.
+"""A step with and without exchange in turn, measured on a peer's rank as `hpcdl bench step` does.
 
-Peers import this in environments without hpcdl: no library but the standard one.
+Peers import this in environments without hpcdl, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEARNING_RATE = 0.001
 
 
 def take_own_cores(num_ranks: int) -> int:
-    """Bind this process to its share of the node's cores, before threads start; how many these are."""
+    """Bind this process to its share of the node's cores, before threads start; return their number."""
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK", "LOCAL_RANK")
     rank = int(next((os.environ[name] for name in names if name in os.environ), "0"))
     cores = sorted(os.sched_getaffinity(0))
@@ -32,7 +32,7 @@ def measured(
     barrier: Callable[[], None],
     slowest: Callable[[float], float],
 ) -> dict[str, float]:
-    """Median seconds of each kind of step, all ranks beginning together and the last one's end counting."""
+    """Return median seconds of each kind of step; all ranks begin together, and the last rank's end counts."""
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(num_steps + WARMUP_STEPS):
         for kind, run in kinds.items():

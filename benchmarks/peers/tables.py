@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md from the tries of `make peers`: pure text from records."""
+"""Make the tables of docs/performance.md from the tries of `make peers`: pure text from records."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Try:
 
     @property
     def exposed_seconds(self) -> float:
-        """What the exchange adds to a step."""
+        """The time that the exchange adds to a step."""
         return self.step_seconds - self.compute_seconds
 
     @property
     def efficiency(self) -> float:
-        """Step without over step with exchange."""
+        """The time of a step without exchange, relative to one with."""
         return self.compute_seconds / self.step_seconds
 
     @property
@@ -56,7 +56,7 @@ class Try:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What holds for all tries of a run."""
+    """Facts common to all tries of a run."""
 
     machine: str
     versions: str
@@ -66,7 +66,7 @@ class Head:
 
 
 def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
-    """Everything between the markers; `labels` are the engines' names for a reader."""
+    """Return the text between the markers; `labels` are the engines' names for readers."""
     loads = [one.load for one in tries]
     networks = list(dict.fromkeys(one.network for one in tries))
     alone = tries[0].ranks == 1
@@ -104,7 +104,7 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
             for engine in _engines(tries, network)
         ),
     ]
-    if not any(one.engine == LOOP for one in tries):  # there is no limit, and who is ahead stands in the rows
+    if not any(one.engine == LOOP for one in tries):  # there is no limit, and the rows show who is faster
         return "\n".join(rows)
     return "\n".join([
         *rows,
@@ -118,7 +118,7 @@ def section(head: Head, labels: dict[str, str], tries: Sequence[Try]) -> str:
 
 
 def put(text: str, page: Path) -> None:
-    """Replace what stands between the page's markers; UsageError where it has none."""
+    """Replace the text between the page's markers; raises UsageError if the page has none."""
     before, begin, rest = page.read_text().partition(BEGIN) if page.is_file() else ("", "", "")
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -135,7 +135,7 @@ def _engines(tries: Sequence[Try], network: str) -> list[str]:
 
 
 def _of(tries: Sequence[Try], network: str, engine: str) -> list[Try]:
-    """Those that have numbers."""
+    """Return the tries that have numbers."""
     return [one for one in tries if (one.network, one.engine) == (network, engine) and not one.error]
 
 
@@ -169,7 +169,7 @@ def _exposed(one: Try) -> float:
 
 
 def _ahead(own: Sequence[Try], other: Sequence[Try], of: Callable[[Try], float], label: str) -> str:
-    """Who takes less time, with hpcdl's over the other's."""
+    """Return who takes less time, with the ratio of hpcdl's time to the other's."""
     ratios = _ratios(own, other, of, of)
     if not ratios:
         return ""
@@ -187,7 +187,7 @@ def _summary(labels: dict[str, str], tries: Sequence[Try], network: str) -> str:
 
 
 def _least(labels: dict[str, str], tries: Sequence[Try], network: str, of: Callable[[Try], float]) -> str:
-    """The engine with the least median, and what `auto` has where that is another one."""
+    """Return the engine with the least median, and the value of `auto` if that is another one."""
     medians = {
         engine: statistics.median(map(of, found)) for engine in (OWN, *PEERS) if (found := _of(tries, network, engine))
     }
@@ -201,19 +201,19 @@ def _least(labels: dict[str, str], tries: Sequence[Try], network: str, of: Calla
 def _ratios(
     own: Sequence[Try], other: Sequence[Try], above: Callable[[Try], float], below: Callable[[Try], float]
 ) -> list[float]:
-    """Of the tries that both have; none where either's time is no more than the noise around zero."""
+    """Return ratios of the tries that both have; none if either's time is within the noise around zero."""
     by_number = {one.number: below(one) for one in other}
     pairs = [(above(one), by_number[one.number]) for one in own if one.number in by_number]
     return [] if any(min(pair) <= 0 for pair in pairs) else [one / against for one, against in pairs]
 
 
 def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Median, and minimum and maximum where there are several."""
+    """Return the median, with minimum and maximum if there are several values."""
     median = shown(statistics.median(values))
     return f"{median} ({shown(min(values))}..{shown(max(values))})" if len(values) > 1 else median
 
 
 def ms(seconds: float) -> str:
-    """Three digits that mean something, from 0.01 ms on."""
+    """Return milliseconds with three significant digits, from 0.01 ms on."""
     value = 1e3 * seconds
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 100 else f"{value:,.0f}"

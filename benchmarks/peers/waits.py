@@ -1,6 +1,6 @@
-"""A step whose computing is a wait, as a peer's rank waits: the pieces and moments of hpcdl/models/emulated.py.
+"""A step whose computing is a wait, on a peer's rank: the pieces and moments of hpcdl/models/emulated.py.
 
-benchmarks/peers_hosts.py writes them down for peers, which import this in environments without hpcdl.
+benchmarks/peers_hosts.py writes them for peers, which import this in environments without hpcdl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make install`, `make uninstall` and `make wheelhouse`: settings come from the environment, as make exports them."""
+"""Run `make install`, `make uninstall` or `make wheelhouse`, with the environment variables that make exports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(
     1, str(Path(__file__).resolve().parents[2])
-)  # this checkout's hpcdl.core.storage.disk, whatever PYTHON has
+)  # this checkout's hpcdl.core.storage.disk, whatever PYTHON has installed
 
 from build import install, uninstall, wheelhouse
 from plan import InstallError, Plan, told
@@ -20,14 +20,14 @@ COMMANDS: dict[str, Callable[[Plan], None]] = {"install": install, "uninstall": 
 
 
 def stopped(number: int, _frame: object) -> None:
-    """Leave through the clean-up that an exception brings about, which a second signal does not cut short."""
+    """Leave by an exception, whose clean-up a second signal does not interrupt."""
     ignore_stops()
     raise Stopped(signal.Signals(number).name)
 
 
 def main() -> int:
-    """Run the command named on the command line; a failure is one line and an exit code."""
-    os.umask(0o022)  # what a centre installs is for everybody
+    """Run the command named on the command line; a failure becomes one line and an exit code."""
+    os.umask(0o022)  # all users read what a centre installs
     for number in STOPS:
         signal.signal(number, stopped)
     try:

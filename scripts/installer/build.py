@@ -39,11 +39,11 @@ from hpcdl.core.storage.disk import create, creating, make_folder, make_link, ma
 _PR_SET_PDEATHSIG = 1
 _PIP_UNITS = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 PIP_LOG = "pip.log"
-"""In the scratch folder, so that it goes with it."""
+"""In the scratch folder, and removed with it."""
 NEWS_S = 15.0
-"""A step that takes longer says after each such time that it goes on."""
+"""Seconds between progress messages of a long step."""
 SOURCES = ("hpcdl", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-"""What the package is built from, in a copy: the checkout may be read-only and stays as it is."""
+"""Sources of the package, which are copied first: the checkout may be read-only and stays unchanged."""
 
 
 def install(plan: Plan) -> None:
@@ -71,7 +71,7 @@ def install(plan: Plan) -> None:
 
 
 def uninstall(plan: Plan) -> None:
-    """Remove the modulefile, then the tree; refuse what is no hpcdl tree, a link, and what is in use."""
+    """Remove the modulefile, then the tree; refuse a folder that is no hpcdl tree, a link, and a tree in use."""
     refuse_links(plan)
     if not plan.tree.exists():
         raise InstallError(f"hpcdl {plan.version} is not in {plan.prefix}; name PREFIX and VERSION as installed")
@@ -104,7 +104,7 @@ def wheelhouse(plan: Plan) -> None:
             *wanted,
         ]
         run(line, "collecting wheels")
-        # hpcdl itself is built from the checkout at each install.
+        # each install builds hpcdl itself from the checkout
         wheels = [wheel for wheel in (work / "wheels").glob("*.whl") if not wheel.name.startswith("hpcdl-")]
         add_wheels(wheels, folder)
     total = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
@@ -112,10 +112,10 @@ def wheelhouse(plan: Plan) -> None:
 
 
 def add_wheels(wheels: list[Path], folder: Path) -> None:
-    """Copy what `folder` does not have yet: a wheel that is there stays, whoever put it there."""
+    """Copy the wheels that `folder` lacks; existing ones stay, whatever their origin."""
     make_folder(folder)
     new = [wheel for wheel in wheels if not os.path.lexists(folder / wheel.name)]
-    if folder == CHECKOUT / "wheelhouse":  # `make clean` removes what is noted there
+    if folder == CHECKOUT / "wheelhouse":  # `make clean` removes the names listed there
         notes = folder / ".hpcdl-made"
         noted = {*notes.read_text().split("\n")} if notes.is_file() else set()
         with creating(notes) as file:
@@ -128,9 +128,9 @@ def add_wheels(wheels: list[Path], folder: Path) -> None:
 
 
 def fill(plan: Plan) -> int:
-    """Virtual environment, package, share, manual, completions, receipt; then open it to everybody.
+    """Write virtual environment, package, share, manual, completions, receipt; then make them readable for all users.
 
-    How many bytes came from package indexes.
+    Returns the number of bytes downloaded from package indexes.
     """
     tree = plan.tree
     made = make_private_folder(SCRATCH, tree)
@@ -174,16 +174,16 @@ def fill(plan: Plan) -> int:
 
 
 def copy_pages(folder: Path) -> None:
-    """The documentation for `hpcdl docs`."""
+    """Copy the documentation for `hpcdl docs`."""
     left_out = shutil.ignore_patterns("study", "conf.py", "__pycache__")
     if (CHECKOUT / "docs").is_dir():
         shutil.copytree(CHECKOUT / "docs", folder, ignore=left_out)
 
 
 def build_pages(plan: Plan, scratch: Path, environment: Mapping[str, str]) -> None:
-    """The same pages as a site that can be searched, in docs/html: of this checkout, whatever `make docs` built when.
+    """Build the same pages of this checkout as a searchable site in docs/html, independently of `make docs`.
 
-    A wheelhouse of an earlier version has no wheels for that: then one line says so, and the pages are text alone.
+    If an old wheelhouse lacks the wheels for that, print one line and leave the pages as text.
     """
     if not (CHECKOUT / "docs" / "conf.py").is_file():
         return
@@ -208,9 +208,9 @@ def build_pages(plan: Plan, scratch: Path, environment: Mapping[str, str]) -> No
 
 
 def write_programs(tree: Path, *, own_mpi: bool) -> None:
-    """bin/ holds what the module puts on PATH: hpcdl, the Python that can import it, and the mpiexec of its own MPI.
+    """Fill bin/ with what the module puts on PATH: hpcdl, the Python that can import it, and its own MPI's mpiexec.
 
-    Never pip and python3: other programs of a user find their own.
+    pip and python3 are not included, so that a user's other programs find their own.
     """
     programs = tree / "bin"
     programs.mkdir()
@@ -225,14 +225,14 @@ def write_programs(tree: Path, *, own_mpi: bool) -> None:
 
 
 def check_mpi(plan: Plan, python: Path, environment: Mapping[str, str]) -> None:
-    """InstallError where mpi4py cannot load the MPI that this tree is for."""
+    """Raise InstallError if mpi4py cannot load the MPI of this tree."""
     own = {"MPI4PY_LIBMPI": plan.mpi_library} if plan.mpi_library else {}
     line = [str(python), "-c", "from mpi4py import MPI; print(MPI.Get_library_version().split(chr(10))[0])"]
     run(line, "loading MPI", {**environment, **own})
 
 
 def pip_options(plan: Plan, scratch: Path) -> list[str]:
-    """How pip finds wheels, that it leaves no cache in anybody's home, and where it notes what it does."""
+    """Return pip's options: where it finds wheels, no cache in a home folder, and its log file."""
     own = ["--no-cache-dir", "--log", str(scratch / PIP_LOG)]
     if plan.wheelhouse is None:
         return own
@@ -240,11 +240,11 @@ def pip_options(plan: Plan, scratch: Path) -> list[str]:
 
 
 def pip_environment(plan: Plan, scratch: Path) -> dict[str, str]:
-    """The environment for pip and for checks: temporary files within the tree, no foreign Python settings.
+    """Return the environment for pip and for checks: temporary files within the tree, no foreign Python settings.
 
-    PYTHONSAFEPATH keeps the checkout, where make runs, out of what the installed Python imports.
+    PYTHONSAFEPATH keeps the checkout, where make runs, out of the installed Python's imports.
 
-    With a wheelhouse the user's and the machine's pip settings do not count, so that no index is asked.
+    With a wheelhouse, pip settings of the user and the machine are ignored, so that no index is asked.
     """
     dropped = (
         "PYTHONPATH",
@@ -270,7 +270,7 @@ def pip_environment(plan: Plan, scratch: Path) -> dict[str, str]:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy what the package is built from into `folder`."""
+    """Copy the package's sources into `folder`."""
     folder.mkdir(parents=True)
     for name in SOURCES:
         source = CHECKOUT / name
@@ -281,7 +281,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def open_to_everybody(tree: Path) -> None:
-    """Give everybody the right to read, and to enter folders and run programs, whatever wheels and umask said."""
+    """Let all users read files, enter folders and run programs, whatever the modes of wheels and the umask."""
     for folder, _, files in os.walk(tree):
         for path in (Path(folder), *(Path(folder, name) for name in files)):
             mode = path.lstat().st_mode
@@ -291,7 +291,7 @@ def open_to_everybody(tree: Path) -> None:
 
 
 def size_of(tree: Path) -> tuple[int, int]:
-    """Number of files below `tree`, and their bytes; what goes meanwhile does not count."""
+    """Return the number of files below `tree`, and their bytes, without files removed during the count."""
     num_files = num_bytes = 0
     for folder, _, files in os.walk(tree):
         for name in files:
@@ -302,7 +302,7 @@ def size_of(tree: Path) -> tuple[int, int]:
 
 
 def fetched_bytes(log: Path) -> int:
-    """What pip has fetched, by its own log, whose lines end with a file's size: `Downloading NAME.whl (644.8 MB)`."""
+    """Return the bytes that pip downloaded, from sizes in its log: `Downloading NAME.whl (644.8 MB)`."""
     found = re.findall(r"Downloading \S+ \(([\d.]+) (bytes|[kMG]B)\)", log.read_text() if log.is_file() else "")
     return round(sum(float(number) * _PIP_UNITS[unit] for number, unit in found))
 
@@ -310,9 +310,9 @@ def fetched_bytes(log: Path) -> int:
 def run(
     line: list[str], what: str, environment: Mapping[str, str] | None = None, *, growing: Path | None = None
 ) -> None:
-    """Run a step, which ends when this process is killed; its output is shown only when it fails.
+    """Run a step, which ends if this process is killed; its output is shown only if it fails.
 
-    One line says what is done, and further ones how long it takes, and how large the folder `growing` is by then.
+    One line says what the step does; further lines give the elapsed time and the size of the folder `growing`.
     """
     print(f"hpcdl: {what} ...", flush=True)
     started = time.monotonic()
@@ -339,7 +339,7 @@ def run(
 
 
 def _runs_on(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process still runs after a while."""
+    """Return whether the process still runs after NEWS_S."""
     try:
         process.wait(NEWS_S)
     except subprocess.TimeoutExpired:
@@ -348,6 +348,6 @@ def _runs_on(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """What a child calls before its program starts: its parent's death kills it too (prctl(2), PR_SET_PDEATHSIG)."""
+    """Return a hook for a child to call before its program: it dies with its parent (prctl(2), PR_SET_PDEATHSIG)."""
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -1,4 +1,4 @@
-"""What `make install` has put into a tree, and what the site has added: that is moved out before the tree goes."""
+"""Separate the files that `make install` put into a tree from those of the site, and keep the latter."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from plan import CHECKOUT, Plan
 from hpcdl.core.storage.disk import create, free_name, is_marked, keep_others, make_folder, move, paths_in
 
 MARKER = ".hpcdl-unfinished"
-"""In a tree that is being built: says by whom."""
+"""File in a tree under construction that names its builder."""
 RECEIPT = "install.json"
-"""In a tree that is whole: says what it is."""
+"""File in a complete tree that describes it."""
 LIST = "installed.json"
-"""Beside the receipt: the digest of each file that was installed, by its path; of the modulefile too."""
+"""Beside the receipt: the digest of each installed file, by its path, and of the modulefile."""
 SCRATCH = ".scratch-"
-"""Begins the name of the folder in an unfinished tree that temporary files lie in; earlier versions: .scratch."""
+"""Prefix of the folder for temporary files in an unfinished tree; earlier versions used .scratch."""
 _ALWAYS = re.compile(rf"{re.escape(MARKER)}|{RECEIPT}|{LIST}|(?:.*/)?__pycache__/[^/]+\.pyc(?:\.\d+)?")
 _MADE = re.compile(
     r"bin/(?:hpcdl(?:-python)?|python|mpiexec)|share/hpcdl/docs/html/.+|share/man/man1/hpcdl[\w-]*\.1|share/completions/(?:hpcdl\.bash|_hpcdl|hpcdl\.fish)|venv/.+"
@@ -33,14 +33,14 @@ _COPIED = {
 
 
 def write_list(plan: Plan) -> None:
-    """Note what this installation has put into its tree."""
+    """Write the list of files that this installation has put into its tree."""
     files = {name: _digest(plan.tree, name) for name in paths_in(plan.tree) if _would_put(name)}
     listed = {"files": files, "modulefile": _digest_of(modulefile_text(plan).encode())}
     create(plan.tree / LIST, json.dumps(listed, indent=0).encode())
 
 
 def keep(plan: Plan, tree: Path, modulefile: Path) -> None:
-    """Move what the site has added to `tree`, or changed there, to PREFIX/<version>.kept; one line says so."""
+    """Move files that the site added to `tree`, or changed there, to PREFIX/<version>.kept; print one line about it."""
     kept = plan.prefix / f"{plan.version}.kept"
     if os.path.lexists(kept):
         kept = free_name(kept)
@@ -67,7 +67,7 @@ def _known_in(tree: Path, files: dict[str, str] | None) -> Callable[[str], bool]
 
 
 def _would_put(name: str) -> bool:
-    """Whether an installation of this checkout has a file of this path: all that is known of one without a list."""
+    """Return whether an installation of this checkout has a file of this path; used for a tree without a list."""
     if _MADE.fullmatch(name):
         return True
     for beginning, source in _COPIED.items():
@@ -77,7 +77,7 @@ def _would_put(name: str) -> bool:
 
 
 def _listed(tree: Path) -> tuple[dict[str, str] | None, str]:
-    """What the list of `tree` says of its files and of the modulefile; None where it has none that can be read."""
+    """Return the digests of files and of the modulefile in the list of `tree`; None if it has no readable list."""
     try:
         found = json.loads((tree / LIST).read_bytes())
         return {str(name): str(value) for name, value in found["files"].items()}, str(found["modulefile"])
@@ -86,7 +86,7 @@ def _listed(tree: Path) -> tuple[dict[str, str] | None, str]:
 
 
 def _digest(tree: Path, name: str) -> str:
-    """What tells a changed file; of the virtual environment, some 2.7 GB, only names and links count."""
+    """Return what identifies a file's content; in the virtual environment (2.7 GB) only names and links count."""
     path = tree / name
     if path.is_symlink():
         return f"link to {path.readlink()}"

@@ -15,7 +15,7 @@ TEMPLATE = CHECKOUT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
 
 
 def modulefile_text(plan: Plan) -> str:
-    """The text for `plan`; every placeholder stands within a Lua string."""
+    """Return the text for `plan`; every placeholder is within a Lua string."""
     text = TEMPLATE.read_text()
     for name, value in {
         "@VERSION@": plan.version,
@@ -29,14 +29,14 @@ def modulefile_text(plan: Plan) -> str:
 
 
 def write_modulefile(plan: Plan) -> None:
-    """Write the modulefile: under a hidden name, which Lmod does not see, until it is whole."""
+    """Write the modulefile under a hidden name, which Lmod ignores, until it is complete."""
     make_folder(plan.modulefile.parent)
     with creating(plan.modulefile) as file:
         file.write(modulefile_text(plan).encode())
 
 
 def say_default(plan: Plan) -> None:
-    """Say which other versions stay, and where the link `default`, which staff make, keeps users on one of them."""
+    """Print which other versions stay, and whether the link `default`, which staff make, keeps users on one of them."""
     link = plan.modulefile.with_name("default")
     others = sorted(path.stem for path in link.parent.glob("[!.]*.lua") if path != plan.modulefile)
     if others:
@@ -50,7 +50,7 @@ def say_default(plan: Plan) -> None:
 
 
 def warn_of_default(plan: Plan) -> None:
-    """Say where the link `default`, which staff make, names a version that is not there: loading would go wrong."""
+    """Warn if the link `default`, which staff make, names a missing version, as loading would fail."""
     link = plan.modulefile.with_name("default")
     if not link.is_symlink() or link.exists():
         return
@@ -60,17 +60,17 @@ def warn_of_default(plan: Plan) -> None:
 
 
 def is_of_this_prefix(plan: Plan, path: Path) -> bool:
-    """Whether `path` is a plain file that speaks of PREFIX, as the modulefiles of `make install` do."""
+    """Return whether `path` is a plain file that contains PREFIX, as the modulefiles of `make install` do."""
     return path.is_file() and not path.is_symlink() and f'"{plan.prefix}"'.encode() in path.read_bytes()
 
 
 def is_of_another_prefix(plan: Plan) -> bool:
-    """Whether the place of the modulefile is taken by an installation elsewhere, or by a file of other making."""
+    """Return whether the modulefile's path belongs to an installation elsewhere, or to a file of other origin."""
     return os.path.lexists(plan.modulefile) and not is_of_this_prefix(plan, plan.modulefile)
 
 
 def remove_modulefile(plan: Plan) -> None:
-    """Remove the modulefile, and its folder when no version is left; leave one that speaks of another PREFIX."""
+    """Remove the modulefile, and its folder if no version is left; keep a modulefile of another PREFIX."""
     path = plan.modulefile
     if not is_of_another_prefix(plan):
         if path.parent.is_dir() and not remove_file(path):
@@ -82,5 +82,5 @@ def remove_modulefile(plan: Plan) -> None:
 
 
 def sweep_modulefiles(plan: Plan) -> None:
-    """Remove what killed installs have left of this version's modulefile."""
+    """Remove what killed installs left of this version's modulefile."""
     sweep(plan.modulefile.parent, re.escape(plan.modulefile.name))

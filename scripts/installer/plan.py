@@ -1,4 +1,4 @@
-"""What is to be installed where: read from make's variables and checked before anything is written."""
+"""What to install and where: read from make's variables and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MPI_CHOICES = {"mpich": "PyPI's mpich, inside the tree", "site": "the centre's o
 
 
 class InstallError(Exception):
-    """One line: what was given, what is possible, what to type. Exit code 2 before anything is written, else 1."""
+    """A one-line error: what was given, what is possible, what to type. Exit code 2 before any write, else 1."""
 
     def __init__(self, message: str, *, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class Plan:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Plan:
-        """The plan that make's variables describe; InstallError names the variable that is wrong."""
+        """Return the plan described by make's variables; raises InstallError, which names the wrong variable."""
         mpi = environment.get("MPI") or "mpich"
         if mpi not in MPI_CHOICES:
             choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
@@ -80,17 +80,17 @@ class Plan:
 
     @property
     def tree(self) -> Path:
-        """Where this version lies."""
+        """The folder of this version."""
         return self.prefix / self.version
 
     @property
     def replaced(self) -> Path:
-        """Where the tree that FORCE=1 replaces waits until the new one is whole."""
+        """The path of the tree that FORCE=1 replaces, until the new one is complete."""
         return self.prefix / f".{self.version}.replaced"
 
     @property
     def begun(self) -> Path:
-        """Where earlier versions gave a tree its marker: a kill may have left it."""
+        """The path at which earlier versions began a tree; it may exist after a kill."""
         return self.prefix / f".{self.version}.begun"
 
     @property
@@ -100,21 +100,21 @@ class Plan:
 
     @property
     def replaced_modulefile(self) -> Path:
-        """The modulefile of the tree that waits in `replaced`, under a name that Lmod does not see."""
+        """The modulefile of the tree in `replaced`, under a name that Lmod ignores."""
         return self.modulefile.with_name(f".{self.modulefile.name}.replaced")
 
     @property
     def begun_modulefile(self) -> Path:
-        """Where earlier versions wrote the modulefile before they renamed it: a kill may have left it."""
+        """The path at which earlier versions wrote the modulefile before renaming it; it may exist after a kill."""
         return self.modulefile.with_name(f".{self.modulefile.name}.new")
 
     @property
     def extras(self) -> str:
-        """The optional parts of the package that this plan takes."""
+        """The optional parts of the package in this plan."""
         return "mpich,compression" if self.mpi == "mpich" else "compression"
 
     def check_writable(self) -> None:
-        """InstallError where PREFIX or MODULEDIR cannot be written by this user."""
+        """Raise InstallError if this user cannot write to PREFIX or MODULEDIR."""
         for name, folder in (("PREFIX", self.prefix), ("MODULEDIR", self.moduledir)):
             existing = folder
             while not existing.exists():
@@ -128,7 +128,7 @@ class Plan:
                 )
 
     def unreachable(self) -> list[str]:
-        """What other users cannot reach, although they should: sentences, one for each place."""
+        """Return a sentence for each place that other users should reach but cannot."""
         places = {"PREFIX": self.prefix, "MODULEDIR": self.moduledir, "PYTHON": Path(sys.executable).resolve()}
         found = []
         for name, path in places.items():
@@ -138,17 +138,17 @@ class Plan:
         return found
 
     def check_wheelhouse(self) -> None:
-        """InstallError where WHEELHOUSE holds no wheels."""
+        """Raise InstallError if WHEELHOUSE holds no wheels."""
         if self.wheelhouse is not None and not any(self.wheelhouse.glob("*.whl")):
             raise InstallError(f"WHEELHOUSE={self.wheelhouse} holds no wheels; `make wheelhouse` fills one")
 
     def find_mpi_library(self) -> str:
-        """The site's MPI library as the dynamic linker or MPI_LIBRARY names it; empty for the embedded one."""
+        """Return the site's MPI library, from MPI_LIBRARY or the dynamic linker; empty for the embedded one."""
         if self.mpi != "site":
             return ""
         candidates = [self.mpi_library] if self.mpi_library else ["libmpi.so", "libmpi.so.12", "libmpi.so.40"]
         for name in candidates:
-            # In a process of its own: a library that was loaded here could not be put away again.
+            # In a separate process: a library loaded here could not be unloaded.
             probe = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_LAZY).MPI_Get_version"
             if subprocess.run([sys.executable, "-c", probe, name], capture_output=True, check=False).returncode == 0:
                 return name
@@ -160,7 +160,7 @@ class Plan:
 
 
 def checkout_version() -> str:
-    """The version of this checkout, read without importing it."""
+    """Return the version of this checkout, read without importing it."""
     for node in ast.parse((CHECKOUT / "hpcdl" / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return str(ast.literal_eval(node.value))
@@ -168,7 +168,7 @@ def checkout_version() -> str:
 
 
 def _check_asked(asked: str, suffix: str) -> None:
-    """InstallError where `make install VERSION=...` names another version than this checkout has."""
+    """Raise InstallError if `make install VERSION=...` names another version than this checkout's."""
     own = checkout_version()
     if asked in ("", own, own + suffix):
         return
@@ -186,7 +186,7 @@ def _quotable(variable: str, text: str) -> str:
 
 
 def _folder(variable: str, text: str) -> Path:
-    return Path(_quotable(variable, text)).expanduser().absolute()  # links stay: a centre's paths often are links
+    return Path(_quotable(variable, text)).expanduser().absolute()  # links are kept: paths of a centre often are links
 
 
 def _module_name(text: str) -> str:

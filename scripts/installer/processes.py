@@ -1,4 +1,4 @@
-"""Who is running from a tree on this machine, as far as /proc tells this user."""
+"""Processes that run from a tree on this machine, as far as /proc shows them to this user."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import time
 from pathlib import Path
 
 _GONE_S = 10.0
-"""How long a process that was killed may take to end: until the system call that it is in returns."""
+"""Time that a killed process may take to end: until its current system call returns."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals by which a person or a scheduler stops a command."""
 
 
 class Stopped(BaseException):
-    """One of STOPS came. No step that may fail while the others go on takes it for its own failure."""
+    """One of STOPS arrived. Steps that may fail without ending the install do not catch this."""
 
 
 def ignore_stops() -> None:
-    """From here to the end no signal interrupts: what is left to do takes seconds, and half of it would be a mess."""
+    """Ignore further signals: the remaining clean-up takes seconds, and must not stop halfway."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def running_from(tree: Path) -> list[int]:
-    """The processes, this one apart, whose command line, program or mapped files lie in `tree`."""
+    """Return the processes, except this one, whose command line, program or mapped files are in `tree`."""
     inside = f"{tree}/"
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return sorted(number for number in numbers if number != os.getpid() and _uses(Path(f"/proc/{number}"), inside))
 
 
 def end_programs_of(tree: Path) -> None:
-    """Kill what runs by programs of `tree`, an unfinished one: steps that outlived the install that started them."""
+    """Kill processes that run programs of `tree`, an unfinished one: steps that outlived their install."""
     inside = f"{tree}/".encode()
     left = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _runs(entry, inside)]
     for number in left:
@@ -45,7 +45,7 @@ def end_programs_of(tree: Path) -> None:
 
 
 def _runs(process: Path, inside: bytes) -> bool:
-    """A process that has ended has no command line, whether somebody has asked for its exit code or not."""
+    """Return whether a process runs a program in `inside`; an ended process has no command line, even as a zombie."""
     try:
         return (process / "cmdline").read_bytes().startswith(inside)
     except OSError:
@@ -53,7 +53,7 @@ def _runs(process: Path, inside: bytes) -> bool:
 
 
 def _uses(process: Path, inside: str) -> bool:
-    """The command line is open to everybody; the program and the maps only to its user and to root."""
+    """Return whether a process uses `inside`; all users see its command line, but only its user and root the rest."""
     needle = inside.encode()
     try:
         if any(word.startswith(needle) for word in (process / "cmdline").read_bytes().split(b"\0")[:2]):

@@ -1,4 +1,4 @@
-"""A tree is whole, or it is not there: markers, recovery, and replacing one tree by another."""
+"""A tree is complete or absent: markers, recovery, and replacing one tree by another."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from hpcdl.core.storage.disk import (
 )
 
 MARKS = (MARKER, RECEIPT)
-"""Files by which a folder is known to be the installer's."""
+"""Files by which the installer recognises its folders."""
 
 
 def is_ours(tree: Path) -> bool:
-    """Whether `make install` made `tree`, finished or not; a link is nobody's."""
+    """Return whether `make install` made `tree`, finished or not; a link does not count."""
     return is_marked(tree, MARKS)
 
 
 def refuse_links(plan: Plan) -> None:
-    """InstallError where the tree or the modulefile is a link: nothing is written or removed through one."""
+    """Raise InstallError if the tree or the modulefile is a link: nothing is written or removed through one."""
     for path, variable in ((plan.tree, "PREFIX"), (plan.modulefile, "MODULEDIR")):
         if path.is_symlink():
             raise InstallError(f"{path} is a link, which is not followed; remove it, or choose another {variable}")
 
 
 def refuse_foreign(plan: Plan) -> None:
-    """InstallError where a hidden name of the installer's holds what is not its own."""
+    """Raise InstallError if foreign files exist under a hidden name of the installer."""
     foreign = [path for path in (plan.replaced, plan.begun) if os.path.lexists(path) and not is_ours(path)]
     foreign += [
         path
@@ -57,11 +57,11 @@ def refuse_foreign(plan: Plan) -> None:
 
 
 def recover(plan: Plan) -> None:
-    """Clear what a killed install left, and put back the tree that it was replacing."""
+    """Clear what a killed install left, and restore the tree that it was replacing."""
     if is_marked(plan.tree, (MARKER,)):
         _clear_unfinished(plan)
     sweep_left(plan)
-    if is_ours(plan.tree):  # the new tree was whole: only the old one's removal was cut short
+    if is_ours(plan.tree):  # the new tree was complete: only the removal of the old one was interrupted
         _forget_replaced(plan)
     elif not os.path.lexists(plan.tree):
         _put_back(plan)
@@ -69,7 +69,7 @@ def recover(plan: Plan) -> None:
 
 def _clear_unfinished(plan: Plan) -> None:
     by: dict[str, object] = {}
-    with contextlib.suppress(ValueError):  # empty after a crash of the machine: nobody is at work
+    with contextlib.suppress(ValueError):  # empty after a crash of the machine: no process is at work
         found = json.loads((plan.tree / MARKER).read_text())
         by = found if isinstance(found, dict) else {}
     here = by.get("host") in (None, socket.gethostname())
@@ -97,7 +97,7 @@ def sweep_left(plan: Plan) -> None:
 
 
 def discard(plan: Plan) -> None:
-    """Remove the modulefile and the tree, but for what the site has added to it."""
+    """Remove the modulefile and the tree, except files that the site has added."""
     keep(plan, plan.tree, plan.modulefile)
     remove_modulefile(plan)
     _remove(plan.tree)
@@ -110,14 +110,14 @@ def _remove(tree: Path) -> None:
 
 
 def _set_aside(plan: Plan) -> None:
-    """The tree and the modulefile that are to be replaced wait until the new ones are whole."""
+    """Move the tree and the modulefile aside until the new ones are complete."""
     for place, waiting in ((plan.tree, plan.replaced), (plan.modulefile, plan.replaced_modulefile)):
         if os.path.lexists(place):
             move(place, waiting)
 
 
 def _put_back(plan: Plan) -> None:
-    """The tree and the modulefile that were to be replaced, where they were."""
+    """Move the replaced tree and modulefile back."""
     for waiting, place in ((plan.replaced, plan.tree), (plan.replaced_modulefile, plan.modulefile)):
         if os.path.lexists(waiting):
             move(waiting, place)
@@ -132,7 +132,7 @@ def _forget_replaced(plan: Plan) -> None:
 
 
 def check_replaceable(plan: Plan) -> None:
-    """InstallError unless the place is free, or FORCE=1 and nobody runs from it."""
+    """Raise InstallError unless the path is free, or FORCE=1 is set and no process runs from it."""
     if is_of_another_prefix(plan):
         raise InstallError(
             f"{plan.modulefile} belongs to an installation outside {plan.prefix}; choose another MODULEDIR, "
@@ -148,7 +148,7 @@ def check_replaceable(plan: Plan) -> None:
 
 
 def refuse_when_used(tree: Path) -> None:
-    """InstallError where a process of this machine runs from `tree`."""
+    """Raise InstallError if a process of this machine runs from `tree`."""
     processes = running_from(tree)
     if processes:
         listed = ", ".join(map(str, processes[:5])) + (", ..." if len(processes) > 5 else "")
@@ -157,7 +157,7 @@ def refuse_when_used(tree: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(plan: Plan) -> Iterator[None]:
-    """Make the tree with its marker, and take the marker away at the end; on failure put things back as they were."""
+    """Make the tree with its marker, and remove the marker at the end; on failure restore the previous state."""
     places = (plan.prefix, plan.modulefile.parent)
     missing = [folder for place in places for folder in (place, *place.parents) if not folder.exists()]
     building = plan.prefix / temporary_name(plan.version)
@@ -171,7 +171,7 @@ def replacing(plan: Plan) -> Iterator[None]:
         ignore_stops()
     except BaseException as error:
         ignore_stops()
-        # Asked of the disk: a signal may come between any two lines.
+        # Ask the disk: a signal may arrive between any two lines.
         if begun and plan.tree.exists() and os.path.samestat(begun, plan.tree.lstat()):
             discard(plan)
         if os.path.lexists(building):
@@ -186,9 +186,9 @@ def replacing(plan: Plan) -> Iterator[None]:
 
 
 def _begin(building: Path) -> os.stat_result:
-    """A folder with its marker, for the tree's place: at no time is a tree there that does not say what it is.
+    """Make a folder with its marker, for the tree's path: a tree without a mark never exists there.
 
-    Returns what tells that folder from any other, under whatever name.
+    Returns the identity of that folder, whatever its name.
     """
     make_folder(building)
     building.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/certify.md, from the cards beside it that `python -m tests.lab.certify` made.
+"""Write the tables of docs/reference/certify.md, from the cards beside it made by `python -m tests.lab.certify`.
 
 `python -m tests.bench.card_page` writes them into the page.
 """
@@ -19,12 +19,12 @@ BEGIN, END = "<!-- cards -->\n", "<!-- end of cards -->\n"
 
 
 def cards() -> list[dict[str, Any]]:
-    """The documents that `hpcdl certify` wrote."""
+    """Return the documents that `hpcdl certify` wrote."""
     return [json.loads((PAGE.with_suffix("") / f"{name}.json").read_text()) for name in CARDS]
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """What was lost under each MPI, one table of all strategies; then the facts of each card."""
+    """Return one table of the losses under each MPI for all strategies, then the facts of each card."""
     cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for column, card in enumerate(found):
         for row in card["faults"]:
@@ -49,7 +49,7 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def page(text: str) -> str:
-    """The page's text with the tables of the cards."""
+    """Return the page's text with the tables of the cards."""
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + "\n" + tables(cards()) + "\n" + END + rest.partition(END)[2]
 

@@ -1,4 +1,4 @@
-"""`hpcdl bench allreduce`: on threads, and once as a user runs it."""
+"""`hpcdl bench allreduce`: on threads, and once as users run it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_slowest_pair_is_found() -> None:
     class Slow(ThreadCommunicator):
-        """Messages between ranks 1 and 3 take longer."""
+        """A communicator with slow messages between ranks 1 and 3."""
 
         def isend(self, buffer: Any, destination: int, tag: int = 0) -> Any:
             if {self.rank, destination} == {1, 3}:
-                time.sleep(0.03)  # more than a thread waits for a processor on a busy machine
+                time.sleep(0.03)  # longer than a thread waits for a processor on a busy machine
             return super().isend(buffer, destination, tag)
 
     def body(communicator: ThreadCommunicator) -> list[allreduce.Pair]:

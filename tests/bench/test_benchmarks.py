@@ -1,4 +1,4 @@
-"""Every program in benchmarks/ starts as it is committed, with its smallest arguments; test_peers.py has the peers."""
+"""Every program in benchmarks/ runs as committed, with its smallest arguments; test_peers.py covers the peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTS = pytest.mark.lab("hosts")
 RANKS = pytest.mark.mpi
 LONG = (RANKS, pytest.mark.soak)
 OUT_OF_TIME = {"node_winner": 75, "predict_hosts": 75}
-"""How those end that stop when their minutes are over."""
+"""Exit codes of benchmarks that stop when their time is over."""
 SMALLEST = {
     "allreduce_ring": ("--megabytes 1 --repeats 1", (RANKS,)),
     "bucket_size": ("--rounds 1", LONG),
@@ -77,7 +77,7 @@ SMALLEST = {
     "startup_metadata": ("--imports json --folder FOLDER", (pytest.mark.soak,)),
 }
 PARTS = {"easgd_pairs_ranks", "shaped_hosts", "text_network", "trainer_on_rank"}
-"""Run or imported by the others."""
+"""Files run or imported by other benchmarks."""
 
 
 HELP = """
@@ -102,11 +102,11 @@ for name in sys.argv[1:]:
             sys.path[:] = [place for place in sys.path if place != "benchmarks"]
 print(json.dumps(ended))
 """
-"""All in one process, which imports TensorFlow once."""
+"""Print the help of all long benchmarks in one process, which imports TensorFlow once."""
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As its first lines say: from the checkout's root, those that import tests/lab as modules."""
+    """Run a benchmark as its docstring says, from the checkout's root; those that import tests/lab run as modules."""
     text = (ROOT / "benchmarks" / f"{name}.py").read_text()
     program = ["-m", f"benchmarks.{name}"] if f"python -m benchmarks.{name}" in text else [f"benchmarks/{name}.py"]
     line = [sys.executable, *program, *arguments]
@@ -138,7 +138,7 @@ LONG_ONES = [name for name, (_, marks) in SMALLEST.items() if pytest.mark.soak i
 
 @pytest.fixture(scope="module")
 def helps() -> Mapping[str, str]:
-    """What each of the long ones says to --help."""
+    """The output of --help of each long benchmark."""
     line = [sys.executable, "-c", HELP, *LONG_ONES]
     finished = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900, check=True)
     found: Mapping[str, str] = json.loads(finished.stdout)

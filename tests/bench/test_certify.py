@@ -1,4 +1,4 @@
-"""The resilience card: what is counted, how it is shown, and one fault tried for real."""
+"""The resilience card: what it counts, how it looks, and one real fault."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Stopped in its first run, then to its end; the run that was stopped lies beside the one that counts."""
+    """One real fault: stopped in its first run and then finished; the stopped run is kept beside the counted one."""
     card = tmp_path / "card"
     line = ["certify", "--strategy", "ring", "--fault", "rank 0 killed, state in memory", "--out", card, "--json"]
     process = run_hpcdl.start(line)

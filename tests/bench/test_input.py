@@ -1,4 +1,4 @@
-"""`hpcdl bench input`: what ranks have measured in one, and twice as a user runs it on two ranks."""
+"""`hpcdl bench input`: combined results of ranks, and twice as users run it on two ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.mpi
 def test_ranks_of_its_own(run_hpcdl: CommandLine, data: Path) -> None:
-    """15 batches of 8 on each of two ranks are two epochs and a half; 3 more warm up."""
+    """15 batches of 8 on each of two ranks make two and a half epochs, and 3 more warm up."""
     line = ["bench", "input", data, "--ranks", "2", "--batch-size", "8", "--steps", "15", "--step-ms", "1", "--json"]
     finished = run_hpcdl(line)
     assert finished.code == 0, finished.err

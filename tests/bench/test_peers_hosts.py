@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers_hosts`: its arguments, what peers are told to wait for, and its table."""
+"""`python -m benchmarks.peers_hosts`: its arguments, what the peers wait for, and its table."""
 
 from __future__ import annotations
 

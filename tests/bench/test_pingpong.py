@@ -1,4 +1,4 @@
-"""`hpcdl bench pingpong`: between real ranks by both transports, and who plays with whom."""
+"""`hpcdl bench pingpong`: between real ranks by both transports, and the pairs of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PINGPONG = ["bench", "pingpong", "--sizes", "1B,4KiB,3MiB", "--repeats"]
 @pytest.mark.parametrize("transport", ["mpi", "grpc"])
 def test_as_a_user_runs_it(run_hpcdl: CommandLine, transport: str) -> None:
     allowed = ["--allow-grpc"] if transport == "grpc" else []
-    for repeats in (7, 70, 700):  # as it says itself where other work on the node makes the times of few mean nothing
+    for repeats in (7, 70, 700):  # as the command advises if other work on the node disturbs a few repeats
         finished = run_hpcdl([*PINGPONG, str(repeats), "--transport", transport, *allowed, "--json"])
         if "give more --repeats" not in finished.err:
             break
@@ -66,7 +66,7 @@ def test_partners_are_on_two_nodes_where_there_are_two() -> None:
 
 
 class Garbles(ThreadCommunicator):
-    """Changes the last byte of every message of 64."""
+    """A communicator that changes the last byte of every 64-byte message."""
 
     def isend(self, buffer: Any, destination: int, tag: int = 0) -> Any:
         sent = buffer.copy()

@@ -1,4 +1,4 @@
-"""`hpcdl bench precision`: as a user runs it, and that what is no different is found to be no different."""
+"""`hpcdl bench precision` as users run it; it finds equal precisions to be equal."""
 
 from __future__ import annotations
 

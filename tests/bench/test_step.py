@@ -1,4 +1,4 @@
-"""`hpcdl bench step`: every strategy as a user runs it, on real ranks, and what is refused before any start."""
+"""`hpcdl bench step`: every strategy as users run it on real ranks, and what is refused before any start."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.conftest import CommandLine
 
 STEP = ["bench", "step", "--model", "lenet", "--batch-size", "4", "--steps", "6", "--warmup-steps", "1"]
 SAMPLE = {"grpc-ps"}
-"""A step of `ring` is what a launcher's ranks take below, and each trial of tune-threads."""
+"""Strategies run in every test; `ring` is covered by a launcher's ranks below and by trials of tune-threads."""
 
 
 def ranks_of(strategy: str) -> int:
-    """Two workers, and a server where there are servers."""
+    """Return two workers, plus a server if the strategy has servers."""
     return 1 if strategy == "single" else 2 + STRATEGIES[strategy].features.servers
 
 
@@ -97,7 +97,7 @@ def test_a_site_may_forbid_it(ask_hpcdl: CommandLine) -> None:
 
 
 def summary_of(strategy: str, seconds: Sequence[Sequence[float]]) -> StepResult:
-    """The result of workers with batch 4 whose steps took `seconds`, by rank, and half of it without an exchange."""
+    """Return the result of workers with batch 4 and these step times by rank; half of the time is without exchange."""
     values = {"model": "lenet", "batch-size": 4, "ranks": 2, "strategy": strategy}
     config = load(StepBenchConfig, [Layer(origin="test", values=values)]).config
     own = {
@@ -118,7 +118,7 @@ def summary_of(strategy: str, seconds: Sequence[Sequence[float]]) -> StepResult:
     "strategy, rate", [("ring", 2 * 4 * 2 / (1.0 + 4.0)), ("async-easgd", 2 * 4 / (1.0 + 4.0) + 4 / 0.5)]
 )
 def test_throughput_is_all_samples_over_all_time(strategy: str, rate: float) -> None:
-    """The mean of the rates of a step of 1 s and one of 4 s would be of two steps that took 3.2 s, not 5 s."""
+    """Throughput is samples over time: a mean of the rates of 1 s and 4 s would claim 3.2 s for both steps, not 5 s."""
     assert summary_of(strategy, [[1.0, 4.0], [0.5, 0.5]]).images_per_second == pytest.approx(rate)
 
 
@@ -130,5 +130,5 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
     found = summary_of(strategy, [[1.0] * 3, [2.0] * 3])
     assert (found.step_seconds, found.images_per_second) == (step_s, rate)
     assert found.compute_seconds == step_s / 2 and found.efficiency == 0.5
-    printed = json.loads(json.dumps(dataclasses.asdict(found)))  # as on the command line, and to tune-threads
+    printed = json.loads(json.dumps(dataclasses.asdict(found)))  # as the command prints it
     assert printed["accelerators"] == {"NVIDIA H200": 2}

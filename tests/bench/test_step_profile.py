@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.step_profile` makes of a profile; test_benchmarks.py runs it."""
+"""`python -m benchmarks.step_profile` summarises a profile correctly; test_benchmarks.py runs it."""
 
 from __future__ import annotations
 

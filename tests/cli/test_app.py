@@ -1,4 +1,4 @@
-"""The table of commands: what a file is said to have is what it has, and a command line loads its own alone."""
+"""The table of commands agrees with each file, and a command line imports only the code of its command."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ command.main()
 
 
 def test_ctrl_c_that_python_drops_in_a_callback_ends_the_command(tmp_path: Path) -> None:
-    """As in those of imports: the command would run to its end."""
+    """Ctrl-C ends a command even if Python drops it in a callback, such as an import's."""
     finished = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert finished.returncode == 130
     assert finished.stderr.splitlines() == ["hpcdl: stopped by Ctrl-C"]
@@ -120,6 +120,6 @@ main()
 
 
 def test_ctrl_c_while_python_ends_makes_no_failure_of_what_is_done() -> None:
-    """It came between the last word and the end: exit code -2 with all of the work done."""
+    """Ctrl-C while Python exits does not turn finished work into a failure (exit code -2)."""
     finished = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
     assert (finished.returncode, finished.stderr) == (0, "") and finished.stdout

@@ -1,4 +1,4 @@
-"""`hpcdl checkpoints`: what a run can go on from, and what is damaged of it."""
+"""`hpcdl checkpoints` lists what a run can resume from, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
 def test_a_run_without_a_model_says_why_it_has_none(
     tmp_path: Path, changes: dict[str, str], code: int, said: str
 ) -> None:
-    """`--resume` of a run that has finished would do nothing."""
+    """A finished run without a model gets a reason other than `--resume`, which would do nothing."""
     write_record(tmp_path, make_record(**changes))
     error = without_model(tmp_path)
     assert error.exit_code == code and said in str(error)

@@ -1,4 +1,4 @@
-"""`--install-completion` writes a file of its own and leaves the shell's start-up file to the user."""
+"""`--install-completion` writes its own file and leaves the shell's start-up file to the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_start_up_file_is_as_it_was_and_the_line_that_is_told_loads_completi
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": path}
 
     def bash(text: str) -> subprocess.CompletedProcess[str]:
-        line = ["bash", "--norc", "-c", f"{text}\n:"]  # a shell that stays, and is found
+        line = ["bash", "--norc", "-c", f"{text}\n:"]  # a shell that keeps running and is found
         return subprocess.run(line, env=environment, capture_output=True, text=True, check=True, timeout=300)
 
     told = bash("hpcdl --install-completion").stderr

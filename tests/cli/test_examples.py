@@ -1,4 +1,4 @@
-"""`hpcdl examples`: each example is listed and copied whole; nothing that is there is replaced."""
+"""`hpcdl examples` lists each example and copies it completely, and replaces no existing file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_is_listed_with_what_it_is(ask_hpcdl: CommandLine) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_is_whole(ask_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
-    for _ in range(2):  # a second time nothing changes
+    for _ in range(2):  # the second time changes nothing
         told = ask_hpcdl(["examples", name, "--to", tmp_path / "here"])
         assert told.code == 0, told.err
     source, copy = EXAMPLES / name, tmp_path / "here" / name
@@ -46,7 +46,7 @@ def test_an_unknown_one_is_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None
 
 
 def test_what_python_leaves_beside_examples_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An example that a user has loaded where it lies, on a machine whose Python keeps compiled modules."""
+    """Python's compiled files beside examples, left after a user loads one in place, are not examples."""
     share = tmp_path / "share"
     shutil.copytree(ROOT / "share" / "hpcdl" / "examples", share / "examples")
     for folder in (share / "examples", share / "examples" / "readers"):

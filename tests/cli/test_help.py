@@ -1,4 +1,4 @@
-"""Help in groups, short names, and what a shell's tab offers."""
+"""Help is grouped, with short names and shell completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADINGS = ["Most used", "Data", "Model", "Optimisation", "Strategy", "Checkpoin
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """The long flags under each heading."""
+    """Return the long flags under each heading."""
     parts = re.split(r"^(\S.*):$", text, flags=re.MULTILINE)[1:]
     flags = re.compile(r"^  (?:-\w, )?--([\w-]+)", re.MULTILINE)
     return {title: flags.findall(body) for title, body in zip(parts[::2], parts[1::2], strict=True)}

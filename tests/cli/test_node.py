@@ -13,7 +13,7 @@ def test_show_a_known_machine(ask_hpcdl: Run) -> None:
     assert done.code == 0, done.err
     assert "memory mode    flat, snc4" in done.out
     assert "node 4  MCDRAM 4 GiB  no cores" in done.out
-    assert "[3 3 3 3" in done.out  # the published four ranks
+    assert "[3 3 3 3" in done.out  # the four ranks as published
     assert "published settings" in done.err
 
 

@@ -1,4 +1,4 @@
-"""What commands that start ranks do first: hpcdl/cli/options.py."""
+"""Checks that commands make before they start ranks: hpcdl/cli/options.py."""
 
 from __future__ import annotations
 

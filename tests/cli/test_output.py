@@ -1,4 +1,4 @@
-"""Names are shown, never obeyed: control codes in file and class names reach no terminal raw."""
+"""Control codes in file and class names never reach a terminal raw."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_commands_print_through_one_place(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name) and node.id == "print"
     ]
-    scripts = 1 if path.name == "submit.py" else 0  # a batch script is a file's content, not words
+    scripts = 1 if path.name == "submit.py" else 0  # a batch script is a file's content, not a message
     assert len(calls) <= scripts, f"{path.name}: use put() or say() in lines {calls}"
 
 

@@ -1,4 +1,4 @@
-"""What a run counts is what its speed is told in, wherever a user reads one: images, or samples of anything else."""
+"""Commands give speeds in the unit that the run counts: images, or samples of anything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER = {"images": "samples/s", "samples": "images/s"}
 
 
 class Bar:
-    """A progress bar that keeps what it says."""
+    """A progress bar that keeps its text."""
 
     def __init__(self) -> None:
         self.said = ""
@@ -111,7 +111,7 @@ def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) 
      ((None, "images"), "images"), (("\x1b[31mrows", "rows"), "samples")],
 )  # fmt: skip
 def test_the_runs_of_a_folder(kept: tuple[Any, Any], unit: str, tmp_path: Path) -> None:
-    """Records of an earlier version say nothing, and counted images; what this version does not know is a sample."""
+    """Records of earlier versions without a unit counted images; a unit unknown to this version is shown as samples."""
     for number, counted in enumerate(kept):
         path = write_run(tmp_path / str(number), make_record(1, 90.0 + number, counted=counted or ""))
         if counted is None:

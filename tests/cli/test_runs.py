@@ -95,7 +95,7 @@ def test_a_damaged_record_is_told_and_the_others_listed(ask_hpcdl: CommandLine, 
 
 
 def _flat(text: str) -> str:
-    """A record as another program would write it: on one line."""
+    """Return a record on one line, as another program would write it."""
     return json.dumps(json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""The command line where its output is closed, full or unread, and where the locale knows no letters but ASCII's."""
+"""The command line with closed, full or unread output, and in a locale with ASCII letters only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN = "train --model lenet --data synthetic:mnist@200 --ranks 2 --steps 20 --p
 
 
 def in_shell(command: CommandLine, line: str, cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Run a line of bash in which $H is hpcdl; its exit code is that of the first command of a pipe."""
+    """Run a line of bash in which $H is hpcdl; the exit code is that of the first command of a pipe."""
     program = f'H="{sys.executable} -P -m hpcdl"; {line}; exit ${{PIPESTATUS[0]}}'
     environment = {name: value for name, value in command.environment.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(

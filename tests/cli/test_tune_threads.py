@@ -80,7 +80,7 @@ def test_unusable_input_is_one_line_and_exit_2(
 def test_a_search_for_gpus_whose_ranks_compute_on_processors_stores_nothing(
     monkeypatch: pytest.MonkeyPatch, ask_hpcdl: Run, tmp_path: Path
 ) -> None:
-    """What asks TensorFlow is played, as if its libraries had gone since; the trial and its two ranks are real."""
+    """A GPU search whose ranks compute on CPUs stores nothing; only TensorFlow's answer is faked, the trial is real."""
     space, out = tmp_path / "s.toml", tmp_path / "p.toml"
     space.write_text("only = true\nintra_op_threads = [1]\nbinding = ['none']\n")
     answer = SeenByTensorflow(version="2.21.0", built_for="CUDA 12.5.1", seen=1)
@@ -93,7 +93,7 @@ def test_a_search_for_gpus_whose_ranks_compute_on_processors_stores_nothing(
 
 @pytest.mark.mpi
 def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_path: Path) -> None:
-    """On a node whose GPUs TensorFlow does not see: it says so, and tunes for the processors."""
+    """On a node whose GPUs TensorFlow does not see, the search says so and tunes for the processors."""
     space = tmp_path / "s.toml"
     space.write_text("only = true\nranks_per_node = [1]\nintra_op_threads = [1]\nbinding = ['none']\n")
     words = ["tune-threads", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--space", space]

@@ -1,4 +1,4 @@
-"""The address that a rank without MPI is reached at."""
+"""The address at which a rank without MPI can be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job scripts: quoted whatever stands in them, accepted by the shell, and handed to a batch system that is played."""
+"""Job scripts quote any content, are accepted by the shell, and are submitted to a fake batch system."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nodes_are_asked_for_in_each_systems_words() -> None:
 
 
 def read_pbs(script: str) -> dict[str, Any]:
-    """The directives of a PBS script as qsub reads them: `-l` by resource, the select as number and one chunk."""
+    """Return the directives of a PBS script as qsub reads them: `-l` by resource, select as number and chunk."""
     found: dict[str, Any] = {"-l": {}}
     for line in script.splitlines():
         if not line.startswith("#PBS "):
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
 
 
 def test_a_job_that_cannot_be_remembered_is_queued_all_the_same(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Who is told of a failure alone submits it again."""
+    """A job that cannot be recorded is still queued without an error: a user who sees a failure would resubmit."""
     program(tmp_path / "bin", "sbatch", "echo 4711")
     (tmp_path / "cache").touch()
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}

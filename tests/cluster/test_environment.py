@@ -36,7 +36,7 @@ def test_a_batch_script_is_no_rank() -> None:
 
 
 def test_a_task_of_flux_knows_its_node() -> None:
-    """The variables of flux-environment(7); PMI_RANK and PMI_SIZE are there too."""
+    """A Flux task is placed by the variables of flux-environment(7), although PMI_RANK and PMI_SIZE are set too."""
     task = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
     found = placement({**task, "PMI_RANK": "5", "PMI_SIZE": "8"})
     assert found == Placement(launcher="flux", rank=5, size=8, local_rank=1, local_size=4)

@@ -1,4 +1,4 @@
-"""Flux, against what its documentation records: nobody has run hpcdl under it.
+"""Flux, checked against its documentation: hpcdl was never run under it.
 
 Sessions are from flux-framework/flux-core, doc/man1: flux-batch.rst (commit 1f88f1e), flux-jobs.rst (commit 00f198c).
 """
@@ -19,13 +19,13 @@ from tests.cluster.test_batch import program, request
 from tests.conftest import CommandLine
 
 SUBMITTED = "ƒM7Zq9AKHno\n"
-"""`$ flux batch -N 2 --queue=batch mybatch.sh` of flux-batch(1)."""
+"""Output of `flux batch -N 2 --queue=batch mybatch.sh`, from flux-batch(1)."""
 
 
 def read_flux(script: str) -> list[str]:
-    """The directives as flux-batch(1), "SUBMISSION DIRECTIVES", says that they are read.
+    """Return the directives, read by the rules of flux-batch(1), "SUBMISSION DIRECTIVES".
 
-    All have one sentinel, stand together, and are split as a shell does; # begins a comment.
+    All have one sentinel and are contiguous; they are split as a shell does, and # begins a comment.
     """
     lines = script.splitlines()
     places = [number for number, line in enumerate(lines) if re.match(r"\W*(flux|FLUX):", line)]
@@ -84,7 +84,7 @@ def test_the_jobs_number_is_what_flux_batch_prints() -> None:
 def test_the_state_is_that_of_flux_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, found: InQueue
 ) -> None:
-    """The words are those of "JOB STATUS", the format that of "{sched.reason_pending}" in flux-jobs(1)."""
+    """States are those of "JOB STATUS" in flux-jobs(1), the format that of its "{sched.reason_pending}"."""
     (tmp_path / "answer").write_text(answer)
     program(tmp_path / "bin", "flux", f'echo "$@" >{tmp_path}/asked; cat {tmp_path}/answer')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)

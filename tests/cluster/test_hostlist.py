@@ -1,4 +1,4 @@
-"""Host lists: what Slurm itself makes of them, and every list that can be made."""
+"""Host lists expand as Slurm expands them, and every list survives being written and read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_examples(text: str) -> None:
 
 @pytest.mark.lab
 def test_slurm_agrees(lab_slurm: SlurmLab) -> None:
-    """Slurm knows neither blanks nor anything behind an item's last bracket."""
+    """Slurm itself agrees; it accepts neither blanks nor text after an item's last bracket."""
     lists = [text for text in EXAMPLES if text and not re.search(r"\s|\][^,\[]+(,|$)", text)]
     assert len(lists) > 5
     for text in lists:

@@ -1,4 +1,4 @@
-"""Every launcher: when it is in use, what it reads from the environment, and the line that starts ranks."""
+"""Every launcher: when it is used, what it reads from the environment, and its command line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOSTS = {
 
 @pytest.fixture
 def in_every_job(tmp_path: Path) -> dict[str, str]:
-    """An environment in which every launcher finds its job."""
+    """Return an environment in which every launcher finds its job."""
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "c401-[001-002],x", "TACC_SYSTEM": "stampede3"}
     lists = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "HPCDL_HOSTFILE"), str(tmp_path / "nodes"))
@@ -193,7 +193,7 @@ def test_a_host_file_with_this_node_starts_real_ranks(tmp_path: Path) -> None:
 
 
 def test_open_mpi_hands_on_the_users_variables_but_not_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MPICH's mpiexec and srun do: a script may look for any of them."""
+    """Open MPI passes on the user's variables as MPICH's mpiexec and srun do: a script may read any of them."""
     found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     monkeypatch.setattr(hostfile, "find_mpiexec", lambda: found)
     handed_on = {"MY_DATA": "/x", "HPCDL_LAUNCH": "1", "TF_X": "1", "PATH": "/bin", "_MINE": "1", "PWDS": "1"}

@@ -1,4 +1,4 @@
-"""What a node may lack for ranks is named before they start: open files, shared memory, a temporary folder."""
+"""Limits of a node are named before ranks start: open files, shared memory, the temporary folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_MOUNTS = ["unshare", "-m"]
 
 
 def train(command: CommandLine, before: str, cwd: Path, *, words: str = TRAIN, **env: str) -> tuple[int, str]:
-    """Run a training after a line of bash, in a mount namespace of its own where that line mounts something."""
+    """Train after a line of bash, in a private mount namespace if the line mounts something."""
     line = f"{before} && exec {sys.executable} -P -m hpcdl {words}"
     prefix = IN_MOUNTS if "mount" in before else []
     done = subprocess.run(

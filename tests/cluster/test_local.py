@@ -1,4 +1,4 @@
-"""The local launcher with real processes and the mpiexec in use; the ranks are small scripts without TensorFlow."""
+"""The local launcher with real processes and the current mpiexec; the ranks are small scripts without TensorFlow."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_full_disk_is_named_where_it_may_have_ended_the_ranks(
 
 @pytest.mark.mpi
 def test_a_rank_that_dies_before_there_is_a_table_is_named(tmp_path: Path) -> None:
-    """By its line alone; what the first of the deaths was, by the order in which lines are cut."""
+    """A rank that dies before the table of ranks exists is named by its line; the first cut line is the first death."""
     body = "if place.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncommunicator.barrier()"
     with pytest.raises(RankError, match=r"rank 1 on .* ended without a word"):
         start(body.replace("communicator.barrier()", "time.sleep(60)"), tmp_path, before_mpi=True)
@@ -101,7 +101,7 @@ def test_a_rank_that_dies_before_there_is_a_table_is_named(tmp_path: Path) -> No
 def test_ranks_killed_before_they_have_said_a_word_are_lost(
     tmp_path: Path, num_ranks: int, body: str, *, lost: bool
 ) -> None:
-    """New ranks can go on then; a program that cannot start would not the next time either."""
+    """Ranks killed before their first message are lost, so new ones may start; a program that cannot start is not."""
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
     words = [sys.executable, "-c", f"import os, sys; {body}"]
     with pytest.raises(RankError, match="before all ranks had started" if lost else "never started") as caught:
@@ -141,7 +141,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("asked", [False, True])
 def test_only_a_rank_that_nobody_asked_to_stop_is_lost(tmp_path: Path, asked: bool) -> None:
-    """Else a run that its user ends for good, by a second Ctrl-C, would begin again under --elastic."""
+    """A rank counts as lost only if it was not asked to stop: else --elastic would restart a run that the user ends."""
 
     def tick() -> None:
         for status in read_statuses(tmp_path / "ranks")[1:2]:
@@ -192,7 +192,7 @@ def test_deaths_are_seen_in_their_order() -> None:
 
 
 def test_who_lets_go_of_its_files_first_died_first() -> None:
-    """The kernel may bury it later than those that are killed because of it."""
+    """The first process to close its files died first, even if the kernel reaps it after its victims."""
     program = "import os, time; from hpcdl.cluster.deaths import hold_line; hold_line('lines'); print(flush=True)\n"
     dying = program + "input(); os.closerange(3, 1024); time.sleep(60)"
     watch = DeathWatch("lines")
@@ -207,25 +207,25 @@ def test_who_lets_go_of_its_files_first_died_first() -> None:
         for process in (first, second):
             process.stdout.readline()
             watch.add(process.pid)
-        assert watch.poll(0.05) == []  # lets both in
+        assert watch.poll(0.05) == []  # accepts both
         first.stdin.write(b"\n")
         first.stdin.flush()
         assert watch.poll(20) == [first.pid]
         second.kill()
         assert watch.poll(20) == [second.pid]
         first.kill()
-        assert watch.poll(0.2) == []  # once each
+        assert watch.poll(0.2) == []  # once per process
 
 
 def test_who_dies_at_its_start_is_told_of_before_who_is_killed_for_it() -> None:
-    """Also where the watch gets to hear of its line and of both deaths at once, as on a busy machine."""
+    """A process that dies at start is reported before those killed for it, even if all reach the watch at once."""
     program = "import sys; from hpcdl.cluster.deaths import hold_line; hold_line('start'); print(flush=True); input()"
     line = [sys.executable, "-c", program]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     watch = DeathWatch("start")
     with contextlib.closing(watch), subprocess.Popen(line, **pipes) as other:  # type: ignore[call-overload]
         other.stdout.readline()
-        assert watch.poll(0.05) == []  # lets it in
+        assert watch.poll(0.05) == []  # accepts it
         with subprocess.Popen(line, **pipes) as dying:  # type: ignore[call-overload]
             dying.stdout.readline()
             dying.kill()

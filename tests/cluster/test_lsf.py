@@ -1,7 +1,7 @@
-"""LSF, against what its documentation says, with doubles of bsub, bjobs and blaunch: nobody has run hpcdl under it.
+"""LSF, checked against its documentation with fakes of bsub, bjobs and blaunch: hpcdl was never run under it.
 
 IBM Spectrum LSF 10.1, command reference: bsub (job_script, -R, -rn), bjobs (-o, -p), blaunch; administration: span
-string, job states. The doubles stand in for no more than hpcdl relies on.
+string, job states. The fakes imitate only what hpcdl relies on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PENDING = """JOBID   USER    STAT  QUEUE      FROM_HOST   EXEC_HOST   JOB_NAME  
  Queue's resource requirements not satisfied:3 hosts;
  Unable to reach slave lsbatch server: 1 host;
 """
-"""`bjobs -p 7678`."""
+"""Output of `bjobs -p 7678`."""
 
 BSUB = """
 cat > {folder}/script
@@ -42,11 +42,11 @@ while [[ $1 == -* ]]; do shift; done
 shift
 exec bash -c "$*"
 """
-"""It ignores options of ssh, and hands its words to a shell of the host, here of this machine."""
+"""Ignore ssh's options, and pass the words to a shell of the host, here of this machine."""
 
 
 def read_bsub(script: str) -> list[str]:
-    """The options of a script; bsub reads them as a shell does, before the first command too."""
+    """Return the options of a script, split as a shell does: bsub reads them so, also before the first command."""
     lines = [line.removeprefix("#BSUB ") for line in script.splitlines() if line.startswith("#BSUB ")]
     return [" ".join(shlex.split(line)) for line in lines]
 

@@ -1,4 +1,4 @@
-"""Modules that a run loads first, by a `module` of the test's own."""
+"""Modules that a run loads first, with a fake `module` command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULES = "extra/1,tool/2"
 
 @pytest.fixture
 def with_modules(run_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """tool/2 brings a hpcdl of its own; others are unknown."""
+    """tool/2 brings its own hpcdl; other modules are unknown."""
     tool = tmp_path / "tool" / "hpcdl"
     tool.parent.mkdir()
     tool.write_text('#!/bin/bash\necho "of the tool, $EXTRA: $*"\n')

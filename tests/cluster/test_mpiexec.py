@@ -1,4 +1,4 @@
-"""Which mpiexec belongs to the library in use: never just the first on PATH."""
+"""The mpiexec of the MPI library in use is chosen, not just the first on PATH."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python(tmp_path: Path) -> Path:
 
 
 def tells(python: Path, library: Path, flavour: str) -> str:
-    """A Python whose mpi4py would load `library`."""
+    """Write a Python whose mpi4py would load `library`."""
     return script(python, json.dumps({"library": str(library), "version": VERSIONS[flavour]}))
 
 
@@ -95,7 +95,7 @@ def test_no_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, python: Pat
 
 
 def test_the_real_one_starts_its_own_library() -> None:
-    """Also inside a scheduler's job of other nodes: ranks start here."""
+    """The real mpiexec starts its own library on this host, even inside a scheduler's job on other nodes."""
     found = find_mpiexec()
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_NODELIST": "a,b", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1(x2)"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`hpcdl env create`: packages of a user's own beside an installation, with real environments and a real pip."""
+"""`hpcdl env create` adds a user's packages to an installation, with real environments and a real pip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print("rank", hpcdl.rank(), acme.NUMBER, sys.prefix, flush=True)
 
 
 def wheel(folder: Path, name: str, code: str, needs: str = "") -> Path:
-    """A package in a wheel, as pip takes it from an index."""
+    """Write a package as a wheel, as pip gets it from an index."""
     path = folder / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     requires = f"Requires-Dist: {needs}\n" if needs else ""
@@ -49,7 +49,7 @@ def environment(session_hpcdl: CommandLine, acme: Path, tmp_path_factory: pytest
 
 
 def run(environment: Path, line: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`line` in a shell that has activated the environment, as a user types it."""
+    """Run `line` in a shell that has activated the environment, as users do."""
     command = f"source {environment}/bin/activate && {line}"
     return subprocess.run(
         ["bash", "-c", command], env={**os.environ, **variables}, capture_output=True, text=True, check=False
@@ -78,7 +78,7 @@ def test_pip_keeps_to_the_installations_versions(environment: Path, tmp_path: Pa
     assert done.returncode != 0 and "numpy" in done.stdout + done.stderr
     assert run(environment, "python -c 'import clash'").returncode != 0
     fits = wheel(tmp_path, "fits", "", needs="numpy>=1.26")
-    done = run(environment, f"pip install --no-index {fits}")  # numpy is there: nothing has to be fetched
+    done = run(environment, f"pip install --no-index {fits}")  # numpy is installed: nothing has to be downloaded
     assert done.returncode == 0, done.stderr
     assert not list(environment.glob("lib/python*/site-packages/numpy"))
 
@@ -129,7 +129,7 @@ def test_a_second_copy_that_hides_the_installations_is_told_by_doctor(run_hpcdl:
 
 
 def test_a_copy_on_a_nodes_storage_brings_what_it_stands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small installation: the real one has two gigabytes."""
+    """A copy on a node's storage includes the base installation; the test uses a small one instead of 2 GB."""
     base, own, node = (tmp_path / name for name in ("base", "own", "node"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(base)], check=True)
     (packages,) = base.glob("lib/python*/site-packages")

@@ -1,4 +1,4 @@
-"""Where the ranks of a run on one node listen: on the loopback or nowhere, whatever the MPI would do by itself."""
+"""Ranks on one node listen on the loopback or not at all, whatever the MPI's default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTENS = "0A"
 
 
 def listening(pid: int) -> Iterator[tuple[str, str]]:
-    """Inode and address, in hexadecimal digits, of every TCP socket on which a process listens."""
+    """Yield inode and address, in hexadecimal digits, of every TCP socket on which a process listens."""
     found = {}
     for kind in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
@@ -35,7 +35,7 @@ def listening(pid: int) -> Iterator[tuple[str, str]]:
 @pytest.mark.mpi
 @EITHER
 def test_ranks_on_one_node_listen_on_the_loopback_alone(mpi: Mpi, tmp_path: Path) -> None:
-    """But for the control port of mpiexec itself, which its library cannot be told (docs/reference/site.md)."""
+    """Only mpiexec's control port is elsewhere, which cannot be configured (docs/reference/site.md)."""
     run_dir = tmp_path / "run"
     data = ["--data", "synthetic:mnist@200", "--epochs", "500", "--run-dir", run_dir]
     process = mpi.hpcdl.start([*SHORT, *data])

@@ -1,4 +1,4 @@
-"""An environment is packed once, unpacked for itself, and gone afterwards."""
+"""An environment is packed once, unpacked on each node, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcdl.core.paths import own_program
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A virtual environment with one module of its own, which counts as this process's."""
+    """A virtual environment with one module, which stands for this process's environment."""
     prefix = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True, timeout=300)
     packages = next(prefix.glob("lib/python*/site-packages"))
@@ -66,7 +66,7 @@ def test_only_a_virtual_environment_can_be_staged(tmp_path: Path) -> None:
 
 
 def on_ranks(file: Path, *command: str, told: int = 3) -> subprocess.CompletedProcess[str]:
-    """Three ranks of comm/mpi/spread, which are told that they are `told`."""
+    """Run comm/mpi/spread on three ranks, which expect `told` ranks."""
     mpiexec = find_mpiexec()
     program = own_program("hpcdl.comm.mpi.spread", str(file), str(told), *command)
     line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", "3", *program]
@@ -75,7 +75,7 @@ def on_ranks(file: Path, *command: str, told: int = 3) -> subprocess.CompletedPr
 
 @pytest.mark.mpi
 def test_one_rank_reads_and_all_have_it(tmp_path: Path) -> None:
-    """More than two blocks, from a file that can be read once; a rank that will not take it hinders nobody."""
+    """One rank reads a file of over two blocks, readable only once; a rank that fails to take it blocks no other."""
     content = os.urandom(spread.BLOCK_BYTES * 2 + 12345)
     (tmp_path / "file").write_bytes(content)
     os.mkfifo(tmp_path / "once")
@@ -98,7 +98,7 @@ def test_one_rank_reads_and_all_have_it(tmp_path: Path) -> None:
 def test_without_mpi_each_node_reads_for_itself(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], printed: str
 ) -> None:
-    """What fails before MPI is up is no node's fault; what fails later is told."""
+    """Without MPI each node reads for itself; a failure before MPI starts blames no node, a later one is reported."""
     asked: list[list[str]] = []
 
     def play(launcher: object, num_nodes: int, command: list[str], *_: object, mpi: bool, **__: object) -> None:

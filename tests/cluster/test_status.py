@@ -1,4 +1,4 @@
-"""What a launch ended of: the ranks' last words against the launcher's, with the chatter of real launchers."""
+"""Why a launch ended: last messages of ranks against the launcher's output, including real launchers' noise."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_lost_node_is_named_with_its_ranks() -> None:
 
 
 def test_a_node_that_may_not_see_the_run_directory_is_asked_about(tmp_path: Path) -> None:
-    """A rank there has nowhere to say what it has failed of."""
+    """The message asks whether the node sees the run directory: a rank without it cannot report its error."""
     log = tmp_path / "run" / "ranks" / "launcher.log"
     seen = re.escape(f"{tmp_path / 'run'} and {sys.prefix}")
     with pytest.raises(RankError, match=f"whether node1 sees {seen}"):

@@ -1,4 +1,4 @@
-"""Settings of a machine in one place: who names it, what is refused, and what commands make of it."""
+"""Settings of a machine in one file: who selects it, what is refused, and how commands use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ batch-size = 48
 
 @pytest.fixture
 def centre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site with one machine, which nobody has named yet."""
+    """A site with one machine, which no setting selects yet."""
     folder = tmp_path / "site"
     (folder / "machines").mkdir(parents=True)
     (folder / "machines" / "big.toml").write_text(FILE)
@@ -45,9 +45,9 @@ def centre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_who_names_the_machine(centre: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_in_force() is None
-    monkeypatch.setenv("HPCDL_MACHINE", "two cores of mine")  # a name for records
+    monkeypatch.setenv("HPCDL_MACHINE", "two cores of mine")  # only a name for records
     assert machine_in_force() is None
-    monkeypatch.setenv("HPCDL_MACHINE", "small")  # one without a file
+    monkeypatch.setenv("HPCDL_MACHINE", "small")  # a name without a file
     assert machine_in_force() is None
     monkeypatch.setenv("HPCDL_MACHINE", "big")
     found = machine_in_force()
@@ -126,7 +126,7 @@ def test_job_scripts_load_the_modules(centre: Path, monkeypatch: pytest.MonkeyPa
     script = render(request)
     assert script.index("export HPCDL_MACHINE=big") < script.index("module load craype ||")
     assert script.index("module load craype") < script.index("module load rocm/6.2") < script.index("hpcdl doctor")
-    # The lines as a shell runs them: the second module is not there.
+    # Run the lines in a shell: the second module does not exist.
     lines = script[script.index("if ! type module") : script.index("export HPCDL_STOP_AT")]
     shell = 'module() { [ "$2" = craype ]; }\n' + lines + "echo went on"
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)

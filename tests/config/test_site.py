@@ -1,4 +1,4 @@
-"""What site.toml rules."""
+"""Settings that site.toml enforces."""
 
 from __future__ import annotations
 

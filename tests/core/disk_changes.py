@@ -1,6 +1,6 @@
-"""Finds what changes a disk: calls of core/storage/disk.py, and calls that should go through it.
+"""Find code that changes a disk: calls of core/storage/disk.py, and calls that should use it.
 
-`python -m tests.core.disk_changes` writes the table in docs/security.md anew, and prints the places of each call.
+`python -m tests.core.disk_changes` writes the table in docs/security.md again, and prints the places of each call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GUARDS = (
     "write_toml", "write_output", "private_folder", "remove_marked", "sweep_marked", "remove_empty", "keep_others",
     "remove_output",
 )  # fmt: skip
-"""Functions of core/storage/disk.py that remove or replace, and those of core/storage/files.py that go through them."""
+"""Functions of core/storage/disk.py that remove or replace, and those of core/storage/files.py that use them."""
 _OS = {"remove", "unlink", "rename", "renames", "replace", "rmdir", "removedirs", "truncate", "ftruncate", "link",
        "symlink", "mkfifo"}  # fmt: skip
 _SHUTIL = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree"}
@@ -47,17 +47,17 @@ class Place:
 
 
 def sources() -> list[Path]:
-    """The Python that is installed, and that installs it."""
+    """Return the Python files that are installed, and those that install them."""
     return sorted([*(REPOSITORY / "hpcdl").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")])
 
 
 def unguarded(path: Path) -> Iterator[Place]:
-    """Calls in `path` that change a disk by themselves."""
+    """Yield the calls in `path` that change a disk directly."""
     yield from _calls(path, _changes)
 
 
 def guarded(path: Path) -> Iterator[Place]:
-    """Calls in `path` of what removes or replaces in core/storage/disk.py, or goes through it."""
+    """Yield the calls in `path` that remove or replace through core/storage/disk.py."""
     yield from _calls(path, _guard)
 
 
@@ -80,7 +80,7 @@ def _calls(path: Path, kind: Callable[[ast.Call, set[str]], str]) -> Iterator[Pl
 
 
 def _names_of_new_files(tree: ast.AST) -> set[str]:
-    """Names that `with replacing(...) as NAME` and its like bind: what is written there is new and nobody else's."""
+    """Names bound by `with replacing(...) as NAME` and similar: such files are new and belong to hpcdl."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.With | ast.AsyncWith):
@@ -93,7 +93,7 @@ def _names_of_new_files(tree: ast.AST) -> set[str]:
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """Names that a module takes from core/storage/disk.py and core/storage/files.py."""
+    """Return the names that a module imports from core/storage/disk.py and core/storage/files.py."""
     homes = ("hpcdl.core.storage.disk", "hpcdl.core.storage.files")
     found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in homes)
     return {alias.name for node in found for alias in node.names}
@@ -148,7 +148,7 @@ def _guard(call: ast.Call, imported: set[str]) -> str:
 
 
 def places() -> dict[str, list[str]]:
-    """The places of each call, as FILE FUNCTION."""
+    """Return the places of each call, as FILE FUNCTION."""
     found: dict[str, set[str]] = {}
     for path in sources():
         if str(path.relative_to(REPOSITORY)) not in (HOME, "hpcdl/core/storage/files.py"):
@@ -158,7 +158,7 @@ def places() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """What guards each call, in the words of its docstring; calls with the same guard share a row."""
+    """Return the table of calls and their guard, in the words of its docstring; one row per guard."""
     calls: dict[str, list[str]] = {}
     for call in places():
         calls.setdefault(GUARD_WORDS[call], []).append(f"`{call}`")
@@ -196,7 +196,7 @@ GUARD_WORDS = {
 
 
 def page() -> str:
-    """docs/security.md with the table as the code has it."""
+    """Return docs/security.md with the table that follows from the code."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     return head + BEGIN + table() + END + rest.partition(END)[2]
 

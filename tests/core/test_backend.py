@@ -1,4 +1,4 @@
-"""Another backend of Keras than TensorFlow is refused before anything starts, by every command that trains."""
+"""Every command that trains refuses a Keras backend other than TensorFlow before anything starts."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_masks_round_trip(cpus: frozenset[int]) -> None:
 def test_forms_that_kernels_write() -> None:
     assert parse_list("0-3,8\n") == (0, 1, 2, 3, 8)
     assert format_list([8, 0, 1, 2, 3]) == "0-3,8"
-    assert parse_mask("0x00000001,,0x80000000") == (31, 64)  # hwloc leaves empty words out
+    assert parse_mask("0x00000001,,0x80000000") == (31, 64)  # hwloc omits zero words
     assert format_mask([0, 4]) == "0x11"
 
 

@@ -1,4 +1,4 @@
-"""Only what hpcdl has made is removed, and nothing is written through a link."""
+"""Only files that hpcdl made are removed, and nothing is written through a link."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_error_leaves_the_old_file(folder: Path) -> None:
 def test_what_finds_no_room_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, named: tuple[str, ...], change: Callable[[Path], object]
 ) -> None:
-    """The kernel's error names nothing, or what is a name in some folder only."""
+    """The error names the path without space, although the kernel's error names none or only a relative one."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", *named)
@@ -248,7 +248,7 @@ def test_a_named_file_replaces_only_what_hpcdl_wrote(folder: Path, precious: Pat
 def test_without_attributes_a_file_beside_it_says_what_hpcdl_wrote(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands in for a file system without attributes."""
+    """A file system without extended attributes is imitated; a file beside the output marks it as hpcdl's."""
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))

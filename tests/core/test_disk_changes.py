@@ -1,4 +1,4 @@
-"""What changes a disk goes through core/storage/disk.py, and docs/security.md says what guards it."""
+"""All disk changes go through core/storage/disk.py, and docs/security.md says what guards them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELSEWHERE = {
     "hpcdl/checkpoint/folders.py": "an archive in a file that creating() yields",
     "scripts/installer/build.py": "copies, into the new tree or the scratch folder that this call has made",
 }
-"""Where a disk is changed by other means, and why that is safe."""
+"""Places that change a disk by other means, and why that is safe."""
 
 
 def _key(file: str) -> str:

@@ -90,7 +90,7 @@ def test_what_toml_cannot_hold_is_refused_and_nothing_written(value: object, tmp
 
 @pytest.mark.parametrize("read", [read_json, read_toml], ids=["json", "toml"])
 def test_only_plain_files_of_some_size_are_read(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    """Pipes and devices would keep the reader waiting, or fill the memory."""
+    """Only plain files of limited size are read: pipes and devices would block the reader or fill the memory."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

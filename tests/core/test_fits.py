@@ -1,4 +1,4 @@
-"""Laws recover the parameters that made the runs, and their intervals cover them as often as they say."""
+"""Fits recover the parameters that generated the runs, and their intervals have the stated coverage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_usl_is_the_formula_of_the_textbook() -> None:
 
 @pytest.mark.parametrize("name", list(LAWS))
 def test_intervals_cover_the_truth(name: str) -> None:
-    """Three runs a point, 3 % noise, 1,000 draws: every parameter, and the n at which efficiency is 80 %."""
+    """Intervals cover each parameter and the n with 80 % efficiency: 1,000 draws, three runs per point, 3 % noise."""
     own = TRUTH[name]
     law = LAWS[name]
     n = numpy.repeat(NODES, 3)
@@ -122,7 +122,7 @@ def test_wild_runs_do_not_break_the_fit(values: list[float]) -> None:
 
 
 def test_a_law_that_does_not_describe_the_runs_is_told_of() -> None:
-    """A knee beyond four workers; the same noise around the law itself is none."""
+    """A law that does not fit (a knee beyond four workers) is reported; noise around the law itself is not."""
     random = numpy.random.default_rng(1)
 
     def told(truth: Callable[[int], float], repeats: int = 3) -> list[str]:

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON: what msgspec leaves open is as promised, whichever way a document comes."""
+"""Dataclasses from JSON are as promised in what msgspec leaves open, with either parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of scripts go through JSON and come back the same."""
+"""Values of scripts are the same after conversion to JSON and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alpha and beta are recovered from noisy exchanges, and their intervals cover them."""
+"""Fits recover alpha and beta from noisy exchanges, and their intervals cover them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Colours of pages and figures are told apart by every reader, and stand out from the paper.
+"""Every reader can tell the colours of pages and figures apart, and they stand out from the background.
 
-How somebody without red cones (protanopia) or green cones (deuteranopia) sees a colour: F. Vienot, H. Brettel and
+How a reader without red cones (protanopia) or green cones (deuteranopia) sees a colour: F. Vienot, H. Brettel and
 J. D. Mollon, "Digital video colourmaps for checking the legibility of displays by dichromats", Color Research and
 Application 24(4), 1999, pages 243 to 252: RGB to LMS, and the projection of each. Differences are CIE76: Euclidean in
 CIELAB (D65), sRGB by IEC 61966-2-1.
@@ -28,7 +28,7 @@ READERS["normal"] = np.eye(3)
 XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]])
 WHITE = np.array([0.95047, 1.0, 1.08883])
 LEAST = 20.0
-"""The difference that the issue asks for."""
+"""The required difference."""
 FIGURES = {"curves": (*CURVES, GROUND["ink"]), "parts": tuple(PARTS.values())}
 
 
@@ -48,7 +48,7 @@ def difference(one: str, other: str, reader: str) -> float:
 
 
 def contrast(color: str, ground: str) -> float:
-    """WCAG 2.2's."""
+    """Return the contrast of two colours by WCAG 2.2."""
     low, high = sorted(float(XYZ[1] @ linear(item)) for item in (color, ground))
     return (high + 0.05) / (low + 0.05)
 
@@ -74,7 +74,7 @@ def test_classes_of_a_mask_are_told_apart_on_a_grey_picture(reader: str) -> None
 
 
 def test_the_simulation_is_the_published_one() -> None:
-    """Red and green of one lightness are told apart by most readers and not by those whom the matrices stand for."""
+    """The simulation is the published one: it merges red and green of equal lightness, distinct to most readers."""
     assert difference("#b84f00", "#5f7a00", "normal") > 40
     assert difference("#b84f00", "#5f7a00", "deutan") < LEAST
     for reader in READERS.values():
@@ -87,7 +87,7 @@ def grounds(paper: str, names: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize("paper", ["light", "dark"])
 def test_words_curves_and_areas_stand_out(paper: str) -> None:
-    """WCAG's contrast: 4.5 for words, 3 for areas."""
+    """Contrast by WCAG is at least 4.5 for text and 3 for areas."""
 
     def least(colors: Iterable[Color], names: Iterable[str]) -> float:
         pairs = itertools.product([getattr(color, paper) for color in colors], grounds(paper, names))

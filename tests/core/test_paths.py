@@ -1,4 +1,4 @@
-"""Words for a shell: bash itself takes each as it was."""
+"""Quoted words reach a command unchanged through bash itself."""
 
 from __future__ import annotations
 

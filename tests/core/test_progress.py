@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a line a minute in a log."""
+"""Progress is a bar on a terminal, and a line per minute in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT = ["train", "--model", "lenet", "--data", "synthetic:mnist@64", "--steps",
 
 
 class Clock:
-    """Stands for the monotonic clock."""
+    """A fake monotonic clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -33,7 +33,7 @@ def test_a_log_gets_a_line_a_minute_with_the_time_left(
     monkeypatch.setattr(module, "time", clock)
     with progress("training", 1000) as bar:
         assert isinstance(bar, LineProgress)
-        for step in range(400, 581):  # resumed at step 400; one step a second
+        for step in range(400, 581):  # resumed at step 400, with one step per second
             bar.update(step, f"step {step}")
             clock.now_s += 1
     told = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""The schema that is installed, the dataclass and the documentation name the same fields."""
+"""The installed schema, the dataclass and the documentation name the same fields."""
 
 from __future__ import annotations
 

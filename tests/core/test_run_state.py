@@ -1,4 +1,4 @@
-"""What has become of a run, by its record and by who holds its locks."""
+"""The state of a run follows from its record and the holders of its locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcdl.core.storage.lock import FILE_NAME, writing
 
 
 def lock_of(run_dir: Path, **holder: object) -> Path:
-    """A lock that a killed process has left, or that one on another host holds unseen."""
+    """Write a lock left by a killed process, or held invisibly by a process on another host."""
     path = run_dir / FILE_NAME
     path.write_text(json.dumps(holder))
     return path
@@ -25,7 +25,7 @@ def lock_of(run_dir: Path, **holder: object) -> Path:
 def test_a_run_that_nobody_writes_is_lost_and_looking_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / RANKS).mkdir()
     assert state_of(tmp_path, "running") == "lost"
-    lock_of(tmp_path, host=os.uname().nodename, pid=os.getpid(), job="")  # this number is another process's now
+    lock_of(tmp_path, host=os.uname().nodename, pid=os.getpid(), job="")  # another process has this number by now
     before = {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
     assert state_of(tmp_path, "running") == state_of(tmp_path) == "lost"
     assert {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))} == before
@@ -36,7 +36,7 @@ def test_a_run_that_nobody_writes_is_lost_and_looking_changes_nothing(tmp_path: 
 
 @pytest.mark.parametrize("below", ["", RANKS])
 def test_a_run_whose_lock_is_held_goes_on(tmp_path: Path, below: str) -> None:
-    """By the process that has started it, or after its end by rank 0."""
+    """A run continues while its lock is held, by the process that started it or, after its end, by rank 0."""
     (tmp_path / below).mkdir(exist_ok=True)
     hold = "import sys, time; from pathlib import Path; from hpcdl.core.storage.lock import writing\n"
     hold += "with writing(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"

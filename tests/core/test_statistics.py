@@ -1,4 +1,4 @@
-"""Estimates against published and scipy's numbers; coverage of intervals by simulation."""
+"""Estimates agree with published values and scipy; simulation checks the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_welch_is_scipy_s_on_logarithms(values: list[float], base: list[float]) 
     expected = stats.ttest_ind(*logs, equal_var=False)
     interval = expected.confidence_interval(0.95)
     ratio = statistics.fmean(values) / statistics.fmean(base)
-    if interval.low < math.log(ratio) < interval.high:  # else it is that of the geometric means
+    if interval.low < math.log(ratio) < interval.high:  # otherwise the interval is of the geometric means
         assert found.value == pytest.approx(ratio)
     assert found.p_value == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-300)
     assert math.log(found.low or 0) == pytest.approx(interval.low, rel=1e-6, abs=1e-9)
@@ -122,7 +122,7 @@ def test_quantiles_interpolate() -> None:
 
 
 def test_student_s_t_has_its_closed_forms() -> None:
-    """Of one degree of freedom it is Cauchy's distribution, of two it is algebraic."""
+    """Student's t agrees with its closed forms: Cauchy for one degree of freedom, algebraic for two."""
     for value in (0.0, 1e-9, 0.1, 1.0, 1.96, 10.0, 1e4, 1e8):
         assert tail(value, 1) == pytest.approx(math.atan2(1, value) / math.pi, rel=1e-9)
         root = math.sqrt(2 + value * value)
@@ -141,7 +141,7 @@ def test_t_quantile_is_the_table_s() -> None:
 
 
 def test_a_long_stream_keeps_its_quantiles_in_bounded_room() -> None:
-    """Sorted, as steps that slow down: what a window or every n-th value would get wrong."""
+    """A long stream keeps its quantiles in bounded memory, even if sorted: a window or every n-th value would fail."""
     samples = [Sample(2000), Sample(2000)]
     for sample in samples:
         for value in range(100_000):

@@ -61,4 +61,4 @@ def test_numbers_for_people() -> None:
 def test_what_not_all_count_as_images_are_samples() -> None:
     assert common_unit([]) == common_unit(["images", "images"]) == "images"
     assert common_unit(["images", "samples"]) == common_unit(["samples"]) == common_unit(["rows"]) == "samples"
-    assert common_unit(json.loads('[["images"], null, {}]')) == "samples"  # another's record may say anything
+    assert common_unit(json.loads('[["images"], null, {}]')) == "samples"  # records may contain anything

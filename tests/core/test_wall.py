@@ -1,4 +1,4 @@
-"""One clock of a run, which nobody who sets the system's moves; and who else reads that, and what for."""
+"""A run has one clock, which setting the system clock does not move; all other readers of that clock are listed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcdl.core.processes.wall import WallClock
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("hpcdl", "scripts", "benchmarks")
 READS_AN_ARGUMENT = {"strftime": 1, "localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0}
-"""Functions of `time` that read the clock unless they get a moment, and where that is among their arguments."""
+"""Functions of `time` that read the clock unless called with a time, and the index of that argument."""
 READS = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 OF_DATETIME = {"now", "utcnow", "today"}
 STAMPS = re.compile(r"(st_[amc]time|st_birthtime)(_ns)?$|get[amc]time$")
@@ -58,18 +58,18 @@ PLACES = {
     "benchmarks/node_winner.py:sample time.time": "a stamp",
     "benchmarks/peers/__main__.py:head time.strftime": "a stamp",
 }
-"""Who reads what may be set, and why nobody's duration depends on it. `FILE:FUNCTION WHAT`."""
+"""Code that reads a settable clock, and why no duration depends on it: `FILE:FUNCTION WHAT`."""
 
 
 def python_files() -> Iterator[Path]:
-    """Of hpcdl, its scripts and benchmarks; scripts may lack the suffix."""
+    """Yield the Python files of hpcdl, its scripts and benchmarks; scripts may have no suffix."""
     for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()):
         if path.suffix == ".py" or (not path.suffix and path.read_bytes()[:64].split(b"\n")[0].endswith(b"python3")):
             yield path
 
 
 def readings(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Where in a file (its innermost function) something is read that may be set, and what."""
+    """Yield the innermost function of each reading of a settable clock, and what it reads."""
     names = {
         (alias.asname or alias.name): f"{node.module}.{alias.name}"
         for node in ast.walk(tree)
@@ -92,7 +92,7 @@ def _readings(node: ast.AST, function: str, names: dict[str, str]) -> Iterator[t
         if what:
             yield inside, what
         if isinstance(child, ast.Call) and _name(child.func, names).startswith("time."):
-            # A moment that is given is not read; nor is a clock that nobody sets.
+            # A call with a time argument reads no clock; monotonic clocks cannot be set.
             given = {f"time.{name}": place for name, place in READS_AN_ARGUMENT.items()}
             name = _name(child.func, names)
             if len(child.args) > given.get(name, len(child.args)):
@@ -120,7 +120,7 @@ def _what(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def _name(node: ast.AST, names: dict[str, str]) -> str:
-    """`time.time`, however it was imported."""
+    """Return the dotted name, such as `time.time`, however it was imported."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     return f"{_name(node.value, names)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
@@ -131,7 +131,7 @@ def _is_stamp(node: ast.AST) -> bool:
 
 
 def test_who_reads_a_clock_that_may_be_set_is_known() -> None:
-    """Durations are of monotonic clocks: who needs the time of day, or a file's, is in PLACES with the reason."""
+    """Durations use monotonic clocks: code that needs the time of day or of a file is in PLACES with its reason."""
     paths = [*python_files()]
     assert len(paths) > 300
     found = {
@@ -164,7 +164,7 @@ def test_the_search_finds(text: str, what: str) -> None:
 
 
 def test_scripts_of_the_shell_count_no_time_of_day() -> None:
-    """But for the moment at which a job is to stop, beside which its uptime says the same."""
+    """Shell scripts do not count by the time of day; only a job's stop time uses it, confirmed by the uptime."""
     shell = [
         path
         for room in (*ROOMS, "share")
@@ -193,6 +193,6 @@ def test_a_clock_that_is_set_moves_no_time_of_a_run(set_s: float, monkeypatch: p
     told_later = -time.time()
     assert 0 <= clock.now_s() - began < 1 and clock.set_by_s() == pytest.approx(set_s, abs=0.005)
     assert clock.settled(told_later, began) == pytest.approx(clock.now_s(), abs=0.5)
-    if abs(set_s) > 1:  # what was told in the same step before that
+    if abs(set_s) > 1:  # noted before the clock was set by that step
         assert clock.settled(told, began) == pytest.approx(began, abs=0.5)
     assert clock.settled(began, 0.0) == began

@@ -1,4 +1,4 @@
-"""Kinds of data that could go in wrong without a word: labels, tables and pictures as public reports tell of them."""
+"""Kinds of data that could be read wrongly without any message: labels, tables and pictures from public reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TARGET = {"target": "y"}
 
 
 def rows(head: str, *lines: str, times: int = 4) -> Save:
-    """A table whose lines come again and again."""
+    """A table that repeats its lines `times` times."""
     return only("t.csv", head + "\n" + "\n".join(lines * times) + "\n")
 
 
 def labelled(*labels: str, head: str = "file,label") -> Save:
-    """A list of pictures with these labels, twice over."""
+    """A list of pictures with these labels, each label used up to twice."""
     every = (*labels, *labels)[:6]
     return listing(head + "\n" + "".join(f"{number}.png,{label}\n" for number, label in enumerate(every)))
 
@@ -58,7 +58,7 @@ def animated(ending: str) -> Save:
 
 
 def turned(root: Path) -> Path:
-    """Every other picture lies on its side, as telephones store them."""
+    """Turn every other picture by its EXIF orientation, as smartphones store them."""
     upright, aside = Image.Exif(), Image.Exif()
     upright[0x0112], aside[0x0112] = 1, 6
     for number in range(4):
@@ -69,7 +69,7 @@ def turned(root: Path) -> Path:
 
 
 def pairs_in(ending: str, mode: str) -> Save:
-    """Folders of images and of masks."""
+    """A folder of images and a folder of masks."""
 
     def save(root: Path) -> Path:
         for folder, end in (("images", "png"), ("masks", ending)):
@@ -93,7 +93,7 @@ def onehot_of_two(number: int) -> Image.Image:
 
 
 def beside(folder: str, table: str) -> Save:
-    """A folder of pictures, and a list of their labels beside it: the list is SOURCE if `table` names it."""
+    """A folder of pictures, and a list of their labels beside it; SOURCE is the list if `table` names it."""
 
     def save(root: Path) -> Path:
         pictures(folder)(root)
@@ -104,7 +104,7 @@ def beside(folder: str, table: str) -> Save:
 
 
 def in_files(**splits: dict[str, np.ndarray]) -> Save:
-    """A Parquet file a split, train among them."""
+    """One Parquet file per split, including train."""
 
     def save(root: Path) -> Path:
         (root / "p").mkdir()

@@ -1,4 +1,4 @@
-"""Small copies of what people publish, by format: what `hpcdl shard` makes of each is in docs/reference/sources.md."""
+"""Small copies of published kinds of data, by format; docs/reference/sources.md says how `hpcdl shard` treats each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.data.test_formats import IMAGE, LABEL, example, framed, png, run_plan
 
 Save = Callable[[Path], Path]
 Case = tuple[Save, dict[str, Any], str, str]
-"""What makes it, the flags, right, asked or refused, and a pattern of what is said."""
+"""How to make the source, the flags, the outcome (right, asked or refused), and a pattern of the message."""
 RIGHT, ASKED, REFUSED = "right", "asked", "refused"
 AB = ("cats", "dogs")
 COUNT = 12
@@ -31,7 +31,7 @@ PIXELS = np.random.default_rng(3).integers(0, 256, (COUNT, 8, 8, 3), dtype=np.ui
 
 
 def images(make: Callable[[int], Image.Image], ending: str, **options: Any) -> Save:
-    """Two class folders of images, by number."""
+    """Two class folders of images; `make` builds an image from its number."""
 
     def save(root: Path) -> Path:
         for number in range(8):
@@ -132,7 +132,7 @@ def chunk_of(num_bytes: int) -> Save:
 
 
 def large_volume(root: Path) -> Path:
-    """Two volumes of 300 MiB each: a file with holes."""
+    """Two volumes of 300 MiB each, in a sparse file."""
     (root / "s").mkdir()
     values = np.lib.format.open_memmap(root / "s" / "x.npy", "w+", np.uint8, (2, 300, 1024, 1024))
     values[:, 0, 0, 0] = 7

@@ -1,4 +1,4 @@
-"""What the tests of this room share: sharding by function call, small sources of every format, comparing folders."""
+"""Helpers of the tests in this folder: shard by function call, make small sources of every format, compare folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(source: str | Path, target: Path, /, **options: Any) -> ShardReport:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digest of every file below a folder."""
+    """Return the digest of every file below a folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def everything(folder: Path, manifest: Manifest, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """All images and labels of a split, by plain h5py."""
+    """Return all images and labels of a split, read with plain h5py."""
     images, labels = [], []
     for entry in manifest.splits[split].shards:
         with h5py.File(folder / entry.file) as file:
@@ -55,7 +55,7 @@ def everything(folder: Path, manifest: Manifest, split: str) -> tuple[np.ndarray
 
 
 def image_folder(root: Path, classes: dict[str, int], *, size: int = 16, grey: bool = False, kind: str = "png") -> Path:
-    """A folder of random images: class name to number of files."""
+    """Make a folder of random images; `classes` maps class name to number of files."""
     rng = np.random.default_rng(7)
     for name, count in classes.items():
         (root / name).mkdir(parents=True)
@@ -71,7 +71,7 @@ def pixels(count: int, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 def numbers(count: int, classes: int, seed: int = 1) -> np.ndarray:
     found = np.random.default_rng(seed).integers(0, classes, count, dtype=np.uint8)
-    found[-1] = classes - 1  # so that the number of classes can be told from the labels
+    found[-1] = classes - 1  # so that the labels alone show the number of classes
     return found
 
 
@@ -88,7 +88,7 @@ def idx_folder(root: Path, *, packed: bool = False) -> tuple[Path, np.ndarray, n
 
 
 def cifar_folder(root: Path, *, pickled: bool, hundred: bool) -> tuple[Path, np.ndarray, np.ndarray]:
-    """Images (N, 32, 32, 3) and labels of the training batch."""
+    """Make a CIFAR folder; also return the images (N, 32, 32, 3) and labels of its training batch."""
     root.mkdir()
     classes = 100 if hundred else 10
     planes, labels = pixels(24, (3, 32, 32)), numbers(24, classes)
@@ -108,7 +108,7 @@ def cifar_folder(root: Path, *, pickled: bool, hundred: bool) -> tuple[Path, np.
 
 
 def same_samples(found: tuple[np.ndarray, np.ndarray], images: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether both hold the same (image, label) pairs, in whatever order."""
+    """Return whether both hold the same (image, label) pairs, in any order."""
 
     def keys(pictures: np.ndarray, classes: np.ndarray) -> list[tuple[bytes, int]]:
         return sorted((np.ascontiguousarray(p).tobytes(), int(c)) for p, c in zip(pictures, classes, strict=True))

@@ -1,6 +1,6 @@
-"""docs/reference/sources.md: what is recognised, asked and refused, found out by trying.
+"""Make docs/reference/sources.md: try each kind of source, and list those read, asked about and refused.
 
-`python -m tests.data.source_page` writes the page anew.
+`python -m tests.data.source_page` writes the page again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ FORMS = {
         "with `--samples N`"
     ),
 }
-"""What SOURCE is, by format."""
+"""What SOURCE may be, by format."""
 BEHAVIOUR = {
     "a picture damaged in its middle is named by `inspect --verify`": (
         "test_verified.py::test_pictures_that_do_not_decode_are_named_by_verify"
@@ -108,13 +108,13 @@ BEHAVIOUR = {
     ),
     "one stat and one open per file": "test_operations.py::test_a_file_costs_one_stat_and_one_open_when_it_is_sharded",
 }
-"""Cases that no listing shows, and the test that does."""
+"""Behaviour that the lists of sources do not show, and the test that shows it."""
 CASES = {kind: {**PUBLISHED.get(kind, {}), **DOUBTFUL.get(kind, {})} for kind in [*PUBLISHED, *DOUBTFUL]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A kind of source, what was wished of it, and what came out: right, asked or refused, and the words."""
+    """A kind of source, the flags given, and the outcome (right, asked or refused) with its message."""
 
     format: str
     name: str
@@ -124,7 +124,7 @@ class Tried:
 
 
 def tried() -> list[Tried]:
-    """Every kind, in the order of the formats."""
+    """Return every kind tried, in the order of the formats."""
     return sorted(
         _all(), key=lambda one: (list(SOURCES).index(one.format), one.outcome != RIGHT, one.outcome == REFUSED)
     )
@@ -144,7 +144,7 @@ def _all() -> Iterator[Tried]:
 
 
 def look(kind: str, name: str, save: Save, options: Mapping[str, Any], outcome: str) -> Tried:
-    """Try a source: the plan is made, nothing is written. Without a `kind` it is the one that is recognised."""
+    """Try a source: plan its shards without writing any. Without `kind`, the format is the recognised one."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-") as scratch:
         (root := Path(scratch) / "in").mkdir()
         source = save(root)
@@ -169,7 +169,7 @@ def _read_as(job: Any) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     found = tried()
     right, asked, refused = (sum(one.outcome == outcome for one in found) for outcome in (RIGHT, QUESTION, REFUSED))
     lines = [
@@ -202,7 +202,7 @@ def page() -> str:
 
 
 def _kinds(found: Sequence[Tried]) -> Iterator[str]:
-    """The kinds of one outcome, a line for those with the same flags."""
+    """Yield the kinds of one outcome, one line for all that need the same flags."""
     groups: dict[str, dict[str, None]] = {}
     for one in found:
         flags = one.flags if one.outcome == RIGHT else tuple(_FLAG.findall(one.said))

@@ -1,4 +1,4 @@
-"""What a model has learnt of its own data folder holds for another one: numbers of classes and words, scales."""
+"""What a model has learnt from its data folder (class numbers, codes of words, scales) applies to other folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import CommandLine
 
 
 def sharded(run_hpcdl: CommandLine, folder: Path, head: str, rows: list[str], *words: str) -> Dataset:
-    """A table as a user shards it: one to train on, or one that came later and lies elsewhere."""
+    """Shard a table as a user does: one to train on, or a later one in another folder."""
     folder.with_suffix(".csv").write_text("\n".join([head, *rows]) + "\n")
     made = run_hpcdl(["shard", folder.with_suffix(".csv"), folder, *words])
     assert made.code == 0, made.err

@@ -1,6 +1,6 @@
-"""Sources that could be read in two ways: asked about, with the flag that chooses; what was understood is kept.
+"""Sources with two possible readings: the user is asked to choose by a flag; an unambiguous source is read as it is.
 
-Each builds what people publish: the layouts are those of public data sets and of reports about them.
+Each test builds a published layout: those of public data sets, and of reports about them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANDOM = np.random.default_rng(5)
 
 
 def pictures(*folders: str, count: int = 2) -> Save:
-    """A source with some pictures in each of these folders."""
+    """A source with `count` pictures in each of these folders."""
 
     def save(root: Path) -> Path:
         for folder in folders:
@@ -51,7 +51,7 @@ def product(*levels: Iterable[str]) -> list[str]:
 
 
 def arrays(**files: dict[str, Any]) -> Save:
-    """A folder of HDF5 files, or one such file if it is called `only`."""
+    """A folder of HDF5 files, or a single file if it is named `only`."""
 
     def save(root: Path) -> Path:
         (root / "s").mkdir()
@@ -65,7 +65,7 @@ def arrays(**files: dict[str, Any]) -> Save:
 
 
 def members(*names: str) -> Save:
-    """An archive of pictures with a class."""
+    """An archive of pictures, each with a class."""
 
     def save(root: Path) -> Path:
         made = {f"{name}.{ending}": own for name in names for ending, own in (("png", PICTURE), ("cls", b"1"))}
@@ -306,7 +306,7 @@ def test_files_in_folders_that_are_not_read_are_told(tmp_path: Path) -> None:
 
 
 Result = tuple[set[str], dict[str, int]]
-"""Names of classes, samples by split."""
+"""Names of classes, and number of samples by split."""
 CATS = set(AB)
 UNDERSTOOD: dict[str, tuple[Save, dict[str, Any], Result]] = {
     "Training, Testing": (pictures(*product(["Training", "Testing"], AB)), {}, (CATS, {"train": 4, "test": 4})),
@@ -470,7 +470,7 @@ def test_linked_folders_are_followed_and_circles_refused(tmp_path: Path) -> None
 
 
 def test_linked_folders_of_images_and_masks_are_followed(tmp_path: Path) -> None:
-    """They were left out without a word."""
+    """Linked folders of images and masks are followed; none is omitted silently."""
     source, options = tmp_path / "s", {"input": "images=image", "target": "masks=mask"}
     for folder in ("images", "masks"):
         for path in (source / folder / "0.png", tmp_path / "more" / folder / "1.png"):
@@ -550,7 +550,7 @@ def test_the_reason_is_what_the_file_is(name: str, tmp_path: Path) -> None:
     save, message = REASONS[name]
     with pytest.raises(UsageError, match=message) as caught:
         make(save(tmp_path), tmp_path / "out", format="image-folder")
-    assert "--on-error skip" not in str(caught.value)  # that would train on what is left
+    assert "--on-error skip" not in str(caught.value)  # --on-error skip would train on the remaining samples
 
 
 def test_parquet_of_images_and_masks(tmp_path: Path) -> None:

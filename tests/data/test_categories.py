@@ -1,4 +1,4 @@
-"""--categories: a column of words as numbers, by a coding that the user names, and by the same words later."""
+"""--categories: a column of words becomes numbers, by a coding that the user names or that another data folder has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def csv(folder: Path, columns: dict[str, list[Any]] = COLUMNS, name: str = "t") 
 def parquet(folder: Path, columns: dict[str, list[Any]] = COLUMNS, name: str = "t") -> Path:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table(columns)
-    if "sex" in columns:  # as pandas saves a column of categories
+    if "sex" in columns:  # as pandas saves a categorical column
         table = table.set_column(table.column_names.index("sex"), "sex", pa.array(columns["sex"]).dictionary_encode())
     pq.write_table(table, folder / f"{name}.parquet")
     return folder / f"{name}.parquet"
@@ -96,7 +96,7 @@ def test_words_among_the_numbers_of_one_input(save: Save, tmp_path: Path) -> Non
 
 @FORMATS
 def test_words_that_are_an_input_of_their_own(save: Save, tmp_path: Path) -> None:
-    """Codes for a layer of embeddings: --normalise does not scale them."""
+    """--normalise does not scale codes meant for an embedding layer."""
     manifest = make(
         save(tmp_path), tmp_path / "out", input="mass=mass,sex=sex,colour=hue", categories="sex=one-hot,colour=codes",
         normalise="mean-std", **NAMES,
@@ -161,7 +161,7 @@ def test_a_later_table_gets_the_same_numbers(save: Save, tmp_path: Path) -> None
 
 
 def test_a_damaged_shard_is_mended_with_the_words_that_it_had(tmp_path: Path) -> None:
-    """Though the folder that gave them is gone."""
+    """Repairing a shard keeps its codes, even if the folder that defined them is gone."""
     make(csv(tmp_path), tmp_path / "first", categories="sex=codes,colour=codes", **NAMES)
     source = csv(tmp_path, {name: own[:3] for name, own in COLUMNS.items()}, "later")
     options = {"categories": "sex=codes,colour=codes", "categories_of": str(tmp_path / "first"), **NAMES}

@@ -1,4 +1,4 @@
-"""Shards of images with a class are, byte by byte, what the first version of the format wrote."""
+"""Shards of images with a class are byte by byte what the first version of the format wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcdl.data.format.manifest import SCHEMA, read_manifest
 from tests.data.sharding import cifar_folder, contents, idx_folder, make, numbers, pixels
 
 WRITTEN = json.loads((Path(__file__).parent / "classic_shards.json").read_text())
-"""SHA-256 of every shard, by case: of files as earlier versions wrote them, but for the version that stands in them."""
+"""SHA-256 of every shard, by case, as earlier versions wrote it; only the version number inside the shard differs."""
 
 
 def npz(folder: Path) -> Path:
@@ -23,7 +23,7 @@ def npz(folder: Path) -> Path:
 
 
 def png_folder(folder: Path, heights: int = 4) -> Path:
-    """Pictures of several `heights` in two classes, as files that no library's compression has a part in."""
+    """Pictures of several `heights` in two classes, written without a compression library whose bytes may change."""
     for number in range(12):
         height = 3 + number % heights
         lines = b"".join(b"\0" + line.tobytes() for line in pixels(height, (5, 3), seed=number))
@@ -38,7 +38,7 @@ def png_folder(folder: Path, heights: int = 4) -> Path:
 
 
 def stored(content: bytes) -> bytes:
-    """`content` as zlib has it without compression: one block."""
+    """Return `content` in zlib format without compression, as one block."""
     head = b"\x78\x01\x01" + struct.pack("<HH", len(content), len(content) ^ 0xFFFF)
     return head + content + struct.pack(">I", zlib.adler32(content))
 
@@ -61,12 +61,12 @@ def test_shards_are_what_they_were(case: str, tmp_path: Path) -> None:
     manifest, _ = read_manifest(tmp_path / "out")
     assert manifest.schema == SCHEMA and "fields" not in (tmp_path / "out" / "manifest.json").read_text()
     found = {name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".h5")}
-    if manifest.hpcdl_version == "0.3.0":  # it stands in every shard
+    if manifest.hpcdl_version == "0.3.0":  # the version is stored in every shard
         assert found == WRITTEN[case]
 
 
 def test_the_version_of_the_digests_is_this_one() -> None:
-    """With another version write `classic_shards.json` anew, from the commit before: the digests hold its number."""
+    """If hpcdl's version changes, write `classic_shards.json` again from the commit before: it includes the number."""
     import hpcdl
 
     assert hpcdl.__version__ == "0.3.0"

@@ -1,4 +1,4 @@
-"""Kinds of files that fields use every day: TFRecord of fields, HDF5 by other names, records, MATLAB's, CSV heads."""
+"""Everyday file formats: TFRecord with fields, HDF5 with unusual names, records, MATLAB files, CSV headers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.data.test_formats import framed, png, tar
 
 
 def record(**values: Any) -> bytes:
-    """A tf.train.Example: bytes, floats or whole numbers by name."""
+    """Return a tf.train.Example: bytes, floats or integers by name."""
     made = _example_class()()
     for name, value in values.items():
         own = made.features.feature[name]
@@ -130,7 +130,7 @@ def test_a_damaged_packing_is_named(packing: str, tmp_path: Path) -> None:
 
 
 def test_a_length_that_begins_like_zlib_is_no_packing(tmp_path: Path) -> None:
-    """0x9c78 bytes: the first two of a plain file are those of a zlib stream."""
+    """A plain file whose length is 0x9c78 begins with the two bytes of a zlib stream, yet is read as plain."""
     content = record(x=b"\0" * 40_000, y=1)
     content = record(x=b"\0" * (40_000 + 0x9C78 - len(content)), y=1)
     assert len(content) == 0x9C78
@@ -161,7 +161,7 @@ def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
 
 
 def test_matrices_with_the_samples_last(tmp_path: Path) -> None:
-    """MATLAB's 32 x 8 and 32 x 1 are 8 x 32 and 1 x 32 in HDF5."""
+    """MATLAB's 32 x 8 and 32 x 1 matrices are 8 x 32 and 1 x 32 in HDF5; --sample-axis last reads them."""
     values, labels = numbers(32, 8), numbers(32, 2)
     with h5py.File(tmp_path / "m.mat", "w", userblock_size=512) as file:
         file["x"], file["y"] = np.stack([values] * 8), labels[None]
@@ -172,7 +172,7 @@ def test_matrices_with_the_samples_last(tmp_path: Path) -> None:
 
 
 def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
-    """H x W x C x N, as MATLAB's own tools keep pictures: 6 x 5 x 3 x 20 beside 20 labels."""
+    """Pictures as MATLAB's tools store them are read: H x W x C x N, here 6 x 5 x 3 x 20 with 20 labels."""
     pictures, labels = pixels(20, (6, 5, 3)), numbers(20, 3)
     for name, stored_as in (("last", (0, 3, 2, 1)), ("first", (3, 2, 1, 0))):
         with h5py.File(tmp_path / f"{name}.mat", "w", userblock_size=512) as file:
@@ -196,7 +196,7 @@ def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
 def test_samples_along_the_last_axis_are_those_of_the_turned_array(
     kind: str, names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H x W x C x N beside N: the same shards as of np.moveaxis, read some samples at a time."""
+    """H x W x C x N arrays with N labels give the same shards as np.moveaxis, read a few samples at a time."""
     from hpcdl.data.format import hdf5
     from hpcdl.data.sources import numpy_files
 
@@ -235,7 +235,7 @@ def test_samples_along_the_last_axis_are_those_of_the_turned_array(
 
 
 def test_matlab_arrays_have_their_own_order_of_axes(tmp_path: Path) -> None:
-    """As MATLAB 7.3 writes an N x d matrix and an N x 1 vector: axes reversed, the class in an attribute."""
+    """MATLAB 7.3 matrices (N x d and N x 1) are read right: their axes are reversed, their type is in an attribute."""
     rng = np.random.default_rng(0)
     spectra, ok = rng.random((9, 5)), rng.random(9) > 0.5
     with h5py.File(tmp_path / "a.mat", "w", userblock_size=512) as file:
@@ -337,7 +337,7 @@ def test_a_test_split_without_labels_is_left_out_by_a_flag(tmp_path: Path) -> No
 
 
 def test_what_leave_out_does_not_find_is_refused(tmp_path: Path) -> None:
-    """Of arrays, of folders and of an archive: mistyped, it would leave the data in."""
+    """--leave-out refuses an unknown name in arrays, folders and archives: a typing error would keep the data in."""
     y = np.array([0, 1])
     np.savez(tmp_path / "b.npz", x_train=np.zeros((2, 3)), y_train=y, x_test=np.zeros((2, 3)), y_test=y)
     members = {"cat/0.png": PICTURE, "dog/1.png": PICTURE, "odd/2.png": PICTURE}

@@ -1,4 +1,4 @@
-"""What a picture's EXIF says is told, and asking for it decodes no pixels."""
+"""The EXIF orientation of pictures is reported, and finding it decodes no pixels."""
 
 from __future__ import annotations
 

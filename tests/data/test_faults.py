@@ -1,4 +1,4 @@
-"""Killed at any moment, out of space, bits that flip: nothing is lost, everything is found."""
+"""Nothing is lost or overlooked if sharding is killed, the disk is full or bits flip."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from tests.data.sharding import contents, image_folder, make, report, request
 
 
 def killed_at(seconds: float, arguments: list[str | Path], home: Path) -> bool:
-    """Start the command, kill it and all it started after so long; whether it was still at work."""
+    """Start the command and kill it after `seconds`; return whether it was still running."""
     line = [sys.executable, "-m", "hpcdl", *map(str, arguments)]
     process = subprocess.Popen(line, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(seconds)
     alive = process.poll() is None
-    process.kill()  # only the command itself: its writing processes must die with it
+    process.kill()  # only the command itself: its writing processes must end with it
     process.wait()
     return alive
 
 
 def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -> None:
     line: list[str | Path] = ["shard", "synthetic:imagenet", "--samples", "1000", "--shards", "20", "--workers", "2"]
-    line += ["--compression", "gzip"]  # seconds of work, for which another process is started
+    line += ["--compression", "gzip"]  # makes the work take seconds, so that another process is started
     undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
     started = time.monotonic()
     assert command([*line, undisturbed]).code == 0
@@ -54,7 +54,7 @@ def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -
     while kills < times or (not hits and kills < 3 * times):
         hit = killed_at(moments.uniform(0.3, 0.95) * whole_s, [*line, disturbed, "--resume"], command.home)
         kills, hits = kills + 1, hits + hit
-        whole_s *= 1.0 if hit else 0.6  # the machine was busier when the time was taken
+        whole_s *= 1.0 if hit else 0.6  # the machine was busier when the duration was measured
         if (disturbed / "manifest.json").exists():
             assert contents(disturbed) == wanted
             shutil.rmtree(disturbed)
@@ -63,7 +63,7 @@ def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -
     assert done.code == 0, done.err
     assert contents(disturbed) == wanted
     assert hits, "every kill came too late to test anything"
-    assert done.json()["kept"] >= partial - 2  # whole shards are kept; those just renamed may not be entered yet
+    assert done.json()["kept"] >= partial - 2  # complete shards are kept; those just renamed may not be recorded yet
 
 
 def test_killed_while_writing_then_resumed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
         make("synthetic:mnist", tmp_path / "out", samples=600, shards=6)
     monkeypatch.setattr(ShardWriter, "begin", real)
     partial = tmp_path / "out" / "manifest.partial.00000"
-    partial.write_bytes(partial.read_bytes() + b'{"split": "all", "numb')  # a line that a crash cut short
+    partial.write_bytes(partial.read_bytes() + b'{"split": "all", "numb')  # a line truncated by a crash
     (tmp_path / "out" / ".shard-00004.h5.99.tmp").write_bytes(b"half a shard")
     again = report("synthetic:mnist", tmp_path / "out", samples=600, shards=6, resume=True)
     assert (again.kept, again.written) == (3, 3)
@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_and_resumed(
     (small_disk / "other").unlink()
     other = small_disk / "other"
     process = subprocess.Popen([sys.executable, "-m", "hpcdl", *map(str, line)], stderr=subprocess.PIPE, text=True)
-    while not (small_disk / "out" / "manifest.partial.00000").exists():  # the space was checked
+    while not (small_disk / "out" / "manifest.partial.00000").exists():  # the free space was checked by then
         assert process.poll() is None
     with other.open("wb") as file:
         try:
@@ -195,7 +195,7 @@ def test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed(
     small_disk: Path, run_hpcdl: CommandLine, tmp_path: Path, workers: int
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (1200, 64, 64, 3), dtype=np.uint8)
-    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(1200) % 10)  # 14 MiB that nothing packs
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(1200) % 10)  # 14 MiB that no compression reduces
     line: list[str | Path] = ["shard", tmp_path / "a.npz", small_disk / "out", "--shards", "12"]
     line += ["--compression", "gzip", "--workers", str(workers)]
     (small_disk / "other").write_bytes(bytes(15 * 1024**2))
@@ -212,12 +212,12 @@ def test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed(
 
 
 LARGE: tuple[str, dict[str, Any]] = ("synthetic:imagenet", {"samples": 600, "shards": 12, "workers": 2})
-"""86 MiB, slow with `late`."""
+"""86 MiB of shards; slow to write with `late`."""
 
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process takes a second longer for each shard, so that the other one is there before all is written."""
+    """Delay each shard of this process by a second, so that the other process starts before all is written."""
     begin = ShardWriter.begin
 
     def begin_late(self: ShardWriter, *args: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_disk_that_is_full_for_another_process_is_told(small_disk: Path, monke
     own = tasks._OwnPart._taken
 
     def few(self: tasks._OwnPart) -> Iterator[tasks.Task]:
-        """Three, so that of the two the other one fills the disk, however long it takes to start."""
+        """Yield three tasks and wait, so that the other process fills the disk however long it takes to start."""
         yield from itertools.islice(own(self), 3)
         self._stop.wait(120)
 
@@ -313,7 +313,7 @@ def test_who_stops_taking_shards_stops_the_writing(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("late")
 def test_both_parts_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shards of a source that takes longer than a start come from both processes, byte by byte as from one."""
+    """If a source takes long, two processes write its shards, byte by byte as one process would."""
     given: list[tasks.Task] = []
     real = tasks._Process.give
 

@@ -1,4 +1,4 @@
-"""Samples of named fields: through shard, h5py and the training stream, byte by byte; what is refused, and why."""
+"""Samples of named fields keep every byte through shard, h5py and the training stream; bad fields are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Samples = dict[int, dict[str, Any]]
 
 
 def stored(folder: Path, manifest: Manifest, split: str = "all") -> Samples:
-    """Every field of every sample, by id, with plain h5py."""
+    """Return every field of every sample, by id, read with plain h5py."""
     found: Samples = {}
     for entry in manifest.splits[split].shards:
         with h5py.File(folder / entry.file) as file:
@@ -50,7 +50,7 @@ def stored(folder: Path, manifest: Manifest, split: str = "all") -> Samples:
 
 
 def streamed(dataset: Dataset, workers: int) -> Samples:
-    """Every field of the samples of an epoch, by id, as training reads them."""
+    """Return every field of the samples of an epoch, by id, as training reads them."""
     found: Samples = {}
     for worker in range(workers):
         stream = TrainingStream(
@@ -73,7 +73,7 @@ def streamed(dataset: Dataset, workers: int) -> Samples:
 
 @pytest.mark.parametrize("encoding", ["raw", "encoded"])
 def test_a_picture_with_its_class_is_two_fields(encoding: str, tmp_path: Path) -> None:
-    """In memory; the file of format 1 says nothing of them."""
+    """A picture with its class has two fields in memory, although the manifest of format 1 does not name them."""
     image_folder(tmp_path / "source", {"a": 3, "b": 4})
     made = make(tmp_path / "source", tmp_path / "out", encoding=encoding, image_size="8x8")
     assert "fields" not in json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -88,7 +88,7 @@ def test_a_picture_with_its_class_is_two_fields(encoding: str, tmp_path: Path) -
 
 
 def test_a_manifest_of_named_fields_that_are_encoded_is_refused(tmp_path: Path) -> None:
-    """Format 2 has no such field."""
+    """Format 2 has no encoded named fields, so such a manifest is refused."""
     np.savez(tmp_path / "a.npz", x=np.zeros((COUNT, 4, 4, 3), np.uint8), y=np.arange(COUNT) % 2)
     made = make(tmp_path / "a.npz", tmp_path / "out", input=("x",), target=("y",))
     first = dataclasses.replace(made.fields[0], kind="encoded")
@@ -140,7 +140,7 @@ def test_every_type_and_shape_comes_back_bit_by_bit(
 
 
 def test_whole_numbers_below_zero_in_one_shard_and_large_ones_in_another(tmp_path: Path) -> None:
-    """Kept in the narrowest type by shard, int64 and uint64, of which numpy makes floats."""
+    """Each shard uses the narrowest type: int64 in one and uint64 in another, which numpy would combine to floats."""
     values = np.array([-1] + [2**62 + 1] * (COUNT - 1))
     np.savez(tmp_path / "a.npz", a=np.zeros(COUNT, bool), c=values)
     options = {"input": "a=a", "target": "c=c", "target_kind": "regression", "shards": 2}
@@ -152,7 +152,7 @@ VARYING = h5py.vlen_dtype(np.dtype("<f4"))
 
 
 def events(path: Path) -> Path:
-    """Lists of any length, text, a class by name, a mask and a number, in HDF5."""
+    """Write an HDF5 file with lists of any length, text, a class by name, a mask and a number."""
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         lists = file.create_dataset("raw/hits", (COUNT,), VARYING)
@@ -213,7 +213,7 @@ def test_damage_is_found_in_every_column_and_mended(tmp_path: Path) -> None:
 def test_the_bytes_depend_on_source_and_plan_only(tmp_path: Path) -> None:
     source = events(tmp_path / "e.h5")
     make(source, tmp_path / "one", shards=3, **EVENTS)
-    time.sleep(1.1)  # HDF5 counts time in seconds
+    time.sleep(1.1)  # HDF5 stores times in whole seconds
     make(source, tmp_path / "two", shards=3, **{**EVENTS, "workers": 2})
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
@@ -334,7 +334,7 @@ def test_a_sample_may_be_large(mib: int, tmp_path: Path) -> None:
 
 
 def test_numbers_are_scaled_before_they_become_float32(tmp_path: Path) -> None:
-    """Days with hours: float32 has steps of a quarter of a day there."""
+    """Days with fractions are scaled before the conversion, as float32 would round them to a quarter of a day."""
     days = 2459000 + np.arange(8) / 64
     np.savez(tmp_path / "a.npz", x=np.stack([days, days * 2], 1), y=np.arange(8) % 2)
     for way, begin, wide in (("mean-std", days.mean(), days.std()), ("0-1", days[0], days[-1] - days[0])):

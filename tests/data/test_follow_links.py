@@ -1,4 +1,4 @@
-"""--follow-links: HDF5 files whose values lie in others are read where the user says so, and nothing is filled in."""
+"""--follow-links reads HDF5 values that are stored in other files, and never fills in missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.data.sharding import everything, make, numbers, pixels, request, same
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
-    """A folder of three files of pictures with labels, whose samples are the two arrays."""
+    """A folder of three files of pictures with labels, and the two arrays of all samples."""
     folder = tmp_path / "parts"
     folder.mkdir()
     images, labels = pixels(12, (8, 8, 3)), numbers(12, 3)
@@ -27,7 +27,7 @@ def parts(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
 
 
 def virtual(folder: Path, *, names: str = "parts/part{}.h5", count: int = 3, rows: int = 4) -> Path:
-    """A file whose pictures are those of the parts, and whose labels lie in it."""
+    """A file with its own labels, whose pictures are a virtual data set over the parts."""
     layout = h5py.VirtualLayout((4 * count, 8, 8, 3), "u1")
     for number in range(count):
         source = h5py.VirtualSource(names.format(number), "images", (rows, 8, 8, 3))
@@ -40,7 +40,7 @@ def virtual(folder: Path, *, names: str = "parts/part{}.h5", count: int = 3, row
 
 
 def pattern(folder: Path) -> Path:
-    """A file whose pictures are those of as many parts as there are."""
+    """A file whose pictures are a virtual data set over any number of parts, named by a pattern."""
     here, there = (
         h5py.h5s.create_simple((4, 8, 8, 3), (h5py.h5s.UNLIMITED, 8, 8, 3)),
         h5py.h5s.create_simple((4, 8, 8, 3)),
@@ -90,7 +90,7 @@ def test_external_links_are_read(whole: bool, parts: tuple[Path, np.ndarray, np.
 
 
 def test_values_that_are_not_there_are_no_zeros(parts: tuple[Path, np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    """HDF5 fills in zeros, without a word, where a virtual data set's file is missing or too short."""
+    """Missing values are an error: HDF5 silently fills in zeros if a virtual data set's file is missing or short."""
     folder, *_ = parts
     (folder / "part1.h5").rename(folder / "gone.h5")
     with pytest.raises(SourceError, match=r"images in parts/part1\.h5, which is not there"):
@@ -124,7 +124,7 @@ def test_links_that_lead_nowhere_or_round_are_named(tmp_path: Path) -> None:
 def test_a_file_behind_a_link_belongs_to_the_source(
     flags: dict[str, str], parts: tuple[Path, np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    """--resume refuses a source of which a linked file has changed."""
+    """--resume refuses a source if a linked file has changed."""
     from hpcdl.data.write.listing import make_job
 
     path = virtual(tmp_path)

@@ -1,4 +1,4 @@
-"""Formats beyond arrays and image folders: what goes in comes out, sample by sample."""
+"""Formats other than arrays and image folders: every sample is read back as it was written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def png(pixels_: np.ndarray) -> bytes:
 
 
 def values(folder: Path, manifest: Manifest, name: str, split: str = "all") -> list[Any]:
-    """A field of every sample: text and lists as they are."""
+    """Return one field of every sample; text and lists keep their form."""
     found: list[Any] = []
     (item,) = [field for field in manifest.fields if field.name == name]
     for entry in manifest.splits[split].shards:
@@ -216,7 +216,7 @@ def test_webdataset_of_arrays_masks_json_and_text(tmp_path: Path) -> None:
 
 
 def example(**features: Any) -> bytes:
-    """A tf.train.Example; names have / for __."""
+    """Return a tf.train.Example; __ in a name stands for /."""
     made = _example_class()()
     for name, value in features.items():
         feature = made.features.feature[name.replace("__", "/")]
@@ -246,7 +246,7 @@ def tensor(dtype: str, *shape: int, name: str = "Tensor") -> dict[str, Any]:
 def run_plan(
     folder: Path, features: dict[str, Any], splits: dict[str, list[list[bytes]]], keys: tuple[str, str] | None = None
 ) -> Path:
-    """A data set as TensorFlow Datasets prepares it: the records of each file of each split."""
+    """A data set as TensorFlow Datasets prepares it, from the records of each file of each split."""
     folder.mkdir(parents=True)
     document = feature("features_dict.FeaturesDict", featuresDict={"features": features})
     (folder / "features.json").write_text(json.dumps(document))
@@ -333,7 +333,8 @@ def test_damaged_shards_are_made_again_from_every_format(name: str, tmp_path: Pa
 
 WEATHER = Path(__file__).with_name("weather.nc")
 """Written by netCDF4 1.7.5: t2m (24, 4, 5) packed as int16 with one value missing, rain (24) float32 with one missing,
-quality (24) uint8, lat (4), and the dimensions sample (unlimited), x and y, of which two have no values."""
+quality (24) uint8, lat (4), and the dimensions sample (unlimited), x and y, two of them without values.
+"""
 
 
 def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
         stored, rain = file["t2m"][:], file["rain"][:]
         assert stored.dtype == np.int16 and {"x", "sample"} < set(file)
     with pytest.raises(HpcdlError, match=r"one of 'lat' .*, 'quality' .*, 'rain' .*, 't2m' [^,]*$"):
-        make(WEATHER, tmp_path / "which")  # dimensions without values are no arrays
+        make(WEATHER, tmp_path / "which")  # dimensions without values are not arrays
     names = {"input": "t2m=t", "target": "rain=rain"}
     with pytest.raises(HpcdlError, match=r"t of sample 3 is not finite .*, 1 sample in all; --nan skip"):
         make(WEATHER, tmp_path / "missing", **names)
@@ -361,7 +362,7 @@ def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unsigned", [True, False])
 def test_numbers_that_are_packed_in_other_ways(unsigned: bool, tmp_path: Path) -> None:
-    """Bytes that stand for unsigned ones, a fill value that never occurs, and 32 bits scaled to 64."""
+    """Packed numbers are read right: bytes as unsigned, a fill value that never occurs, and 32 bits scaled to 64."""
     raw = np.arange(-10, 10, dtype=np.int8)
     with h5py.File(tmp_path / "a.nc", "w") as file:
         file["x"], file["long"], file["plain"] = raw, np.arange(20, dtype=np.int32), np.arange(20, dtype=np.int16)

@@ -36,7 +36,7 @@ def virtual(file: h5py.File, name: str, other: Path) -> None:
 def test_a_file_that_leads_to_others_is_refused(
     leads_out: Callable[[h5py.File, str, Path], None], tmp_path: Path
 ) -> None:
-    """As a shard it is no longer what was written (3), as a source it cannot be used (2)."""
+    """An HDF5 file with external links is refused: as a shard it is damaged (3), as a source it cannot be used (2)."""
     other = tmp_path / "other.h5"
     with h5py.File(other, "w") as file:
         file["secret"] = np.zeros((4, 6, 6, 1), "u1")
@@ -59,7 +59,7 @@ def test_a_file_that_leads_to_others_is_refused(
 
 
 def test_soft_links_are_no_reason(tmp_path: Path) -> None:
-    """Without external links they cannot leave the file."""
+    """Soft links are accepted: without external links they cannot leave the file."""
     with h5py.File(tmp_path / "source.h5", "w") as file:
         file["images"] = np.zeros((4, 6, 6, 1), "u1")
         file["labels"] = np.zeros(4, "i8")

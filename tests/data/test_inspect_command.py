@@ -34,7 +34,7 @@ def test_damage_is_named_and_mended(ask_hpcdl: CommandLine) -> None:
     (source / "a" / "bad.png").write_bytes((source / "a" / "0000.png").read_bytes()[:60])
     make(source, home / "out", on_error="skip", **options)
     whole = contents(home / "out")
-    shutil.copytree(source, home / "elsewhere" / "copy")  # another name and other times, the same content
+    shutil.copytree(source, home / "elsewhere" / "copy")  # another path and other times, the same content
     path = home / "out" / "train" / "shard-00001.h5"
     content = bytearray(path.read_bytes())
     content[-3] ^= 16

@@ -1,4 +1,4 @@
-"""JPEG files decoded by libjpeg-turbo itself, where it is there, and by Pillow: the same pixels, the same refusals."""
+"""libjpeg-turbo (if installed) and Pillow decode JPEG files to the same pixels and refuse the same ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_of(kind: str, height: int, width: int) -> bytes:
 
 
 def both(monkeypatch: pytest.MonkeyPatch, content: bytes, **wanted: Any) -> list[Any]:
-    """Pixels, or what was said, with and without the library; it is there wherever the tests are set up by `make`."""
+    """Return the pixels or the error, with and without simplejpeg; `make` installs it for the tests."""
     assert LIBRARY is not None
     found: list[Any] = []
     for library in (LIBRARY, None):
@@ -77,7 +77,7 @@ def test_both_say_the_same_of_damaged_files(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_most_jpegs_are_decoded_quickly() -> None:
-    """Else the rest of these tests would compare Pillow with itself."""
+    """libjpeg-turbo decodes most JPEGs; otherwise the other tests would compare Pillow with itself."""
     content = file_of("4:2:0", 61, 50)
     for size in (None, (61, 50), (40, 40)):
         assert images._plain_jpeg(content, size, 3) is not None

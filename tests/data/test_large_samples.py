@@ -1,4 +1,4 @@
-"""Samples of more than 256 MiB go in whole; what is larger than any sample is refused by its size."""
+"""Samples larger than 256 MiB are accepted, and impossible sample sizes are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcdl.data.sources.tfrecord import masked_crc
 from tests.conftest import CommandLine
 
 SIDE = 9_459
-"""A bitmap of this many pixels a side has a little over 256 MiB."""
+"""A bitmap with this many pixels per side has a little over 256 MiB."""
 NUMBERS = (256 << 20) // 4 + 1024
 
 
@@ -40,7 +40,7 @@ def small(path: Path) -> None:
 
 
 def sums(folder: Path, name: str) -> list[float]:
-    """The mean of each sample of a field, over all shards, sorted."""
+    """Return the sorted means of a field's samples over all shards."""
     found: list[float] = []
     for path in folder.rglob("*.h5"):
         with h5py.File(path) as shard:
@@ -55,7 +55,7 @@ def test_a_picture_of_more_than_256_mib(bitmap: Path, run_hpcdl: CommandLine, tm
     line = ["shard", tmp_path / "pictures", tmp_path / "out", "--image-size", "32", "--workers", "1"]
     done = run_hpcdl(line)
     assert done.code == 0, done.err
-    assert sums(tmp_path / "out", "images") == [80.0, 80.0]  # (10 + 200 + 30) / 3, of either
+    assert sums(tmp_path / "out", "images") == [80.0, 80.0]  # (10 + 200 + 30) / 3, for both samples
 
 
 @pytest.mark.soak

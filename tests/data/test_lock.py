@@ -22,7 +22,7 @@ def test_held_freed_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             pass
     assert not (tmp_path / FILE_NAME).exists()
     (tmp_path / FILE_NAME).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "job": ""}))
-    with writing(tmp_path):  # flock works here, so what a dead writer left in the file counts for nothing
+    with writing(tmp_path):  # flock works here, so the text left by a dead writer does not count
         pass
 
 

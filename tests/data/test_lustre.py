@@ -1,4 +1,4 @@
-"""There is no Lustre here: a recorded `lfs` on PATH shows the exact commands, and answers as the real one does."""
+"""A fake `lfs` on PATH records the exact commands and answers as the real one: the tests need no Lustre."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ esac
 
 @pytest.fixture
 def on_lustre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that /proc/mounts calls Lustre; the log of what `lfs` was asked lies in `calls` beside it."""
+    """A folder that /proc/mounts calls Lustre; the fake `lfs` writes its log to `calls` beside it."""
     scratch = tmp_path / "scr atch"
     scratch.mkdir()
     mounts = tmp_path / "mounts"
@@ -48,7 +48,7 @@ def on_lustre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"/dev/root / ext4 rw 0 0\nmgs:/scratch {str(scratch).replace(' ', chr(92) + '040')} lustre rw 0 0\n"
     )
     monkeypatch.setattr(lustre, "MOUNTS", mounts)
-    monkeypatch.setattr(lustre.file_system_of, "__defaults__", (mounts,))  # bound when it was defined
+    monkeypatch.setattr(lustre.file_system_of, "__defaults__", (mounts,))  # the default was bound at definition
     fake(tmp_path, monkeypatch)
     return scratch
 
@@ -82,7 +82,7 @@ def test_stripes_are_set_on_each_folder_before_the_first_byte(on_lustre: Path, t
     ]
     found = inspect(out)
     assert found.file_system == "lustre" and found.stripes == Stripes(count=3, size=4194304)
-    assert (out / "train" / "shard-00000.h5").stat().st_size > 4194304  # the first block stands at a stripe's start
+    assert (out / "train" / "shard-00000.h5").stat().st_size > 4194304  # the first block begins at a stripe boundary
 
 
 def test_one_ost_for_files_under_a_gigabyte(on_lustre: Path, tmp_path: Path) -> None:

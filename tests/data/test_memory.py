@@ -1,4 +1,4 @@
-"""The bound that the command promises: 512 MB and 64 MB a writing process, whatever the size of the data set."""
+"""The promised memory bound holds: 512 MB and 64 MB per writing process, for data sets of any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcdl.data.sources.base import source as base
 
 
 def peak_bytes(pid: int) -> int:
-    """Peak resident bytes of a process; 0 where it is gone."""
+    """Return the peak resident bytes of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -36,7 +36,7 @@ def children(pid: int) -> list[int]:
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "hpcdl", "shard", "synthetic:imagenet", str(tmp_path / "out")]
     line += ["--samples", "1600", "--shards", "4", "--workers", "2"]  # 240 MB in shards of 60 MB
-    line += ["--compression", "gzip"]  # seconds of work, for which another process is started
+    line += ["--compression", "gzip"]  # makes the work take seconds, so that another process is started
     process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
     peaks: dict[int, int] = {}
     while process.poll() is None:
@@ -45,7 +45,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert process.returncode == 0 and len(peaks) >= 2
     assert sum(peaks.values()) < 512e6 + 64e6
-    assert max(peaks.values()) < 110e6  # far below a shard: nothing is held but a block
+    assert max(peaks.values()) < 110e6  # far less than a shard: only one block is held
 
 
 PEAK = """
@@ -72,7 +72,7 @@ def test_a_long_list_of_samples_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_a_table(
     make: Callable[[Path, int], list[str]], ending: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
-    # From the second row group of 64 MiB on: pyarrow holds some of the last one while it reads the next.
+    # From the second row group of 64 MiB on: pyarrow still holds part of the previous one while it reads the next.
     peaks = []
     for mib in sizes:
         flags = make(tmp_path / f"{mib}{ending}", mib << 20)
@@ -88,7 +88,7 @@ def test_a_process_takes_no_more_than_the_plan_says(kind: str, tmp_path: Path) -
     source.mkdir()
     if kind == "text":
         (source / "a.csv").write_text("t,y\n" + f"{'word ' * 40},1\n" * 40_000)
-    elif kind == "a large sample":  # 96 MiB each, in files with holes
+    elif kind == "a large sample":  # 96 MiB each, in sparse files
         values = np.lib.format.open_memmap(source / "x.npy", "w+", np.float32, (3, 24, 1024, 1024))
         values[:, 0, 0, 0] = 1
         np.save(source / "y.npy", np.array([0.5, 1.5, 2.5], np.float32))
@@ -107,7 +107,7 @@ def test_a_process_takes_no_more_than_the_plan_says(kind: str, tmp_path: Path) -
 def test_rows_of_a_long_list_are_those_of_a_short_one(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few of them are read one by one, many in one pass over the list."""
+    """A few rows are read one by one, many in one pass over the list; both give the same rows."""
     rows = np.zeros(1000, base.ROW)
     rows["place"], rows["label"] = np.arange(1000), np.arange(1000) % 7
     with base.IndexWriter(tmp_path) as writer:

@@ -1,4 +1,4 @@
-"""What a data set counts of the calls that name its files, against what the kernel sees."""
+"""A data set's count of file operations agrees with what the kernel sees."""
 
 from __future__ import annotations
 

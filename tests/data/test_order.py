@@ -33,12 +33,12 @@ def test_permuted_spreads_evenly_and_keys_differ() -> None:
     one, two = (permuted(places, 10_000, mixed(key)) for key in (1, 2))
     assert np.mean(one == two) < 0.01
     counts, _ = np.histogram(one[:1000], bins=10, range=(0, 10_000))
-    assert counts.min() > 50 and counts.max() < 160  # 100 expected, standard deviation under 10
+    assert counts.min() > 50 and counts.max() < 160  # expected 100, standard deviation under 10
     assert abs(np.corrcoef(places, one)[0, 1]) < 0.05
 
 
 def test_permuted_never_changes() -> None:
-    """The order of samples is part of what a resumed run relies on."""
+    """The order of samples never changes, since a resumed run relies on it."""
     assert permuted(np.arange(8, dtype=np.int64), 8, 42).tolist() == [6, 7, 4, 2, 0, 3, 5, 1]
     assert mixed(1, 2, 3) == mixed(1, 2, 3) != mixed(1, 3, 2)
 
@@ -64,11 +64,11 @@ def test_workers_share_the_same_global_batch_and_steps(
             steps_per_epoch(layout.num_samples, total)
         return
     steps = steps_per_epoch(layout.num_samples, total)
-    assert 0 <= layout.num_samples - steps * total < total  # what is dropped is less than one global batch
+    assert 0 <= layout.num_samples - steps * total < total  # fewer samples than one global batch are dropped
     seen: list[int] = []
     for step in range(steps):
         whole = global_batch_indices(step, layout=layout, seed=1, epoch=2, global_batch=total)
-        epoch = Epoch(layout, 1, 2)  # a fresh one: no step needs the ones before
+        epoch = Epoch(layout, 1, 2)  # a new object: no step needs the previous ones
         shares = [
             Share(steps_per_epoch=steps, global_batch=total, rows=pass_slice(total, w, workers)) for w in range(workers)
         ]
@@ -86,8 +86,8 @@ def test_workers_share_the_same_global_batch_and_steps(
 def test_an_epoch_that_goes_on_with_other_global_batches_takes_every_sample_once(
     num: int, batches: list[int], data: st.DataObject
 ) -> None:
-    """What is left out is less than one of the last global batches; the epoch after it is as ever."""
-    batches.sort(reverse=True)  # workers become fewer
+    """An epoch continued with other global batches drops less than one of the last; the next epoch is as usual."""
+    batches.sort(reverse=True)  # the number of workers decreases
     epoch, samples, taken = 3, 0, []
     for number, batch in enumerate(batches):
         per_epoch = num // batch

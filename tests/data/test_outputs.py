@@ -1,4 +1,4 @@
-"""Shards of a model's outputs: every sample once, whole or absent, for any number of ranks."""
+"""Shards of a model's outputs hold every sample once and completely, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(num_samples: dict[str, int], batch: int = 4, shard: int = 8, identity: 
 
 
 def outputs_of(samples: range) -> dict[str, np.ndarray]:
-    """Outputs that tell of which sample they are."""
+    """Outputs whose values identify their sample."""
     numbers = np.array(samples, np.float32)
     return {"logits": numbers[:, None] + np.array([0.0, 0.25, 0.5], np.float32), "score": numbers.astype(np.float16)}
 

@@ -1,4 +1,4 @@
-"""The one adapter to TensorFlow; this is the only test file of the room that loads it."""
+"""The adapter to TensorFlow; no other test file of this folder imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_training_batches(data: Path) -> None:
 
 
 def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves what it has written in the temporary folder, where ranks that are killed would leave it for ever."""
+    """AutoGraph writes no files: they would stay in the temporary folder for ever if a rank were killed."""
     from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -66,7 +66,7 @@ def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 72])
 def test_batches_read_together_are_those_of_their_steps(data: Path, batch_size: int, *, in_graph: bool) -> None:
-    """Over ends of epochs and of what one call reads, from any step on."""
+    """Batches read together equal those of single steps, from any step, across epochs and across calls."""
     from hpcdl.data.read.pipeline import training_batches
     from hpcdl.data.read.windows import open_stream
 
@@ -82,7 +82,7 @@ def test_batches_read_together_are_those_of_their_steps(data: Path, batch_size: 
 def test_rows_of_tables_read_together_are_those_of_their_steps(
     scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scaled as the manifest says, and bytes as they are asked for."""
+    """Rows of tables are scaled as the manifest says, and bytes are delivered as requested."""
     from hpcdl.data.read import pipeline
 
     rng = np.random.default_rng(0)
@@ -105,14 +105,14 @@ def test_rows_of_tables_read_together_are_those_of_their_steps(
 
 
 def test_a_stream_that_is_closed_waits_for_no_tuning(data: Path) -> None:
-    """tf.data's tuner may sleep on while its iterator is deleted, as long as it has run before, up to a minute."""
+    """The tuner of tf.data is off: it can delay the end of its iterator by its previous run time, up to a minute."""
     from hpcdl.data.read.pipeline import as_tf_dataset
 
     assert as_tf_dataset(str(data), batch_size=8).options().autotune.enabled is False
 
 
 def same_samples_of(batches: list[tuple[np.ndarray, np.ndarray]], data: Path, split: str) -> bool:
-    """Whether each sample is one of the split's, with its label."""
+    """Return whether each sample belongs to the split and has its own label."""
     dataset = open_dataset(str(data))
     assert dataset.manifest is not None
     images, labels = everything(data, dataset.manifest, split)
@@ -172,7 +172,7 @@ def test_augmentation_is_seeded_and_the_same_for_every_number_of_workers(data: P
 
 
 def check_is_a_change_of(image: np.ndarray, changed: np.ndarray) -> bool:
-    """Whether `changed` is mirrored; fails where it is no crop of `image` at all."""
+    """Return whether `changed` is mirrored; fails if it is no crop of `image`."""
     for mirrored in (False, True):
         base = image[:, ::-1] if mirrored else image
         padded = np.pad(base, ((2, 2), (2, 2), (0, 0))).astype(np.float32) / 255
@@ -186,7 +186,7 @@ def check_is_a_change_of(image: np.ndarray, changed: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("kind", ["uint8", "int16", "float32"])
 def test_random_parts_are_resized(kind: str) -> None:
-    """Of images that rise evenly from left to right and from top to bottom: what a part spans can be read off it."""
+    """Random crops are resized. The images rise evenly along both axes, so that their values show the crop."""
     from hpcdl.data.read.pipeline import _augmented, _Rows
 
     height, width, count = 41, 31, 64
@@ -220,7 +220,7 @@ def test_bad_augmentation_is_refused() -> None:
 
 
 def test_encoded_data_is_decoded_in_order(tmp_path: Path) -> None:
-    """PNG is lossless: encoded shards of the wanted size must train on the same pixels as raw ones."""
+    """Encoded shards train on the same pixels as raw ones, in the same order: PNG is lossless."""
     from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 
     source = image_folder(tmp_path / "s", {"a": 20, "b": 20}, size=9)
@@ -241,7 +241,9 @@ def test_encoded_data_is_decoded_in_order(tmp_path: Path) -> None:
 
 
 def test_encoded_pictures_of_any_size_are_cut_as_raw_ones_are(tmp_path: Path) -> None:
-    """Scaled to cover the size and cut at the centre: not squeezed. Both by a triangle, rounded: one apart at most."""
+    """Encoded pictures are scaled to cover the size and cropped at the centre, as raw ones are, within 1 by
+    rounding.
+    """
     from hpcdl.data.read.pipeline import evaluation_batches
 
     for number, (height, width) in enumerate([(40, 90), (90, 40), (16, 24), (7, 5), (33, 31), (64, 64)]):
@@ -327,7 +329,7 @@ def test_bench_input(data: Path) -> None:
 
 
 def test_bench_input_of_named_fields(tmp_path: Path) -> None:
-    """Two inputs and a target: stored bytes are those of all fields, delivered ones those of all tensors."""
+    """Stored bytes count all fields, delivered bytes all tensors: here two inputs and a target."""
     from hpcdl.bench.input import measure_input
     from hpcdl.comm.observed import observe
     from hpcdl.comm.threads import alone

@@ -1,4 +1,4 @@
-"""Files as instruments and other tools write them: every value and label comes back, or is asked about."""
+"""Every value and label in files of instruments and other tools is read back, or the user is asked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_unsigned_numbers_of_netcdf_in_both_orders_of_bytes(order: str, tmp_path
     ("dtype", "fill"), [("<f4", 9.969209968386869e36), (">f8", 9.969209968386869e36), ("<i4", -2147483647)]
 )
 def test_what_netcdf_fills_an_array_with_is_no_value(dtype: str, fill: float, tmp_path: Path) -> None:
-    """Its library leaves no attribute that says so."""
+    """netCDF's default fill value is treated as missing, although no attribute declares it."""
     source = hdf5(tmp_path / "a.nc", y=Y)
     with h5py.File(source, "r+") as file:
         file.create_dataset("x", (12,), dtype, fillvalue=fill, chunks=(4,))[:8] = np.arange(8)
@@ -132,7 +132,7 @@ def test_samples_without_a_class_are_left_out_and_the_others_keep_theirs(tmp_pat
 
 
 def coded(folder: Path, kind: str, codes: list[str]) -> Path:
-    """Samples with these labels in a table, a list of images or lines of text."""
+    """Samples with these labels, in a table, a list of images or lines of text."""
     folder.mkdir()
     if kind == "text":
         (folder / "t.txt").write_text("".join(f"line {number}\n" for number in range(len(codes))))
@@ -149,7 +149,7 @@ def coded(folder: Path, kind: str, codes: list[str]) -> Path:
 
 
 def classes(folder: Path, manifest: Manifest) -> list[str]:
-    """The class of every sample, by name."""
+    """Return the class name of every sample."""
     if manifest.fields:
         return values(folder, manifest, manifest.fields[-1].name)
     with h5py.File(folder / manifest.splits["all"].shards[0].file) as file:

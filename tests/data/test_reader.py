@@ -41,7 +41,7 @@ def stream(data: str, batch_size: int, worker: int, num_workers: int, seed: int 
 def test_same_samples_for_every_number_of_workers_from_any_step(
     side: int, options: dict[str, str], ways: tuple[type, type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcdl.data.read.reader.WINDOW_BYTES", 60 * side * side * 3)  # several windows an epoch
+    monkeypatch.setattr("hpcdl.data.read.reader.WINDOW_BYTES", 60 * side * side * 3)  # gives several windows per epoch
     data = str(folder(tmp_path, side, **options))
     one, five = stream(data, 20, 0, 1), [stream(data, 4, worker, 5) for worker in range(5)]
     assert (type(one._sources["images"]), type(five[0]._sources["images"])) == ways
@@ -55,7 +55,7 @@ def test_same_samples_for_every_number_of_workers_from_any_step(
         kept.append((images.copy(), labels))
     for step in (2 * one.steps_per_epoch + 2, 4, 5, one.steps_per_epoch - 1, one.steps_per_epoch):
         late = stream(data, 20, 0, 1)
-        for reached in (late.batch(step), one.batch(step)):  # begun there, and jumped there
+        for reached in (late.batch(step), one.batch(step)):  # started at this step, and jumped to it
             assert np.array_equal(reached[0], kept[step][0]) and np.array_equal(reached[1], kept[step][1])
         late.close()
     reader = one.reader
@@ -71,7 +71,7 @@ def test_same_samples_for_every_number_of_workers_from_any_step(
 
 
 def plain(data: str) -> tuple[np.ndarray, np.ndarray]:
-    """All samples in the order of their ids, by plain h5py."""
+    """Return all samples in the order of their ids, read with plain h5py."""
     images, labels = [], []
     for path in sorted(Path(data).glob("*.h5")):
         with h5py.File(path, locking=False) as file:
@@ -154,7 +154,7 @@ def test_buffers_are_used_again_once_nobody_holds_them() -> None:
     assert first.ctypes.data % ALIGNMENT == 0
     view = first[1:2]
     del first
-    assert pool.take() is not view.base and len(pool) == 2  # the view still needs the first one
+    assert pool.take() is not view.base and len(pool) == 2  # the view still uses the first buffer
     del view
     for _ in range(5):
         pool.take()

@@ -1,4 +1,4 @@
-"""Chip partitioning's copy of the data: read from this process's own memory, whatever happens to the files."""
+"""Chip partitioning reads its copy of the data from this process's memory, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_the_copy_is_what_is_read(folder: Path) -> None:
 
 
 def test_the_images_come_from_memory(folder: Path) -> None:
-    """The samples stay right when the files' bytes are overwritten: only their maps were read from the files."""
+    """The samples stay right after the files are overwritten: only the shard maps are read from files."""
     dataset = open_dataset(str(folder), seed=0)
     images, _ = samples(dataset)
     held = resident(dataset)
     reader = open_reader(held, held.train_split)
     ids = np.arange(held.train_split.num_samples)
-    reader.read(held.targets[0], ids)  # every shard's map is read
+    reader.read(held.targets[0], ids)  # reads the map of every shard
     for path in held.copies:
         path.write_bytes(bytes(path.stat().st_size))
     assert np.array_equal(reader.read(held.inputs[0], ids), images)
@@ -80,7 +80,7 @@ def test_a_staged_copy_is_held_too(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_held_is_left_alone(tmp_path: Path) -> None:
-    """Samples made from a seed, and compressed shards; neither counts as data that has to fit."""
+    """Synthetic data and compressed shards are not held in memory and do not count as data that must fit."""
     make("synthetic:8x8x1:4", tmp_path / "shards", samples=64, compression="gzip")
     for name in ("synthetic:8x8x1:4", str(tmp_path / "shards")):
         dataset = open_dataset(name, seed=0)
@@ -97,7 +97,7 @@ def test_a_shard_that_is_gone_is_named(folder: Path) -> None:
 
 
 def test_more_shards_than_open_files_are_allowed(folder: Path) -> None:
-    """The soft limit is raised; at the hard one the message says what to do."""
+    """The soft limit on open files is raised; if the hard limit is too low, the message says what to do."""
     script = (
         "import resource, sys; from hpcdl.data.read import staging as module\n"
         "from hpcdl.data.format.dataset import open_dataset\n"

@@ -1,4 +1,4 @@
-"""--resume of a source whose files are others than before: a copy of it is compared and taken, a change is refused."""
+"""--resume of a source whose files were replaced: an identical copy is accepted, a change is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.data.sharding import contents, make, report
 
 
 def forty(folder: Path, kind: str, value: int, *, only: int | None = None) -> Path:
-    """40 samples, each of pixels `value` and more; or, in a source that is there, sample `only` alone anew."""
+    """40 samples of pixels `value` and up; with `only`, change just that sample of an existing source to `value`."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = np.arange(40, dtype=np.uint8)[:, None, None, None] + np.full((40, 4, 4, 3), value, np.uint8)
     if kind == "array":
@@ -37,7 +37,7 @@ def forty(folder: Path, kind: str, value: int, *, only: int | None = None) -> Pa
 
 
 def stopped_after(count: int, source: Path, target: Path, **options: Any) -> None:
-    """Shard, and stop as Ctrl-C does once so many shards more are whole."""
+    """Shard, and stop as Ctrl-C does after `count` more complete shards."""
     calls, begin = [], shards.ShardWriter.begin
 
     def stopped(self: Any, *args: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_copy_of_the_source_is_compared_and_resumed(
 
 @pytest.mark.parametrize("kind", ["files", "array"])
 def test_shards_of_a_copy_are_compared_with_the_first_source(kind: str, tmp_path: Path) -> None:
-    """Sizes, times and inodes are those that the first shards came from: what came from the copy is no longer so."""
+    """Shards made from a copy are compared with the first source too, whose sizes, times and inodes are restored."""
     source, target = forty(tmp_path / "s", kind, 1), tmp_path / "out"
     stopped_after(2, source, target)
     before = {path: path.stat() for path in source.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""The command as a user meets it: real processes, exit codes, one line on mistakes, nothing left behind."""
+"""The shard command as users meet it: real processes, exit codes, one-line errors, no leftovers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_digits(shards: Path) -> None:
 
 
 def test_shards_are_plain_hdf5(shards: Path) -> None:
-    """Contiguous, uncompressed, described by attributes."""
+    """Shards are plain HDF5: contiguous, uncompressed, described by attributes."""
     path = shards / "train" / "shard-00000.h5"
     with h5py.File(path) as file:
         assert file["images"].chunks is None and file["images"].compression is None
@@ -142,7 +142,7 @@ def test_resume_starts_goes_on_and_is_done(ask_hpcdl: CommandLine, tmp_path: Pat
     again = ask_hpcdl([*line, "--resume"])
     assert again.code == 0 and (again.json()["written"], again.json()["kept"]) == (0, 5)
     assert contents(tmp_path / "out") == before
-    assert ask_hpcdl(line).code == 2  # finished, and not asked to resume
+    assert ask_hpcdl(line).code == 2  # finished, and --resume was not given
 
 
 def start(arguments: list[str | Path], home: Path) -> subprocess.Popen[bytes]:
@@ -162,20 +162,20 @@ LONG = ["--samples", "4000", "--shards", "60", "--workers", "2"]
 
 def test_a_second_writer_stops_at_once_and_a_dead_one_lets_go(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    # Longer than two more commands take to start on a busy machine.
+    # Must take longer than the start of two more commands on a busy machine.
     line: list[str | Path] = ["shard", "synthetic:hep", out, "--samples", "20000", "--shards", "300", "--workers", "2"]
     writer = start(line, run_hpcdl.home)
     try:
         wait_for(out, "shard-*.h5")
         second = run_hpcdl([*line, "--resume"])
         assert second.code == 2 and f"pid {writer.pid} on " in second.err
-        assert "pid" in run_hpcdl(line).err  # without --resume too
+        assert "pid" in run_hpcdl(line).err  # also without --resume
         assert writer.poll() is None
     finally:
         os.killpg(writer.pid, signal.SIGKILL)
         writer.communicate()
     small = run_hpcdl(["shard", "synthetic:hep", out, "--samples", "10", "--resume"])
-    assert small.code == 2 and "begun with other options" in small.err  # the lock is free, the options are others
+    assert small.code == 2 and "begun with other options" in small.err  # the lock is free, but the options differ
 
 
 def test_sigterm_leaves_something_to_resume(run_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_sigterm_leaves_something_to_resume(run_hpcdl: CommandLine, tmp_path: Pa
 
 
 def test_many_tiny_classes(tmp_path: Path) -> None:
-    """100,000 classes of one sample: names no longer fit into an attribute."""
+    """100,000 classes with one sample each work, although their names do not fit into an attribute."""
     np.savez(tmp_path / "a.npz", images=np.zeros((100_000, 2, 2), np.uint8), labels=np.arange(100_000))
     manifest = make(tmp_path / "a.npz", tmp_path / "out", split="train=0.9,val=0.1", max_ranks=4, target_kind="class")
     assert manifest.num_classes == 100_000

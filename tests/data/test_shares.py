@@ -1,4 +1,4 @@
-"""Each node its own share: which samples it reads, which shards are copied to it, and that each byte is read once."""
+"""Shares of nodes: which samples a node reads, which shards are copied to it, and that each byte is read once."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_workers_read_their_own_nodes_share_and_all_of_it(data: Path, nodes: tup
     seen: dict[int, set[int]] = {}
     for worker, node in enumerate(nodes):
         stream = open_stream(dataset, batch_size=4, worker=worker, num_workers=4, seed=3)
-        steps = 3 * stream.steps_per_epoch  # what is dropped at an epoch's end is not the same in each
+        steps = 3 * stream.steps_per_epoch  # the samples dropped at the end differ between epochs
         for step in range(steps):
             ids = stream.ids(step)
             batch, found = stream.batch(step)
             assert np.array_equal(batch, images[ids]) and np.array_equal(found, labels[ids])
             seen.setdefault(node, set()).update(ids.tolist())
         late = open_stream(dataset, batch_size=4, worker=worker, num_workers=4, seed=3)
-        assert np.array_equal(late.ids(steps - 1), stream.ids(steps - 1))  # any step can be the first
+        assert np.array_equal(late.ids(steps - 1), stream.ids(steps - 1))  # any step can come first
         for item in (stream, late):
             item.close()
     assert all(not one & two for a, one in seen.items() for b, two in seen.items() if a < b)
@@ -110,7 +110,7 @@ def shards_of(folder: Path | None) -> dict[str, str]:
 
 @pytest.fixture
 def reads(data: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many pieces of each shard were read from the source, over all ranks."""
+    """Count the pieces of each shard that all ranks read from the source."""
     found: Counter[str] = Counter()
     lock = threading.Lock()
     real, alone = staging._pieces, staging._copy_shard
@@ -168,7 +168,7 @@ def test_a_node_gets_what_its_ranks_read(data: Path, tmp_path: Path, reads: Coun
     found = run(4, rank, HOSTS)
     assert found[0] == found[2]
     copied = [sorted(name for name in found[rank] if name.startswith("train/")) for rank in (0, 1, 3)]
-    assert [len(names) for names in copied] == [3, 2, 2]  # a half of six shards, and the quarters behind it
+    assert [len(names) for names in copied] == [3, 2, 2]  # half of the six shards, then the quarters
     assert set().union(*found) == set(shards_of(data))
     total = sum(shard.num_bytes for shard in dataset.manifest.shards())
     assert sum(reads.values()) < 1.4 * total
@@ -193,7 +193,7 @@ def test_rows_of_shards_are_what_they_hold(parts: list[list[tuple[int, int]]]) -
 
 
 def test_staging_is_planned_at_once_for_many_shards_and_nodes(data: Path) -> None:
-    """20,000 shards on 2,000 nodes: nobody lists the shards of all nodes."""
+    """Planning is quick for 20,000 shards on 2,000 nodes: no rank lists the shards of all nodes."""
     dataset = open_dataset(str(data))
     entry = dataset.train_split.entry
     assert entry is not None
@@ -230,7 +230,7 @@ def test_who_evaluates_nothing_gets_nothing_of_it(data: Path, tmp_path: Path) ->
 def test_a_node_that_cannot_copy_is_told_by_all(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_on: bool
 ) -> None:
-    """A full disk on one node, a shard that is gone in the meantime: everybody ends, with the same words."""
+    """If one node's disk is full or a shard disappears, every rank stops with the same message."""
     dataset = open_dataset(str(data))
     real, alone, second = staging._append, staging._copy_shard, threading.local()
 

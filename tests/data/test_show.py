@@ -1,4 +1,4 @@
-"""`hpcdl inspect DIR --show`: every kind of field is drawn, doubles are found, a browser shows the page."""
+"""`hpcdl inspect DIR --show` draws every kind of field, finds duplicates, and writes a page that a browser shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUTS = "picture=picture,series=series,volume=volume,hits=hits,note=note,row=ro
 
 @pytest.fixture(scope="module")
 def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with a field of each kind, in which samples 0 to 4 of train are in test too."""
+    """A data folder with a field of each kind; samples 0 to 4 of train are also in test."""
     folder = tmp_path_factory.mktemp("show")
     rng = np.random.default_rng(0)
     series = rng.random((COUNT, 40, 3), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""docs/reference/sources.md says what hpcdl does, and what it does to published kinds of data is right."""
+"""docs/reference/sources.md agrees with hpcdl's behaviour, and published kinds of data are read right."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Evil:
 
 
 def broken_cases(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    """Name -> (source, what the message says)."""
+    """Return by name: the source, and the expected message."""
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "empty").mkdir()
@@ -242,7 +242,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pyt
         make(source, tmp_path / "out")
     assert caught.value.exit_code == 1
     monkeypatch.setattr(writing, "write_part", real)
-    with pytest.raises(UsageError, match="another source"):  # what is there now is another source: nothing is mixed
+    with pytest.raises(UsageError, match="another source"):  # the source was replaced: the two are not mixed
         make(source, tmp_path / "out", resume=True)
 
 

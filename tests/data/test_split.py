@@ -39,7 +39,7 @@ def test_split_is_stratified_seeded_and_disjoint(tmp_path: Path) -> None:
     assert np.bincount(train[1]).tolist() == [80] * 4 and np.bincount(val[1]).tolist() == [20] * 4
     keys = [image.tobytes() for image in (*train[0], *val[0])]
     assert len(set(keys)) == 400
-    assert not np.array_equal(train[1], np.sort(train[1]))  # shuffled, not class behind class
+    assert not np.array_equal(train[1], np.sort(train[1]))  # shuffled, not class by class
     again = make(tmp_path / "a.npz", tmp_path / "two", split="train=0.8,val=0.2", seed=4)
     assert again.splits == manifest.splits
     other = make(tmp_path / "a.npz", tmp_path / "three", split="train=0.8,val=0.2", seed=5)

@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
 def test_copies_are_read_and_removed(data: Path, tmp_path: Path) -> None:
     local = tmp_path / "local"
     dataset = open_dataset(str(data))
-    with staged(dataset, local) as near, staged(dataset, local) as other:  # two jobs on a node
+    with staged(dataset, local) as near, staged(dataset, local) as other:  # two jobs on one node
         assert near.folder is not None and near.folder != other.folder
         assert near.folder.parent == local and near.folder.stat().st_mode & 0o777 == 0o700
         copied = {name: digest for name, digest in contents(near.folder).items() if name.endswith(".h5")}
@@ -81,7 +81,7 @@ def test_removed_on_sigterm_and_after_a_kill_by_the_next_job(data: Path, tmp_pat
         process.send_signal(number)
         process.communicate(timeout=300)
         assert len(list(local.iterdir())) == left
-    (local / f"hpcdl-{os.environ.get('USER', 'root')}-link").symlink_to(data)  # a trap: never followed
+    (local / f"hpcdl-{os.environ.get('USER', 'root')}-link").symlink_to(data)  # a trap: the link must not be followed
     with staged(open_dataset(str(data)), local):
         assert len([path for path in local.iterdir() if not path.is_symlink()]) == 1
     assert contents(data)
@@ -115,7 +115,7 @@ def test_ranks_of_a_node_share_one_copy_and_shard_together(data: Path, tmp_path:
 
 
 def test_jobs_that_start_at_once_leave_each_other_alone(data: Path, tmp_path: Path) -> None:
-    """What one finds there may have been made a moment ago by another, and not be locked yet."""
+    """Jobs that start together do not disturb each other, although a new folder may not be locked yet."""
     local, dataset, failed = tmp_path / "local", open_dataset(str(data)), []
 
     def job() -> None:

@@ -1,4 +1,4 @@
-"""CSV tables: columns by type, packed into one input, and what is asked or refused."""
+"""CSV tables: column types, packing of columns into one input, questions and refusals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_wrong_tables_are_refused_with_their_reason_and_leave_nothing(case: str,
 
 @pytest.mark.parametrize("value", ["1_{}", "0_{}", "1_{:03d}"])
 def test_codes_with_underscores_are_no_numbers(value: str, tmp_path: Path) -> None:
-    """Python's float() reads 1_2 as 12."""
+    """Codes with underscores are not numbers, although Python's float() reads 1_2 as 12."""
     rows = "".join(f"{value.format(n)},{n % 2}\n" for n in range(8))
     with pytest.raises(SourceError, match=r"'a' holds (text|numbers written as '1_000')"):
         make(table(tmp_path, "a,b,y\n" + rows.replace(",", ",1,")), tmp_path / "out")

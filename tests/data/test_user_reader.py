@@ -1,4 +1,4 @@
-"""Readers of the user's own: what they may return, what is refused, and when their code is run."""
+"""User-written readers: what they may return, what is refused, and when their code runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def samples(source):
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Files of 1 to 9 numbers."""
+    """Files of 1 to 9 numbers, one per line."""
     folder = tmp_path / "source"
     folder.mkdir()
     for count in range(1, 10):
@@ -79,7 +79,7 @@ def make(source: Path, target: Path, spec: str, /, *, resume: bool = False, **op
 
 
 def content_of(folder: Path, manifest: Manifest, split: str = "all") -> list[str]:
-    """Every sample of a split, by plain h5py, in one order."""
+    """Return every sample of a split, read with plain h5py, sorted."""
     samples = stored(folder, manifest, split).values()
     return sorted(repr({name: np.asarray(value).tolist() for name, value in own.items()}) for own in samples)
 
@@ -126,7 +126,7 @@ class Files:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Files of one number, from 0 to 59."""
+    """60 files, each holding its own number, 0 to 59."""
     folder = tmp_path / "many"
     folder.mkdir()
     for count in range(60):
@@ -136,20 +136,20 @@ def many(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes are started as soon as the pace is known, however little is left."""
+    """Start other processes as soon as the speed is known, however little work remains."""
     monkeypatch.setattr(reader_source, "OTHERS_FROM_S", 0.0)
     monkeypatch.setattr(tasks, "OTHERS_FROM_S", 0.0)
 
 
 def read_by(folder: Path) -> list[list[str]]:
-    """Process and item of each reading, in order."""
+    """Return the process and item of each reading, in order."""
     return [line.split() for line in (folder / "read-by").read_text().splitlines()]
 
 
 @pytest.mark.usefixtures("processes_at_once")
 def test_items_are_read_by_several_processes_to_the_same_bytes(many: Path, tmp_path: Path) -> None:
     spec = f"{reader(tmp_path, SLOW)}:Files"
-    for workers, listing in ((1, 1), (2, 3), (4, 5)):  # the first items are read by the process that lists
+    for workers, listing in ((1, 1), (2, 3), (4, 5)):  # the listing process reads the first items
         make(many, tmp_path / f"of-{workers}", spec, workers=workers, shards=6, input=["x"], target=["label"])
         read = read_by(tmp_path)
         listed, again = read[:60], read[60:]
@@ -191,7 +191,7 @@ def test_what_goes_wrong_in_another_process_names_the_item(name: str, many: Path
 
 
 def killed_after_shards(line: list[Any], target: Path, count: int, home: Path) -> None:
-    """Start `hpcdl`, and kill it with its processes once so many shards are there and not all of them."""
+    """Start `hpcdl` and kill it with its processes once `count` shards, but not all, are written."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hpcdl", *map(str, line)], env={**os.environ, "HOME": str(home)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -210,7 +210,7 @@ def test_a_killed_reader_of_items_resumes_to_the_same_bytes(many: Path, tmp_path
     spec = f"{reader(tmp_path, SLOW)}:Files"
     flags = ["--reader", spec, "--shards", "12", "--input", "x", "--target", "label", "--workers"]
     killed_after_shards(["shard", many, tmp_path / "out", *flags, "2"], tmp_path / "out", 3, tmp_path)
-    # A list that is another, of which every file of the source is as it was:
+    # The list has another order, but every file of the source is unchanged:
     reordered = reader(tmp_path, SLOW.replace("sorted(self", "reversed(list(self").replace(")))]", "))))]"), "other.py")
     for changed, reason in ((reordered, "another reader"), (None, "items() now gives another list")):
         if changed is None:
@@ -274,7 +274,7 @@ def test_what_a_reader_may_return(name: str, files: Path, tmp_path: Path) -> Non
 
 
 def test_class_names_that_a_data_set_keeps(files: Path, tmp_path: Path) -> None:
-    """As Hugging Face's data sets do, by the attributes that are read of them."""
+    """Class names of a data set are kept, recognised by the attributes that Hugging Face data sets have."""
     own = reader(
         tmp_path,
         "class Label:\n names = ['cat', 'dog', 'eel']\n def str2int(self, name): pass\n"
@@ -379,7 +379,7 @@ def test_flags_of_other_sources_are_refused(files: Path, tmp_path: Path) -> None
 
 
 def marking(folder: Path) -> Path:
-    """A reader whose code leaves a file behind when it is run."""
+    """A reader whose code leaves a file behind when it runs."""
     return reader(folder, f"open({str(folder / 'ran')!r}, 'w').close()\n{ITEMS}")
 
 
@@ -409,7 +409,7 @@ def test_code_runs_where_the_command_line_names_it_alone(files: Path, tmp_path: 
 
 
 def test_a_job_that_somebody_else_has_written_is_not_run(files: Path, tmp_path: Path) -> None:
-    """The work folder lies where others may write; the command line alone says which code is run."""
+    """A job file changed by another user runs no foreign code: only the command line names the code to run."""
     own, theirs = reader(tmp_path, ITEMS), marking(tmp_path / "source")
     asked = request(files, tmp_path / "out", workers=1)
     asked = dataclasses.replace(asked, reader=f"{own}:Files")
@@ -456,7 +456,7 @@ def test_resuming_with_another_reader_is_refused(files: Path, tmp_path: Path, mo
 def test_resuming_after_the_source_changed_is_refused(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same names, sizes and times, other values: the checksums of the samples tell."""
+    """Resuming is refused if values changed under the same names, sizes and times: sample checksums differ."""
     spec, real = f"{reader(tmp_path, ITEMS)}:Files", writing.write_part
     monkeypatch.setattr(writing, "write_part", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(HpcdlError):
@@ -509,7 +509,7 @@ READERS = ROOT / "share" / "hpcdl" / "examples" / "readers"
 
 
 def lines_of_code(path: Path) -> int:
-    """Lines that are neither blank nor a docstring."""
+    """Count the lines that are neither blank nor a docstring."""
     text = path.read_text()
     documented = [
         own for own in ast.walk(ast.parse(text)) if isinstance(own, (ast.Module, ast.ClassDef, ast.FunctionDef))

@@ -1,4 +1,4 @@
-"""A damaged byte never reaches a batch, whatever the way it is read; the error names shard and block."""
+"""A damaged byte never reaches a batch, on any reading path; the error names the shard and block."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def files(folder: Path) -> Path:
 
 
 def epoch(dataset: Dataset, workers: int = 1) -> None:
-    """All batches of all workers in an epoch."""
+    """Read all batches of all workers of an epoch."""
     for worker in range(workers):
         reader = open_reader(dataset, dataset.train_split)
         stream = TrainingStream(reader, batch_size=12 // workers, worker=worker, num_workers=workers, seed=1)
@@ -56,7 +56,7 @@ def epoch(dataset: Dataset, workers: int = 1) -> None:
 
 
 def in_order(dataset: Dataset) -> None:
-    """Sample by sample, as evaluation reads."""
+    """Read the samples in order, as evaluation does."""
     reader = open_reader(dataset, dataset.train_split)
     assert isinstance(reader, SplitReader)
     try:
@@ -83,7 +83,7 @@ WAYS: dict[str, tuple[Callable[[Path], Path], Callable[[Dataset], None]]] = {
 
 @pytest.fixture(params=["now", "an earlier version's"])
 def shards_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Shards as they are made, and without checksums of single samples."""
+    """Shards as they are made, and shards without per-sample checksums."""
     if request.param != "now":
         monkeypatch.setattr(listing, "ShardJob", functools.partial(ShardJob, sample_checksums=False))
     return str(request.param)
@@ -110,7 +110,7 @@ def test_a_damaged_block_is_named_and_read_only_where_asked(way: str, shards_of:
     words = rf"{SHARD}: block {block} \(samples {first} to {stop - 1}\) is damaged"
     with pytest.raises(CorruptError, match=words):
         read(open_dataset(str(folder)))
-    if not place.columns[next(iter(place.columns))].compressed:  # gzip has a checksum of its own
+    if not place.columns[next(iter(place.columns))].compressed:  # gzip has its own checksum
         read(open_dataset(str(folder), verified=False))
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_frame_is_met_when_the_shard_is_opened(part: str, tmp_path: Pa
 
 
 def test_damage_that_comes_while_it_is_read_is_met(tmp_path: Path) -> None:
-    """Whole blocks are checked each time, not once."""
+    """Damage that happens during a run is found: whole blocks are checked at every read."""
     folder = arrays(tmp_path, 40)
     dataset = open_dataset(str(folder))
     reader = open_reader(dataset, dataset.train_split)
@@ -167,7 +167,7 @@ def test_shards_of_an_earlier_version_are_written_again_as_they_were(
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Dataset:
-    """Shards of which each block is damaged."""
+    """Shards in which every block is damaged."""
     folder = arrays(tmp_path, 40, split="train=0.5,val=0.5")
     for path in folder.glob("*/*.h5"):
         flipped(path, shard_map(path).block_offsets.tolist())
@@ -190,12 +190,12 @@ def test_the_error_comes_through_tensorflow_as_it_was(damaged: Dataset) -> None:
 
 
 def undecodable(folder: Path, kind: str, **options: object) -> Path:
-    """Encoded shards whose checksums fit, of pictures of which b/0003 and b/0007 do not decode."""
+    """Encoded shards with valid checksums whose pictures b/0003 and b/0007 cannot be decoded."""
     source = image_folder(folder / "s", {"a": 30, "b": 30}, size=20, kind=kind)
     for name in ("0003", "0007"):
         path = source / "b" / f"{name}.{kind}"
         content = bytearray(path.read_bytes())
-        # The first marker behind SOI, and the start of the packed pixels: neither is looked at when sharding.
+        # The first marker after SOI, and the start of the packed pixels: sharding looks at neither.
         if kind == "jpg":
             content[2:4] = b"\xff\xc4"
         else:
@@ -260,7 +260,7 @@ def test_a_picture_that_does_not_decode_is_named_by_training(in_graph: bool, tmp
 
 
 def test_nothing_but_damaged_pictures_ends_in_an_error(tmp_path: Path) -> None:
-    """Dropped pictures are missed at once: the pipeline does not look for whole ones for ever."""
+    """If every picture is damaged, the pipeline stops with an error instead of searching for good ones for ever."""
     pytest.importorskip("tensorflow")
     from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 
@@ -283,7 +283,7 @@ def test_nothing_but_damaged_pictures_ends_in_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(6))
 def test_no_place_of_a_damaged_picture_hides_it(number: int, tmp_path: Path) -> None:
-    """Not that of the last sample of the last batch either, behind which nothing comes."""
+    """A damaged picture is reported at any position, even as the last sample of the last batch."""
     pytest.importorskip("tensorflow")
     from hpcdl.data.read.pipeline import as_tf_dataset, evaluation_batches
 

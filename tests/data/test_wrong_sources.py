@@ -1,4 +1,4 @@
-"""Sources that are wrong in a usual way: exit 2, the true reason, the flag that helps, nothing left behind."""
+"""Common mistakes in sources: exit 2, the true reason, the flag that helps, no leftovers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X, Y = np.ones((COUNT, 5), np.float32), np.linspace(0, 1, COUNT)
 
 
 def archive(**members: bytes) -> Save:
-    """A .tar of two samples with these members; `one_` before an ending: of the first sample only."""
+    """A .tar of two samples with these members; those named `one_...` belong to the first sample only."""
 
     def save(folder: Path) -> Path:
         both = {name: value for name, value in members.items() if not name.startswith("one_")}
@@ -46,7 +46,7 @@ def columns(**found: Any) -> Save:
 
 
 def files(**found: bytes | str) -> Save:
-    """A folder of files, by name; __ stands for a point, and ___ for a folder."""
+    """A folder of files by name; __ stands for a dot, ___ for a slash."""
 
     def save(folder: Path) -> Path:
         for name, content in found.items():

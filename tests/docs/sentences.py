@@ -1,4 +1,4 @@
-"""How long the sentences of README and of the how-tos are: `python -m tests.docs.sentences [WORDS]` prints it by page.
+"""Sentence lengths of README and the how-tos: `python -m tests.docs.sentences [WORDS]` prints them by page.
 
 With WORDS it prints each sentence that is longer. The last line counts the words of all pages below docs, as `wc -w`.
 """
@@ -21,7 +21,7 @@ LEAST_WORDS = 3
 
 
 def sentences(page: Path) -> list[str]:
-    """The sentences of a page's paragraphs and lists; code, tables and headings have none.
+    """Return the sentences of a page's paragraphs and lists, without code, tables and headings.
 
     Code within a sentence counts as one word, a link as its text.
     """
@@ -37,17 +37,17 @@ def sentences(page: Path) -> list[str]:
 
 
 def num_words(text: str) -> int:
-    """What stands between blanks."""
+    """Count the words between blanks."""
     return len(text.split())
 
 
 def words_of_docs() -> dict[Path, int]:
-    """What stands between blanks on each page below docs: tables, code and headings too."""
+    """Count the words of each page below docs, including tables, code and headings."""
     return {page: num_words(page.read_text()) for page in sorted(DOCS.rglob("*.md"))}
 
 
 def main() -> None:
-    """Print the mean and the longest of each page, and of all; then the words of docs."""
+    """Print the mean and longest sentence of each page and of all, then the words of docs."""
     every = []
     for page in PAGES:
         found = sentences(page)

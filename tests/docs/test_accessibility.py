@@ -1,6 +1,6 @@
-"""axe-core, in a real browser, over every page that a person opens: reports, cards, traces and the site of the pages.
+"""axe-core, in a real browser, on every page for users: reports, cards, traces and the documentation site.
 
-Light and dark, on a phone, a tablet and a desk; nothing may stick out sideways. axe-core comes from npm by
+Light and dark, on a phone, a tablet and a desktop; no page may be too wide. axe-core comes from npm by
 `scripts/axe`, the site from `make docs`.
 """
 
@@ -30,7 +30,7 @@ EVIDENCE = ROOT / "docs" / "example-evidence" / "document" / "evidence.html"
 WIDTHS = (360, 800, 1400)
 SERIOUS = ("serious", "critical")
 OF_COLOURS = ("color-contrast", "link-in-text-block")
-"""The rules that a page can break in the dark alone: of the site's many pages only these are held against it again."""
+"""Rules that only dark colours can break: in the dark, the many pages of the site are checked against these alone."""
 DRIVER = """<!DOCTYPE html><title>axe</title><iframe id=frame style="border:0;height:900px"></iframe><script>
 const axe = AXE, pages = PAGES, said = [];
 const moment = () => new Promise(done => setTimeout(done, 50));
@@ -71,10 +71,10 @@ def looked_at(
     sampled: int = 1,
     each_width: bool = True,
 ) -> list[tuple[str, int, int, str, list[Any]]]:
-    """Of each page and width: how wide it is, its background, and what axe says of it by `rules`, by default all.
+    """Return for each page and width: its width, its background, and axe's findings by `rules` (default all).
 
-    All pages are as wide as they may be. Where they are `sampled` axe looks at one of so many alone; unless at
-    `each_width`, at one width, the next one at the next: pages of a site are alike.
+    The width of every page is checked. With `sampled`, axe checks only one page of that many; unless `each_width`, at
+    one width, and the next page at the next width: pages of a site are alike.
     """
     options = {"resultTypes": ["violations"], **({"runOnly": {"type": "rule", "values": rules}} if rules else {})}
     words = {
@@ -100,7 +100,7 @@ def looked_at(
 
 
 def own_pages(folder: Path) -> list[Path]:
-    """A report, evidence, a card and a trace, without the policy that keeps axe's own program out of them."""
+    """Write a report, evidence, a card and a trace, without the policy that would block axe's script."""
     merged, steps = synchronous(INPUT_S, COMPUTE_S, hidden_s=0.02)
     trial = Trial(
         fault="worker killed", strategy="ring", survived=True, struck=True, recover_s=2.0, steps_lost=1, said=""
@@ -139,7 +139,7 @@ def test_no_serious_fault_and_nothing_sticks_out(
     )
     rules = OF_COLOURS if which == "site" and flags else ()
     each_width = sampled == 1
-    if flags:  # no page is wider in the dark
+    if flags:  # dark pages have the same width
         pages, sampled = pages[::sampled], 1
     wrong = []
     said = looked_at(browser, pages, tmp_path, *flags, rules=rules, sampled=sampled, each_width=each_width)
@@ -147,7 +147,7 @@ def test_no_serious_fault_and_nothing_sticks_out(
         name = f"{url.rpartition('/')[2]} at {width}"
         wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]
         wrong += [f"{name}: {needed} pixels wide"] if needed > width else []
-        if background != "rgba(0, 0, 0, 0)":  # a card's is the browser's own
+        if background != "rgba(0, 0, 0, 0)":  # a card has the browser's background
             dark = sum(map(int, re.findall(r"\d+", background)[:3])) < 384
             wrong += [f"{name}: background {background}"] if dark != bool(flags) else []
     assert not wrong, "\n".join(wrong)
@@ -155,7 +155,7 @@ def test_no_serious_fault_and_nothing_sticks_out(
 
 @pytest.mark.lab("axe", "chromium")
 def test_axe_really_looks(browser: str, tmp_path: Path) -> None:
-    """The test above can fail: a picture without words, words that cannot be read, and a page that is too wide."""
+    """The test above can fail: it finds a picture without text, unreadable text and a page that is too wide."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<!DOCTYPE html><html><body style='background:#fff'><img src='x.png'><p style='color:#ddd'>pale</p>"

@@ -1,4 +1,4 @@
-"""Every command that a page shows is one: read by the command line's own parser, or a target of the Makefile."""
+"""Every command on a page is accepted by the command line's own parser, or is a target of the Makefile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STOPS = {"|", "||", "&&", ";", ">", ">>", "2>&1", "&"}
 
 
 def blocks(page: Path) -> Iterator[str]:
-    """The code blocks of a page, fenced ones and indented ones."""
+    """Yield the code blocks of a page, fenced and indented."""
     text = page.read_text()
     for _, language, body in _FENCE.findall(text):
         if language not in ("python", "toml", "json", "lua"):
@@ -32,18 +32,18 @@ def blocks(page: Path) -> Iterator[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Each command of hpcdl or make as words; of a synopsis with what stands in brackets."""
+    """Return each hpcdl or make command as words; a synopsis includes its parts in brackets."""
     found = []
     for block in blocks(page):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            # Several may stand beside each other: `hpcdl a      makes a        hpcdl b      makes b`.
+            # A line may have several: `hpcdl a      makes a        hpcdl b      makes b`.
             for part in re.split(r"\s{4,}(?=hpcdl )|(?<=;) ", line.strip()):
                 found += [words(_COMMAND.sub("", part))] if _COMMAND.match(part) else []
     return found
 
 
 def words(line: str) -> list[str]:
-    """A shell line's words up to its first pipe, comment, or explanation."""
+    """Return a shell line's words up to its first pipe, comment, or explanation."""
     plain = re.split(r"\s{3,}|\s#\s|\s#$", line)[0]
     plain = re.sub(r"[\[\]]", " ", plain) if re.search(r"\[-", plain) else plain
     plain = re.sub(r"(?<=\S)\.\.\.(?=\s|$)|\s\.\.\.(?=\s|$)", "", plain).rstrip(")")
@@ -57,19 +57,19 @@ def words(line: str) -> list[str]:
 
 @functools.cache
 def command_line() -> Any:
-    """The parser of the whole command line, made once."""
+    """Return the parser of the whole command line, made once."""
     return typer.main.get_command(app_for())
 
 
 def parse(arguments: list[str]) -> None:
-    """Let the command line's parser read `arguments`; it raises where they are no command."""
+    """Parse `arguments` with the command line's parser; raises if they are no command."""
     command = command_line()
     name = "hpcdl"
     while True:
         is_group = bool(getattr(command, "commands", None))
         if arguments in ([], ["-h"], ["--help"], ["--version"]) or (is_group and arguments[:1] in (["-h"], ["--help"])):
             return
-        # A flag's own checks (files that exist) are left out: only the words count.
+        # A flag's own checks (existing files) are skipped: only the words count.
         context = command.make_context(name, list(arguments), resilient_parsing=False)
         if not is_group:
             inner = context.params.get("command")
@@ -89,7 +89,7 @@ def test_commands_are_commands(page: Path) -> None:
             named = [word for word in arguments if "=" not in word and not word.startswith("-")]
             assert set(named) <= targets, f"{relative(page)}: make {' '.join(arguments)}"
         else:
-            parse(arguments)  # raises what the command line would say
+            parse(arguments)  # raises the command line's own error
 
 
 def test_the_test_finds_commands_and_faults() -> None:

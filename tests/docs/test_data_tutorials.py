@@ -1,4 +1,4 @@
-"""The tutorials of data that is no picture with one label, each run as it is written."""
+"""The tutorials on data other than pictures with one label run as written."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LEARNED = {
     "two-inputs": ("r2", 0.9),
     "text-classes": ("accuracy", 0.95),
 }
-"""What `hpcdl evaluate` says of held-out samples at the end of each, and how much it is at least."""
+"""The metric of held-out samples that `hpcdl evaluate` reports at the end of each, and its minimum."""
 QUICK = ("masks",)
-"""Pictures with a mask each; quantities are in training/test_named_fields.py, the others in the long version."""
+"""Pictures with masks; training/test_named_fields.py covers quantities, soak tests the others."""
 
 
 @pytest.mark.mpi

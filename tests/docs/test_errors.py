@@ -1,4 +1,4 @@
-"""The page of errors explains what hpcdl says: every class has a paragraph, every pattern is one of its messages."""
+"""The page of errors explains every error class, and each of its patterns matches a message of hpcdl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdl.core.pages import manual
 from tests.conftest import ROOT, CommandLine
 
 FOREIGN = ("No such command", "No such option", "No space left on device")
-"""Words of typer and of the system."""
+"""Messages of typer and of the system."""
 MESSAGES = {
     "unknown strategy 'rign'; did you mean 'ring'? known: ring, tree": "unknown-names",
     "hpcdl: --ranks: 0 is out of range; it must be at least 1": "settings-out-of-range",
@@ -46,7 +46,7 @@ MESSAGES = {
 
 
 def classes(root: type[HpcdlError] = HpcdlError) -> list[str]:
-    """The names of all error classes that the tree holds."""
+    """Return the names of all error classes in the tree."""
     return [root.__name__, *(name for branch in root.__subclasses__() for name in classes(branch))]
 
 

@@ -1,4 +1,4 @@
-"""The package of docs/how-to/extend.md, which `hpcdl examples extension` copies: found by its entry points."""
+"""The package of docs/how-to/extend.md, which `hpcdl examples extension` copies, is found by its entry points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME = ["--deterministic", "--profile", "none"]
 
 
 def installed(folder: Path, files: dict[str, str]) -> Path:
-    """The folder that `pip install` has put a package of `files` into."""
+    """Return the folder into which `pip install` has installed a package of `files`."""
     package, target = folder / "package", folder / "installed"
     (package / "acme").mkdir(parents=True)
     for name, text in {"acme/__init__.py": "", **files}.items():
@@ -32,7 +32,7 @@ def installed(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which the package is there."""
+    """The environment with the package installed."""
     target = installed(tmp_path_factory.mktemp("acme"), {name: (EXAMPLE / name).read_text() for name in FILES})
     return {"PYTHONPATH": str(target)}
 

@@ -1,4 +1,4 @@
-"""The tasks of a first day: each page's commands as written, by an ordinary user if possible."""
+"""The tasks of a first day: each page's commands run as written, by an ordinary user if possible."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TASKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "slow-node": (shards, ""),
     "install-for-all": (lambda folder: None, ""),
 }
-"""What stands ready for each page, and what its last command leaves."""
+"""By page: what is prepared, and the file that its last command leaves."""
 QUICK = ("own-table", "batch-job", "paper-report", "install-for-all")
 STARTS_RANKS = (
     "own-table",
@@ -76,7 +76,7 @@ STARTS_RANKS = (
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A folder that an ordinary user can enter: pytest closes its own to others whenever another pytest begins."""
+    """A folder that an ordinary user can enter: pytest closes its own to other users when another pytest starts."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-user-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -111,7 +111,7 @@ def test_the_commands_do_what_the_page_says(task: str, run_hpcdl: CommandLine, h
 
 
 def nobody_runs_python() -> bool:
-    """Whether this Python lies where an ordinary user can start it; one below root's home does not."""
+    """Return whether an ordinary user can start this Python; below root's home they cannot."""
     try:
         line = [sys.executable, "-c", "import hpcdl.cli.app"]
         return subprocess.run(line, user=NOBODY, group=NOBODY, extra_groups=[], cwd=ROOT, check=False).returncode == 0
@@ -120,9 +120,9 @@ def nobody_runs_python() -> bool:
 
 
 def as_user(text: str, home: Path, run_hpcdl: CommandLine) -> subprocess.Popen[str]:
-    """A shell in `home` as after `source .venv/bin/activate`, of an ordinary user where root runs the tests.
+    """Start a shell in `home` as after `source .venv/bin/activate`, as an ordinary user if root runs the tests.
 
-    No variable of hpcdl's is set: a reader has none either.
+    No variable of hpcdl is set, as for a reader of the page.
     """
     environment = {
         name: value for name, value in run_hpcdl.environment.items() if not name.startswith(("HPCDL_", "XDG_"))

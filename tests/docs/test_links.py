@@ -1,4 +1,4 @@
-"""Every link leads somewhere, and every page can be found from docs/index.md."""
+"""Every link has a target, and every page can be reached from docs/index.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.pages import DOCS, ROOT, anchors, links, pages, relative
 
 
 def target(page: Path, link: str) -> tuple[Path, str]:
-    """The file that a link of `page` names, and the anchor in it."""
+    """Return the file that a link of `page` names, and the anchor in it."""
     name, _, anchor = link.partition("#")
     return ((page.parent / name).resolve() if name else page), anchor
 
@@ -28,7 +28,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["hpcdl", "docs", "share", "etc", "scripts", "benchmarks", "tests"])
 def test_paths_of_pages_and_tests_that_are_spoken_of_exist(folder: str) -> None:
-    named = re.compile(r"(?<!/)\b(?:docs|tests|benchmarks)/[\w/-]+\.(?:md|py)\b")  # behind a slash: another project's
+    named = re.compile(r"(?<!/)\b(?:docs|tests|benchmarks)/[\w/-]+\.(?:md|py)\b")  # after a slash: another project's
     for path in (ROOT / folder).rglob("*"):
         if path.suffix in (".py", ".md", ".toml", ".lua", ".sh", "") and path.is_file():
             lost = [name for name in named.findall(path.read_text(errors="replace")) if not (ROOT / name).exists()]
@@ -55,7 +55,7 @@ def test_every_page_is_found_from_the_index() -> None:
     "name", ["metrics.md", "performance.md", "performance-data.md", "run-record.md", "safety.md", "site-guide.md"]
 )
 def test_pages_that_others_point_to_stay_where_they_are(name: str) -> None:
-    """Records, modulefiles and sites' own pages name these by their path."""
+    """These pages keep their paths, which records, modulefiles and site pages refer to."""
     assert (DOCS / name).is_file()
 
 

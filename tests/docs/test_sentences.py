@@ -1,4 +1,4 @@
-"""README and how-tos are read without a stumble: short sentences, and the field's words."""
+"""README and how-tos are easy to read: short sentences and standard terms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_README, LONGEST_HOW_TO = 120, 60
 WORDS_OF_DOCS = 60_000
 LONGEST_SITE_GUIDE = 1500
 _FOREIGN = re.compile(r"\b(told|tells|goes on|go on|belief|anew|likewise)\b", re.IGNORECASE)
-"""Words that this project once used in place of the field's: warned, says, continues, again."""
+"""Words to avoid in favour of the field's: warned, says, continues, again."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -52,7 +52,7 @@ def test_a_how_to_is_a_screen(page: Path) -> None:
 
 
 def test_the_site_guide_is_read_before_an_install() -> None:
-    """In words, with its commands; options stand in reference/site.md."""
+    """The site guide is short, commands included; options are in reference/site.md."""
     assert len((DOCS / "site-guide.md").read_text().split()) <= LONGEST_SITE_GUIDE
 
 

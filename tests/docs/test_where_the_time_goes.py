@@ -1,4 +1,4 @@
-"""The tutorial about the time of a step: its study and its commands, as they are written."""
+"""The tutorial on the time of a step: its study and commands run as written."""
 
 from __future__ import annotations
 

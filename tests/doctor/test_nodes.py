@@ -1,4 +1,4 @@
-"""What differs between nodes: from answers that are written down here, and from this node's own."""
+"""Differences between nodes are found, in recorded answers and in those of this node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATES = {"memory-gib": 188.0, "free-memory-gib": 180.0, "gflops": 2000.0, "copy-
 
 
 def cluster(num_nodes: int = 5) -> list[NodeAnswer]:
-    """Nodes of one kind, whose rates vary by two percent as real ones do."""
+    """Return nodes of one kind, whose rates vary by two percent as real ones do."""
     return [
         NodeAnswer(host=f"c{i}", texts=ALIKE, numbers={**RATES, "gflops": 2000.0 * (1 + 0.01 * (i % 3 - 1))})
         for i in range(num_nodes)
@@ -82,7 +82,7 @@ def test_silent_nodes_are_named() -> None:
     (finding,) = absent(cluster(2), hosts, 3)
     assert finding.text == "2 of 3 nodes answered: c2.cluster" and finding.level == "failure"
     assert list(absent(cluster(3), hosts, 3)) == []
-    (finding,) = absent(cluster(2), ["x1", "x2", "x3"], 3)  # names that the launcher knows and the nodes do not
+    (finding,) = absent(cluster(2), ["x1", "x2", "x3"], 3)  # names known to the launcher but not to the nodes
     assert finding.text == "2 of 3 nodes answered"
 
 
@@ -91,7 +91,7 @@ def test_answers_are_found_in_whatever_a_launcher_hands_on(monkeypatch: pytest.M
     monkeypatch.setattr(survey, "COPY_S", 0.0)
     monkeypatch.setenv("SLURMD_NODENAME", "c7")
     marks = list(survey.marks(tmp_path / "gone"))
-    assert max(map(len, marks)) < 1000  # one message of srun's
+    assert max(map(len, marks)) < 1000  # fits one message of srun
     printed = "srun: chatter\n" + "".join(marks) + '<<hpcdl c8 text kernel "half' + "\x1b[2J"
     (answer,) = read_answers(printed).values()
     assert answer.host == "c7" and {*answer.texts} == {*TEXTS} and {*answer.numbers} == {*RATES}

@@ -1,4 +1,4 @@
-"""Ten faults, each planted as closely to the real thing as leaves the machine alone, and named by its check."""
+"""Ten planted faults, as real as this machine allows, are each named by their check."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_oversubscribed_threads() -> None:
 
 
 def test_a_clock_that_is_off(tmp_path: Path) -> None:
-    """srun is played: it runs nothing and answers for two hosts, the second one five seconds ahead."""
+    """A wrong clock is named: a fake srun answers for two hosts, the second one five seconds ahead."""
     body = 'now=$(date +%s); echo "clock n1 $(date +%s.%N)"; echo "clock n2 $((now + 5)).900000000"'
     program(tmp_path / "bin", "srun", body)
     job = {**on_path(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -209,11 +209,11 @@ def test_a_sound_node_passes_in_time(run_hpcdl: CommandLine) -> None:
 
 
 H200 = "NVIDIA H200, 580.159.04, 143771 MiB, 0, Not Active, Not Active"
-"""What nvidia-smi answers on a node with one, to what the check asks."""
+"""Output of nvidia-smi for the check's query on a node with one GPU."""
 
 
 def gpu_node(tmp_path: Path, *rows: str, **variables: str) -> Subject:
-    """A node whose driver answers with `rows`; TensorFlow is the real one, which sees no GPU here."""
+    """Return a node whose driver answers with `rows`; TensorFlow is real and sees no GPU here."""
     program(tmp_path / "bin", "nvidia-smi", "\n".join(f"echo '{row}'" for row in rows))
     (tmp_path / "dev").mkdir()
     for index in range(len(rows)):
@@ -248,7 +248,7 @@ GPU2\tSYS\tSYS\t X \tNV4\tSYS\t24-47\t1\t\tN/A
 GPU3\tSYS\tSYS\tNV4\t X \tSYS\t24-47\t1\t\tN/A
 NIC0\tNODE\tNODE\tSYS\tSYS\t X
 """
-"""`nvidia-smi topo -m` of a node with two pairs of GPUs, in the form that drivers 535 and later print."""
+"""Output of `nvidia-smi topo -m` on a node with two pairs of GPUs, in the form of drivers 535 and later."""
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ AMD = {
     "card1": {"Card series": "AMD Instinct MI250X", "VRAM Total Memory (B)": "68702699520"},
     "system": {"Driver version": "6.3.6"},
 }
-"""`rocm-smi --showproductname --showmeminfo vram --showdriverversion --json`, as ROCm 5 and 6 are seen to answer."""
+"""Output of `rocm-smi --showproductname --showmeminfo vram --showdriverversion --json`, as seen from ROCm 5 and 6."""
 
 
 @pytest.mark.parametrize(("answer", "said"), [
@@ -290,7 +290,7 @@ AMD = {
 def test_a_node_with_amds_gpus(
     answer: str, said: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel tells of them; TensorFlow is the real one, which is not built for them."""
+    """AMD GPUs known to the kernel are found; TensorFlow is real and not built for them."""
     for name, number in (("0", "0"), ("1", "4711"), ("2", "4712")):
         folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / name
         folder.mkdir(parents=True)

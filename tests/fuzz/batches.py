@@ -1,7 +1,7 @@
-"""Runs many mutations in one child process with little memory, and tells those that did not end as they should.
+"""Run many mutations in one child process with little memory, and report those that did not end as they should.
 
-A reading ends well with 0, or with one line and an exit code that says whose file it is; what lay there before is there
-as it was.
+A reading ends well with 0, or with one line and an exit code that says whose file is at fault; existing files stay as
+they were.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ MOST_BYTES = 1 << 30
 MOST_S = 20
 LONGEST_LINE = 2000
 DIED = -1
-"""In place of the exit code of a child that died."""
+"""Stands for the exit code of a child that died."""
 AS_IT_IS = "as it is"
-"""The case in which nothing is wrong."""
+"""The case of the unchanged example."""
 OWN = "of my own.txt"
-"""Lies beside it, and is nothing of hpcdl's."""
+"""A file beside it that does not belong to hpcdl."""
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.fuzz.batches"])
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Thousands of small files are made and synced; a disk would take its time."""
+"""Thousands of small files are written and synced, which would be slow on a disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A mutation that ended in anything but success or one line: `case` is its number, or a special file's name."""
+    """A mutation that did not end in success or one line: `case` is its number, or a special file's name."""
 
     kind: str
     case: int | str
@@ -63,19 +63,19 @@ class Failure:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How often a kind's cases ended with which exit code, and those that did not end as they should."""
+    """How often a kind's cases ended with each exit code, and the cases that did not end as they should."""
 
     codes: Counter[int] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
 
 def failures(name: str, cases: Sequence[int | str]) -> list[Failure]:
-    """The failures of the kind `name`."""
+    """Return the failures of the kind `name`."""
     return outcome(name, cases).failures
 
 
 def outcome(name: str, cases: Sequence[int | str]) -> Outcome:
-    """What came of all cases; a child that dies is a failure, and another child goes on behind it."""
+    """Return the outcome of all cases; if a child dies, this is a failure, and another child continues after it."""
     found, waiting = Outcome(), list(cases)
     with tempfile.TemporaryDirectory(prefix="hpcdl-fuzz-", dir=MEMORY) as folder:
         while waiting:
@@ -90,9 +90,9 @@ def outcome(name: str, cases: Sequence[int | str]) -> Outcome:
 
 
 def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple[int, str, str]]:
-    """Exit code, problem and content of each case in turn; after one that the child died of there are no more.
+    """Yield exit code, problem and content of each case in turn; if the child dies, its case is the last.
 
-    A process that has no threads forks the child: of one with TensorFlow's, locks would be held in it for ever.
+    A process without threads forks the child: a fork of one with TensorFlow's threads would keep their locks for ever.
     """
     reading, writing = SERVER.Pipe(duplex=False)
     child = SERVER.Process(target=_child, args=(name, cases, folder, writing), daemon=True)
@@ -138,7 +138,7 @@ def _child(name: str, cases: list[int | str], folder: Path, writing: Connection)
 
 
 def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: bool = False) -> tuple[int, str, str]:
-    """How the reading of one mutation ended: exit code, what is wrong with that, and then the bytes."""
+    """Read one mutation; return the exit code, what is wrong with it, and the bytes."""
     path = _copied(kind, folder)
     original = path.read_bytes()
     _remove(path)
@@ -157,7 +157,7 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
         code, problem = error.exit_code, _bad_message(error, kind)
         if raises:
             print(f"exit {error.exit_code}: {error}"[:2000])
-    except (Exception, _TooLong) as error:  # whatever it is, it is reported
+    except (Exception, _TooLong) as error:  # report any exception
         signal.setitimer(signal.ITIMER_REAL, 0)
         if raises:
             raise
@@ -177,7 +177,7 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
 
 
 def _files_below(folder: Path) -> dict[str, str]:
-    """Everything that lies below, with what it is and holds."""
+    """Return every path below a folder, with its kind and content."""
     found = {}
     for path in folder.rglob("*"):
         told = path.lstat()
@@ -203,7 +203,7 @@ def _content(kind: Kind, name: str, case: int | str, folder: Path) -> bytes | No
 
 
 def _copied(kind: Kind, folder: Path) -> Path:
-    """The file to damage in a copy of the valid example, which is made once and lies beside `folder`."""
+    """Return the file to damage, in a copy of the valid example, which is made once beside `folder`."""
     example = folder.parent / "example"
     if not example.exists():
         example.mkdir()
@@ -217,7 +217,7 @@ def _shown(content: bytes | None) -> str:
 
 
 def _bad_message(error: HpcdlError, kind: Kind) -> str:
-    while_working = (1,) if isinstance(error, UnreadableSample) else ()  # one of many, found as its turn came
+    while_working = (1,) if isinstance(error, UnreadableSample) else ()  # a bad sample is found at its turn
     if error.exit_code not in (*kind.codes, *while_working):
         return f"exit code {error.exit_code}: {error}"
     if any(not line.strip() or len(line) > LONGEST_LINE for line in str(error).split("\n")):
@@ -231,7 +231,7 @@ def _remove(path: Path) -> None:
 
 
 class _TooLong(BaseException):
-    """The time is over; nothing that reads files may catch this."""
+    """The time limit has passed; code that reads files must not catch this."""
 
 
 def _too_long(number: int, frame: object) -> None:
@@ -239,7 +239,7 @@ def _too_long(number: int, frame: object) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """One case with its traceback, the file left where it says; or so many cases of all kinds, or of one."""
+    """Run one case with its traceback and keep its file at the printed path, or run N cases of all kinds or of one."""
     if len(arguments) == 2 and not arguments[1].startswith("x"):
         signal.signal(signal.SIGALRM, _too_long)
         folder = Path(tempfile.mkdtemp(prefix="hpcdl-fuzz-")) / "case"

@@ -1,4 +1,4 @@
-"""Everything that hpcdl reads and did not make a moment ago: how a valid example is made, and what reads it."""
+"""Every kind of input that hpcdl did not just write itself: how to make a valid example, and what reads it."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def _as_is(content: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of input. `make` puts a valid example into a folder and names the file to damage, which `read` reads.
+    """One kind of input. `make` writes a valid example into a folder and returns the file that `read` reads.
 
-    `opened` gives what lies behind checksums or compression in a file, `sealed` puts it there again. `codes` are the
-    exit codes with which it may be refused: 2 for what a user hands in, 3 for what hpcdl wrote, where both can be both.
-    Who reads a file that `goes_on` adds to it.
+    That file is the one to damage. `opened` extracts its content from checksums or compression, `sealed` puts it back.
+    `codes` are the exit codes of a refusal: 2 for a user's file, 3 for hpcdl's own, both if it may be either.
+    If `continues`, the reader also appends to the file.
     """
 
     make: Callable[[Path], Path]
@@ -254,7 +254,7 @@ def read_data(folder: Path) -> object:
 
 
 def resealed(content: bytes) -> bytes:
-    """A manifest whose checksum fits again."""
+    """Return a manifest whose checksum is right again."""
     try:
         document = json.loads(content)
         document["checksum"] = manifest.checksum_of(document)
@@ -364,7 +364,7 @@ def example_bytes(label: int) -> bytes:
 
 
 def framed(content: bytes) -> bytes:
-    """`content` as one TFRecord with right checksums, between two sound ones."""
+    """Return `content` as one TFRecord with right checksums, between two valid ones."""
 
     def record(inner: bytes) -> bytes:
         head = struct.pack("<Q", len(inner))
@@ -379,7 +379,7 @@ def make_records_file(folder: Path) -> Path:
 
 
 def zipped(content: bytes) -> bytes:
-    """`content` as the compressed images of an .npz."""
+    """Return `content` as the compressed images of an .npz."""
     made, labels = io.BytesIO(), io.BytesIO()
     np.save(labels, numbers(15, 4))
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -604,7 +604,7 @@ def config_of_model(content: bytes) -> bytes:
 
 
 def with_config(content: bytes) -> bytes:
-    """A saved model with this config and no weights."""
+    """Return a saved model with this config and no weights."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("metadata.json", '{"keras_version": "3.15.1", "date_saved": "2026-01-01@00:00:00"}')

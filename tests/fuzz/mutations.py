@@ -1,4 +1,4 @@
-"""How a valid file becomes a hostile one: by bytes, by the words of a text, or by what its name leads to."""
+"""Turn a valid file into a hostile one: by bytes, by words of a text, or by what its path refers to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WORD = re.compile(rb"[A-Za-z_][\w-]+")
 
 
 def flip(content: bytes, dice: random.Random) -> bytes:
-    """Some bytes are others."""
+    """Change some bytes."""
     changed = bytearray(content or b"\0")
     for _ in range(dice.choice((1, 1, 2, 8, 64))):
         changed[dice.randrange(len(changed))] = dice.randrange(256)
@@ -80,7 +80,7 @@ def insert(content: bytes, dice: random.Random) -> bytes:
 
 
 def overwrite_count(content: bytes, dice: random.Random) -> bytes:
-    """A number of 2, 4 or 8 bytes, as headers hold counts and lengths, is an extreme one; more often near the start."""
+    """Replace 2, 4 or 8 bytes, as headers use for counts and lengths, by an extreme number; mostly near the start."""
     form = dice.choice(("<H", "<I", "<Q", ">H", ">I", ">Q"))
     size, most = struct.calcsize(form), 2 ** (8 * struct.calcsize(form))
     value = dice.choice((0, 1, most - 1, most // 2, most // 2 - 1, 10**8, 10**9, 10**5, 255, 256)) % most
@@ -101,7 +101,7 @@ def _replacing(pattern: re.Pattern[bytes], choices: tuple[str, ...]) -> Mutation
 
 
 def exchange_words(content: bytes, dice: random.Random) -> bytes:
-    """A word stands where another stood."""
+    """Replace a word by another one of the file."""
     places = [match.span() for match in _WORD.finditer(content)]
     if len(places) < 2:
         return flip(content, dice)
@@ -110,7 +110,7 @@ def exchange_words(content: bytes, dice: random.Random) -> bytes:
 
 
 def change_lines(content: bytes, dice: random.Random) -> bytes:
-    """A line is gone, is there many times, or stands elsewhere."""
+    """Remove, repeat or move a line."""
     lines = content.splitlines(keepends=True) or [b"\n"]
     line = lines.pop(dice.randrange(len(lines)))
     for _ in range(dice.choice((0, 1, 2, 300))):
@@ -119,7 +119,7 @@ def change_lines(content: bytes, dice: random.Random) -> bytes:
 
 
 def change_document(content: bytes, dice: random.Random) -> bytes:
-    """A value somewhere in a JSON document is of another type, gone, or there under another name."""
+    """Change the type of a value in a JSON document, remove it, or rename it."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ BINARY: tuple[Mutation, ...] = (
 
 
 def mutated(content: bytes, mutations: tuple[Mutation, ...], dice: random.Random) -> bytes:
-    """`content` after one to three of `mutations`."""
+    """Return `content` after one to three of `mutations`."""
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         content = dice.choice(mutations)(content, dice)
     return content
@@ -197,4 +197,4 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
     "socket": _socket,
     "a tebibyte of zeros": _large,
 }
-"""What may lie where a file is expected."""
+"""What may exist in place of an expected file."""

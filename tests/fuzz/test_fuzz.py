@@ -24,6 +24,6 @@ def test_much_hostile_input_ends_in_one_line(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_example_of_a_kind_is_read(kind: str) -> None:
-    """What is made hostile is well before."""
+    """The unchanged example of each kind is read without error."""
     found = outcome(kind, [AS_IT_IS])
     assert found.codes == {0: 1} and not found.failures, found

@@ -1,4 +1,4 @@
-"""How large a Keras model is: parameters, moving statistics and multiply-accumulates, counted from its layers."""
+"""The size of a Keras model, counted from its layers: parameters, moving statistics and multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ModelSize:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients in float32."""
+        """Return the bytes of all gradients in float32."""
         return 4 * self.parameters
 
 
@@ -30,7 +30,7 @@ def measure_size(model: keras.Model) -> ModelSize:
     """Count the weights and MACs of a built model.
 
     A kernel is applied once per output position (a transposed convolution: per input position), so that groups and
-    depth-wise kernels count as what they are. Raises ValueError for a layer that is called more than once.
+    depth-wise kernels are counted correctly. Raises ValueError for a layer that is called more than once.
     """
     return ModelSize(
         parameters=sum(math.prod(weight.shape) for weight in model.trainable_weights),

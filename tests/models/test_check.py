@@ -1,4 +1,4 @@
-"""Models that would train something else than meant, or fail less clearly later, are refused with a remedy."""
+"""Models that would train something unintended, or fail later with a vaguer error, are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ RESCALED = {
 def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
     layer, wrong = RESCALED[name]
     body = f"keras.Sequential([keras.Input((6, 5, 1)), {layer}, classifier()])"
-    assert isinstance(built(tmp_path, body, CROSS), keras.Model)  # of values that are not scaled it is right
+    assert isinstance(built(tmp_path, body, CROSS), keras.Model)  # correct for unscaled values
     if not wrong:
         assert isinstance(built(tmp_path, body, CROSS, scaled=True), keras.Model)
         return

@@ -1,4 +1,4 @@
-"""The bundled images are the UCI digits: how many of each class, what size, and that LeNet can learn them."""
+"""The bundled images are the UCI digits: right numbers per class, right sizes, and LeNet can learn them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "share" / "hpcdl" / "examples" / "digits"
 PER_CLASS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
-"""Images of each class in the test set, as the UCI repository states."""
+"""Images per class in the test set, as the UCI repository states."""
 DIGEST = "b41ca9fd335466eee997366c2e6f6bbe0a1b4582afe091fc4eba35f4a254182f"
 
 
@@ -35,7 +35,7 @@ def test_images_are_grey_8x8_with_seventeen_levels() -> None:
     images = numpy.stack([pixels(path) for path in sorted(DIGITS.glob("*/*.png"), key=lambda path: path.stem)])
     levels = numpy.unique(images)
     assert numpy.array_equal(levels, numpy.round(numpy.arange(17) * 255 / 16).astype("uint8"))
-    # All 1,797 images in the data set's order: changes when one pixel does.
+    # All 1,797 images in the data set's order: the digest changes with any pixel.
     assert hashlib.sha256(images.tobytes()).hexdigest() == DIGEST
 
 
@@ -52,7 +52,7 @@ def enlarged(path: Path) -> numpy.ndarray:
 
 @pytest.fixture(scope="module")
 def split() -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-    """Images (N,28,28,1) in [0, 1], labels, and which fifth of each class is held out."""
+    """Return images (N,28,28,1) in [0, 1], labels, and which fifth of each class is held out."""
     images, labels, held_out = [], [], []
     for label in range(10):
         files = sorted((DIGITS / str(label)).iterdir())
@@ -66,7 +66,7 @@ def split() -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
 
 @pytest.mark.soak
 def test_lenet_learns_them(split: tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]) -> None:
-    """By Keras alone; that `hpcdl train` learns them is for tests/launch/test_train_command.py to say."""
+    """Keras alone learns the digits with LeNet; tests/launch/test_train_command.py covers `hpcdl train`."""
     import keras
 
     from hpcdl.models.load import load_model

@@ -1,4 +1,4 @@
-"""Networks whose computing is a wait: their variables, their time, and every strategy with them."""
+"""Emulated networks, which wait instead of computing: their variables, their time, and every strategy with them."""
 
 from __future__ import annotations
 

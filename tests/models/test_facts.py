@@ -1,4 +1,4 @@
-"""What a network says of itself: operations counted in its graph are those that were counted by hand."""
+"""Operations counted in a network's graph equal those counted by hand."""
 
 from __future__ import annotations
 

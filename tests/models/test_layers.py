@@ -1,4 +1,4 @@
-"""Response normalisation and grouped convolution agree with TensorFlow's own, values and gradients."""
+"""Response normalisation and grouped convolution agree with TensorFlow's own, in values and gradients."""
 
 from __future__ import annotations
 

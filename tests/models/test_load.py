@@ -1,4 +1,4 @@
-"""From a spec to a model: what users' functions may look like, and how their mistakes are told."""
+"""From a spec to a model: accepted forms of users' functions, and messages about their mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every network is what the table says, takes other classes and sizes, and can learn."""
+"""Every network is as the table says, accepts other classes and sizes, and can learn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcdl.models.table import MODELS
 from tests.models.model_size import measure_size
 
 SMALL = {"alexnet": 67, "caffenet": 67, "googlenet": 64, "googlenet-aux": 65, "resnet50": 64}
-"""Sizes at which a network that needs more than 32x32 is quick; the others take 32."""
+"""Fast sizes for networks that need more than 32x32; the others use 32."""
 PAPER = {
     "lenet": (431_080, 2.293),
     "cifar10-quick": (145_578, 12.354),
@@ -32,21 +32,21 @@ PAPER = {
     "vgg19": (143_667_240, 19_632.062),
     "hepcnn": (594_178, 2_630.025),
 }
-"""Parameters and millions of MACs, worked out from the papers' layers by hand, not by this package."""
+"""Parameters and millions of MACs, computed by hand from the papers' layers, not by this package."""
 
 
 VARIANTS = {"caffenet": "alexnet", "googlenet": "googlenet-aux"}
-"""Networks of the layers of another, which they differ from in their order or in a part that they lack."""
+"""Networks with the layers of another one, in another order or without a part."""
 
 
 def with_variants_soaked(names: Iterable[str]) -> list[Any]:
-    """Variants are trained and saved in the long version; the sizes of all networks are looked at in every test."""
+    """Mark variants as soak tests: they are trained and saved there only; the other tests check all networks' sizes."""
     return [pytest.param(name, marks=pytest.mark.soak) if name in VARIANTS else name for name in names]
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Build models whose weights are never filled: the shapes are enough, and VGG-19 costs nothing."""
+    """Build models without initialising weights: shapes suffice, and VGG-19 costs nothing."""
     with keras.StatelessScope(initialize_variables=False):
         yield
     keras.backend.clear_session()
@@ -81,7 +81,7 @@ def test_another_number_of_classes(name: str) -> None:
         default = measure_size(load_model(name)).parameters
     outputs = model.outputs
     assert [tuple(output.shape) for output in outputs] == [(None, 7)] * len(info.loss_weights)
-    # A last dense layer holds one column and one bias per class.
+    # The last dense layer has one column and one bias per class.
     widths = [layer.input.shape[-1] for layer in model.layers if layer.name.endswith("logits")]
     assert measure_size(model).parameters == default - sum((width + 1) * (info.classes - 7) for width in widths)
 
@@ -107,7 +107,7 @@ def _extents(layer: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize("name", [name for name, info in MODELS.items() if info.smallest_size > 1])
 def test_the_smallest_size_is_not_too_careful(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the check, one pixel less must fail inside Keras."""
+    """The smallest size is exact: without the check, one pixel less fails inside Keras."""
     info = MODELS[name]
     module = sys.modules[info.target.partition(":")[0]]
     monkeypatch.setattr(module, "check_input", lambda *_: None)
@@ -132,7 +132,7 @@ def test_no_classes_is_refused() -> None:
 
 @pytest.mark.parametrize("name", with_variants_soaked(MODELS))
 def test_it_is_alive_and_learns(name: str) -> None:
-    """Every weight gets a finite gradient that is not zero, and a small step lowers the loss of one batch."""
+    """Every weight gets a finite non-zero gradient, and a small step lowers the loss of one batch."""
     keras.utils.set_random_seed(1)
     info, shape = MODELS[name], small_shape(name)
     model = load_model(name, classes=5, input_shape=shape)
@@ -172,7 +172,7 @@ def test_logits_are_float32_under_mixed_precision(name: str) -> None:
 
 
 def forward(model: Any, images: numpy.ndarray) -> list[Any]:
-    """The outputs: normalised by this batch's statistics, but without dropout, which would differ between steps."""
+    """Return the outputs, normalised with this batch's statistics but without dropout, which would differ by step."""
     normalised = any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
     outputs = model(images, training=normalised)
     return outputs if isinstance(outputs, list) else [outputs]
@@ -213,7 +213,7 @@ assert "hpcdl" not in sys.modules
 
 
 def saved(folder: Path, name: str) -> list[Any]:
-    """The outputs of a new network, which is saved with the images that they are of."""
+    """Save a new network with some images, and return its outputs for them."""
     shape = small_shape(name)
     model = load_model(name, classes=4, input_shape=shape)
     images = numpy.random.default_rng(2).random((3, *shape), dtype="float32")

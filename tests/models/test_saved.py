@@ -1,4 +1,4 @@
-"""Saved models that would unpack to more than they may, or bring code: refused by name, before Keras reads them."""
+"""Saved models that unpack to too many bytes or contain code are refused by name, before Keras reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcdl.core.storage import archives
 from hpcdl.models.saved import check_saved, load_saved
 
 MOST = 300 << 20
-"""Bytes that a bomb here stands for: more than any file may unpack to."""
+"""Unpacked size of the bombs in these tests: more than any file may have."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(good: Path, path: Path, change: Callable[[str, bytes], bytes], method: int = zipfile.ZIP_STORED) -> Path:
-    """`good` with other content."""
+    """Write `good` with changed content."""
     with zipfile.ZipFile(good) as old, zipfile.ZipFile(path, "w", method) as new:
         for member in old.infolist():
             new.writestr(member.filename, change(member.filename, old.read(member)))
@@ -48,7 +48,7 @@ def with_weights(good: Path, path: Path, weights: bytes, method: int = zipfile.Z
 
 
 def hdf5(**settings: Any) -> bytes:
-    """An HDF5 file with one array that has no values yet, all of which are said to be zero."""
+    """Return an HDF5 file with one array without stored values, all of which read as zero."""
     file = io.BytesIO()
     with h5py.File(file, "w") as opened:
         opened.create_dataset("layers/a/vars/0", (MOST // 4,), "f4", **settings)
@@ -56,7 +56,7 @@ def hdf5(**settings: Any) -> bytes:
 
 
 def lying_chunk(good: Path, path: Path) -> Path:
-    """A chunk of 64 KiB that unpacks to very much more: HDF5 itself makes room for whatever comes."""
+    """Write a 64 KiB chunk that unpacks to far more: HDF5 itself would allocate any size."""
     file, packer = io.BytesIO(), zlib.compressobj(1)
     content = b"".join(packer.compress(bytes(1 << 20)) for _ in range(12)) + packer.flush()
     with h5py.File(file, "w") as opened:
@@ -66,7 +66,7 @@ def lying_chunk(good: Path, path: Path) -> Path:
 
 
 def lying_directory(good: Path, path: Path) -> Path:
-    """The weights' size in the directory is the true model's, and their checksum fits; behind them come zeros."""
+    """Write weights whose size in the directory is the true model's and whose checksum fits, followed by zeros."""
     with zipfile.ZipFile(good) as archive:
         weights = archive.read("model.weights.h5")
     content = bytearray(with_weights(good, path, weights + bytes(MOST), zipfile.ZIP_DEFLATED).read_bytes())
@@ -102,7 +102,7 @@ def test_what_unpacks_to_too_much_is_refused_unread(good: Path, tmp_path: Path, 
 
 
 def test_a_sparse_model_is_held_against_the_memory(tmp_path: Path) -> None:
-    """A file of holes takes no room on the disk, and is as large as it says."""
+    """A sparse model file uses no disk space, but its stated size is compared with the memory."""
     left = archives.memory_left()
     assert left is not None
     path = tmp_path / "holes.h5"

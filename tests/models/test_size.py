@@ -1,4 +1,4 @@
-"""Sizes counted from layers, against sums done by hand."""
+"""Sizes counted from layers equal sums done by hand."""
 
 from __future__ import annotations
 

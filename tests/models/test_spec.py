@@ -1,4 +1,4 @@
-"""What --model may say: understood or refused in one line, without importing anything named."""
+"""Values of --model are understood, or refused in one line, without importing anything they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies and engines that the tests of this room share."""
+"""Topologies and engines shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hpcdl.node.engine import Engine
 from hpcdl.node.machines import read_machine
 from hpcdl.node.topology import Topology
 
-# As the command does: the search's matrices are small, and BLAS threads would only get in each other's way.
+# As the command does: the search's matrices are small, so BLAS threads would only disturb each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
 def machine() -> Callable[[str], Topology]:
-    """The topology of a known machine."""
+    """The topology of a known machine, by name."""
     return lambda name: read_machine(name).topology
 
 
 @pytest.fixture(scope="session")
 def gpu_node(machine: Callable[[str], Topology]) -> Topology:
-    """Two sockets of 24 cores with two GPUs each, numbered the other way round than the sockets, as on many nodes."""
+    """Two sockets of 24 cores with two GPUs each; as on many nodes, GPUs are numbered in reverse order of sockets."""
     topology = machine("stampede2-skx")
     first, second = (
         tuple(cpu for core in topology.cores if core.package == package for cpu in core.cpus) for package in (0, 1)

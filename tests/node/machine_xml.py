@@ -1,6 +1,6 @@
-"""Writes the hwloc XML of share/hpcdl/machines: lstopo's own synthetic nodes cannot have uneven NUMA nodes.
+"""Write the hwloc XML of share/hpcdl/machines: lstopo's synthetic nodes cannot have uneven NUMA nodes.
 
-`python tests/node/machine_xml.py` writes the files anew; test_machines.py compares and reads them with hwloc's tools.
+`python tests/node/machine_xml.py` writes the files again; test_machines.py compares and reads them with hwloc's tools.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_9480 = "Intel(R) Xeon(R) CPU Max 9480"
 
 
 def format_words(numbers: Iterable[int]) -> str:
-    """`numbers` as an hwloc mask, in words of 32 bits: `0x00000001,0x00000003`."""
+    """Return `numbers` as an hwloc mask, in words of 32 bits: `0x00000001,0x00000003`."""
     value = sum(1 << number for number in set(numbers))
     words: list[str] = []
     while value or not words:
@@ -29,7 +29,7 @@ def format_words(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """`cores_by_group[package][group]` cores behind each NUMA node; kinds and sizes of a group's memory nodes."""
+    """`cores_by_group[package][group]` cores of each NUMA node; kinds and sizes of a group's memory nodes."""
 
     processor: str
     cores_by_group: tuple[tuple[int, ...], ...]
@@ -82,7 +82,7 @@ NODES = {
 
 
 class Writer:
-    """Objects in hwloc's format 2, in the order in which lstopo writes them."""
+    """Write objects in hwloc's format 2, in the order of lstopo."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -93,7 +93,7 @@ class Writer:
         self.num_groups = sum(map(len, node.cores_by_group))
 
     def pus(self, cores: range) -> list[int]:
-        """Kernel numbers: every first thread, then every second one, as Linux counts on x86."""
+        """Return kernel numbers: all first threads, then all second ones, as Linux counts on x86."""
         return [core + turn * self.num_cores for core in cores for turn in range(self.node.threads)]
 
     def open(self, element: str, cpus: list[int], nodes: list[int], **extra: object) -> None:
@@ -116,7 +116,7 @@ class Writer:
         self.lines.append(f'{" " * self.depth}<info name="{name}" value="{value}"/>')
 
     def write(self) -> str:
-        """The whole document."""
+        """Return the whole document."""
         kinds = len(self.node.memory)
         every = list(range(kinds * self.num_groups))
         self.open("Machine", self.pus(range(self.num_cores)), every)
@@ -182,7 +182,7 @@ class Writer:
 
 
 def documents() -> dict[str, str]:
-    """File name to text."""
+    """Return the text of each file by name."""
     return {f"{name}.xml": Writer(node).write() for name, node in NODES.items()}
 
 

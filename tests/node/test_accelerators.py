@@ -1,4 +1,4 @@
-"""Which GPU a rank takes: by the scheduler's list where there is one, by the kernel's files where there is none."""
+"""The GPU of a rank: from the scheduler's list if it gives one, otherwise from the kernel's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdl.node.accelerators import choose, cpus_near_shown, devices_of_node, ne
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Two devices of NVIDIA's, beside the driver's own files."""
+    """Two NVIDIA devices, beside the driver's other files."""
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / "dev" / name).touch()
@@ -57,7 +57,7 @@ def test_other_vendors_lists_are_narrowed_too(tmp_path: Path, variable: str) -> 
 
 
 def test_amds_devices_are_counted_by_the_kernels_topology(tmp_path: Path) -> None:
-    for index, number in enumerate(("0", "41920", "41921")):  # the first is the processor
+    for index, number in enumerate(("0", "41920", "41921")):  # the first entry is the processor
         folder = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(index)
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(number + "\n")
@@ -66,7 +66,7 @@ def test_amds_devices_are_counted_by_the_kernels_topology(tmp_path: Path) -> Non
 
 
 def locate(node: Path) -> None:
-    """What the driver and the kernel say of the two devices: their kind, and the CPUs near them."""
+    """Write what the driver and kernel report of the two devices: their model and the CPUs near them."""
     for address, cpus in (("0000:41:00.0", "4-7"), ("0000:C1:00.0", "0-3")):
         driver = node / "proc/driver/nvidia/gpus" / address
         driver.mkdir(parents=True)
@@ -87,7 +87,7 @@ def locate(node: Path) -> None:
     ],
 )
 def test_a_list_of_all_devices_in_order_is_no_wish(node: Path, listed: str, devices: list[str]) -> None:
-    """As Slurm sets it for a job with the whole node: ranks take the near one. Any other list is taken in turn."""
+    """Slurm's list of all devices in order is no choice, so ranks take the near one; other lists are used in order."""
     locate(node)
     claims = [
         choose({"CUDA_VISIBLE_DEVICES": listed}, rank, [[0, 1, 2, 3], [4, 5, 6, 7]], root=node) for rank in (0, 1)
@@ -115,7 +115,7 @@ def test_nearness_is_known_of_all_devices_or_none(node: Path) -> None:
 
 
 def test_ranks_take_the_device_near_their_processors(node: Path) -> None:
-    """Two sockets of four CPUs, whose devices are numbered the other way round, as on many nodes."""
+    """Ranks take the near device: two sockets of four CPUs, devices numbered in reverse order, as on many nodes."""
     locate(node)
     planned = [[0, 1], [2, 3], [4, 5], [6, 7]]
     claims = [choose({}, rank, planned, root=node) for rank in range(4)]

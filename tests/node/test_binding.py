@@ -66,7 +66,7 @@ def test_ranks_share_out_all_cores_near_their_devices(gpu_node: Topology) -> Non
 def test_without_sure_nearness_ranks_share_out_the_numa_nodes(
     near: tuple[tuple[int, ...], ...], machine: Machine
 ) -> None:
-    """Nothing known, nothing said, places that overlap, fewer cores than ranks."""
+    """Ranks share out the NUMA nodes if nearness is unknown or ambiguous, or if cores are fewer than ranks."""
     topology = dataclasses.replace(machine("stampede2-skx"), devices={"GPU": 2}, near_devices=near)
     assert indices(topology, 2, 1, "devices") == [[*range(24)], [*range(24, 48)]]
 
@@ -85,7 +85,7 @@ def test_numa_with_fewer_ranks_than_nodes_takes_whole_nodes(machine: Machine) ->
 
 
 def test_only_allowed_cpus_are_given(machine: Machine) -> None:
-    topology = restricted(machine("stampede2-skx"), [0, 1, 2, 3, 48])  # core 0 with both threads, the others with one
+    topology = restricted(machine("stampede2-skx"), [0, 1, 2, 3, 48])  # core 0 has both threads, the others one
     placed = place_ranks(topology, 2, 2, "compact")
     assert [cpus_of(cores, 2) for cores in placed] == [(0, 1, 48), (2, 3)]
 

@@ -18,7 +18,7 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
     found = find_engine()
     assert found.package == "tensorflow"
     assert found.version == importlib.metadata.version("tensorflow")
-    assert found.threading == "own pool"  # PyPI's wheel links no OpenMP
+    assert found.threading == "own pool"  # PyPI's wheel does not link OpenMP
     assert "OMP_*/KMP_* do not" in found.summary
 
 
@@ -28,7 +28,7 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
         ("fpu avx2 fma", None, False),
         ("fpu avx2 avx512f avx512_vnni", None, True),
         ("fpu avx2 avx_vnni", None, True),
-        (None, None, None),  # a processor whose kernel lists no flags
+        (None, None, None),  # a kernel that lists no processor flags
         ("fpu avx2 fma", "1", True),
         ("avx512_vnni", "0", False),
     ],
@@ -69,7 +69,7 @@ def test_needed_libraries_of_real_files() -> None:
 
 
 def elf_needing(name: str) -> bytes:
-    """The least ELF file with one DT_NEEDED entry."""
+    """Return a minimal ELF file with one DT_NEEDED entry."""
     strings = b"\0" + name.encode() + b"\0"
     dynamic = struct.pack("<qQqQqQ", 1, 1, 5, 400, 0, 0)
     header = bytearray(64)

@@ -1,4 +1,4 @@
-"""The utilisation of a rank's GPU: doubles that answer as the drivers' programs do; no GPU is here."""
+"""The utilisation of a rank's GPU, with fakes that answer as the drivers' programs: the tests need no GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ANSWERS = '#!/bin/sh\necho $$ > {folder}/pid\necho "$@" > {folder}/asked\n{lines
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on PATH, for a double of nvidia-smi."""
+    """A folder on PATH for a fake nvidia-smi."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return tmp_path
 
 
 def answers(folder: Path, lines: str) -> None:
-    """Have nvidia-smi run these lines of a shell."""
+    """Make nvidia-smi run these shell lines."""
     program = folder / "nvidia-smi"
     program.write_text(ANSWERS.format(folder=folder, lines=lines))
     program.chmod(0o755)
@@ -47,7 +47,7 @@ def test_the_mean_of_what_the_driver_says(driver: Path) -> None:
 
 
 def test_a_training_that_is_over_before_the_second_look_says_nothing(driver: Path) -> None:
-    """The first one is of the time before: 0 % would be taken for a GPU that did nothing."""
+    """A training that ends before the second sample has no utilisation: the first one is older and would say 0 %."""
     answers(driver, "echo 0\ntouch $(dirname $0)/said\nexec sleep 60")
     with GpuUse(claim("0")) as use:
         wait_for((driver / "said").exists)
@@ -63,7 +63,7 @@ def test_a_driver_that_does_not_answer(lines: str, driver: Path) -> None:
 
 
 def test_amds_program_is_asked_each_time(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first answer, 0 %, is of the time before; then 60 % and 80 % until the training is over."""
+    """rocm-smi runs for each sample: the first (0 %) is older than the training, then 60 % and 80 % count."""
     monkeypatch.setattr(accelerators, "INTERVAL_S", 0.05)
     program = driver / "rocm-smi"
     program.write_text(

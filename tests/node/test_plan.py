@@ -1,4 +1,4 @@
-"""Plans for known machines, compared with golden files: a changed plan is to be read before it is accepted."""
+"""Plans for known machines equal golden files: a changed plan must be read before it is accepted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_settings_ranks_share_the_cores_equally(machine: Machine) -> Non
     plan = launch_plan(machine("stampede2-skx"), None, 8, 4, openmp=False)
     assert [len(cpus) for cpus in plan.cpus_by_local_rank] == [12, 12, 12, 12]
     assert plan.environment["HPCDL_INTRA_OP_THREADS"] == "12"
-    assert int(plan.environment["HPCDL_INTER_OP_THREADS"]) >= 2  # one computes while another waits for the exchange
+    assert int(plan.environment["HPCDL_INTER_OP_THREADS"]) >= 2  # one computes, another waits for the exchange
 
 
 def test_more_ranks_than_cores_are_not_bound(machine: Machine) -> None:
@@ -123,7 +123,7 @@ def test_command_line_can_be_typed(machine: Machine) -> None:
     line = command_line(launch_plan(machine(name), settings, 1, 1, openmp=False), 0, ["python", "a b.py"])
     assert "numactl --physcpubind=0-63 --preferred=1 python 'a b.py'" in line
     assert "HPCDL_INTRA_OP_THREADS=64" in line
-    assert MEMORY_POLICY not in line  # numactl says it
+    assert MEMORY_POLICY not in line  # numactl sets it
 
 
 def test_verify_binding_names_both_masks() -> None:

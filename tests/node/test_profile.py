@@ -62,7 +62,7 @@ def test_auto_prefers_this_node_and_model_then_the_newest(machine: Machine, tmp_
 
 
 def test_what_makes_a_profile_less_than_sure_is_said(machine: Machine, tmp_path: Path) -> None:
-    """Its search was stopped long before it knew, or TensorFlow is another one by now."""
+    """The report names doubts about a profile: its search stopped early, or TensorFlow has changed."""
     topology = machine("generic")
     package, version = installed()
     settled = dataclasses.replace(profile_for(topology), verdict="settled; ...", engine=f"{package} {version} (own)")
@@ -120,7 +120,7 @@ def test_auto_takes_what_was_tuned_with_the_gpus_that_the_node_shows(
 def test_what_was_tuned_on_the_cpus_of_a_node_with_gpus_is_the_second_choice(
     machine: Machine, gpu_node: Topology, tmp_path: Path
 ) -> None:
-    """TensorFlow may not see them: then `tune-threads` has measured on the CPUs."""
+    """On a node with GPUs, a profile tuned on its CPUs is the second choice: TensorFlow may not see the GPUs."""
     on_cpus = profile_for(machine("stampede2-skx"), created_at="2026-09-01T00:00:00Z")
     write_profile(on_cpus, tmp_path / file_name(on_cpus))
     found = find_profile("auto", "resnet50", gpu_node, [tmp_path])
@@ -170,7 +170,7 @@ def test_an_absent_file(machine: Machine) -> None:
 
 
 def test_no_space_left_names_the_file(machine: Machine) -> None:
-    """/dev/full fails every write; the folder of a device takes no files either."""
+    """The error names the file if writing fails, as on /dev/full or below a device."""
     with pytest.raises(UsageError, match=r"cannot write profile .*choose another with --out"):
         write_profile(profile_for(machine("generic")), Path("/dev/full/p.toml"))
 

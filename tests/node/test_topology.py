@@ -16,7 +16,7 @@ from hpcdl.node.topology import Topology, restricted
 
 Machine = Callable[[str], Topology]
 SHAPES = {
-    # name: packages, cores, threads each, NUMA nodes with cores, fast memory nodes, memory mode, cluster mode
+    # name: packages, cores, threads per core, NUMA nodes with cores, fast memory nodes, memory mode, cluster mode
     "stampede2-knl": (1, 68, 4, 1, 0, "cache", "one node per package"),
     "stampede2-knl-quadrant-cache": (1, 68, 4, 1, 0, "cache", "one node per package"),
     "stampede2-knl-quadrant-flat": (1, 68, 4, 1, 1, "flat", "one node per package"),
@@ -67,7 +67,7 @@ def test_fingerprint_knows_the_node_type_not_the_mask(machine: Machine) -> None:
     flat = machine("stampede2-knl-quadrant-flat")
     assert flat.fingerprint == restricted(flat, [0, 1, 2]).fingerprint
     assert flat.fingerprint != machine("stampede2-knl-snc4-flat").fingerprint
-    assert machine("stampede2-knl").fingerprint == machine("cori-knl").fingerprint  # the same node, the same mode
+    assert machine("stampede2-knl").fingerprint == machine("cori-knl").fingerprint  # same node type and mode
 
 
 def test_a_cpuset_of_one_core(machine: Machine) -> None:
@@ -139,7 +139,7 @@ def test_a_real_cpuset_of_one_cpu_is_seen() -> None:
 
 
 def write_sys(root: Path, nodes: dict[int, tuple[str, str]], cpus: list[tuple[int, str, str]]) -> Path:
-    """A /sys tree: nodes as (cpulist, distances), CPUs as (package, siblings, L2 sharers)."""
+    """Write a /sys tree: nodes as (cpulist, distances), CPUs as (package, siblings, L2 sharers)."""
     folder = root / "devices/system"
     for index, (cpulist, distance) in nodes.items():
         place = folder / f"node/node{index}"

@@ -1,7 +1,7 @@
-"""Clusters whose truth is known: steps are played out worker by worker, with formulas of their own.
+"""Clusters with a known truth: steps are simulated worker by worker, with independent formulas.
 
-Nothing here is taken from hpcdl/predict: all-reduces cost what the literature says, servers are played event by event,
-and every cluster has what the timeline knows nothing of: nodes that are always slower, and noise that all share.
+Nothing here is taken from hpcdl/predict: all-reduces cost what the literature says, servers are simulated by events,
+and clusters have effects that the timeline does not model: permanently slower nodes, and noise common to all.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NETWORKS = ("lenet", "cifar10-quick", "googlenet", "resnet50", "alexnet")
 BUCKET_BYTES = 25 * 1024**2
 STEPS = 60
 SEED = 6
-"""Of the cluster whose runs are written down."""
+"""Seed of the cluster whose runs are written to files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """One truth. `noise` of a worker's step, `common` to all workers, `nodes` persistent, `runs` between runs.
+    """One true cluster: `noise` of a worker's step, `common` to all workers, of `nodes` (persistent), between `runs`.
 
-    `seed` makes the chances of its runs its own: were they those of every cluster, many clusters would be one trial.
+    `seed` gives each cluster its own random numbers: with shared ones, many clusters would be one trial.
     """
 
     seed: int
@@ -57,7 +57,7 @@ class Cluster:
 
 
 def make_cluster(seed: int) -> Cluster:
-    """A plausible cluster: computing from fast to slow nodes, links from 1 Gbit/s to 100 Gbit/s."""
+    """Return a plausible cluster: slow to fast nodes, links from 1 Gbit/s to 100 Gbit/s."""
     random = numpy.random.default_rng(seed)
 
     def between(low: float, high: float) -> float:
@@ -76,7 +76,7 @@ def make_cluster(seed: int) -> Cluster:
 
 
 def true_step(cluster: Cluster, strategy: str, workers: int, seed: int, steps: int = STEPS) -> dict[str, float]:
-    """Mean parts of a step over one run: compute, wait, exposed_communication, update."""
+    """Return the mean parts of a step over one run: compute, wait, exposed_communication, update."""
     random = numpy.random.default_rng([cluster.seed, seed, workers, STRATEGIES.index(strategy)])
     mean = cluster.image_s * cluster.batch * math.exp(cluster.runs * random.standard_normal())
     slow = numpy.exp(cluster.nodes * random.standard_normal(workers))
@@ -99,7 +99,7 @@ def _byte_s(cluster: Cluster, nodes: int) -> float:
 
 
 def _buckets(cluster: Cluster, *, small_first: bool) -> list[int]:
-    """As hpcdl cuts them: the last layer's first."""
+    """Cut the gradients into buckets as hpcdl does: the last layer first."""
     sizes = [4 * length for length in lengths_of(cluster.model, None)]
     plan = plan_buckets(sizes, BUCKET_BYTES, small_first=small_first)
     return [sum(sizes[index] for index in bucket) for bucket in plan]
@@ -130,7 +130,7 @@ def _bucketed(price: Any) -> Any:
 
 
 def _servers(cluster: Cluster, computes: Any) -> float:
-    """Buckets, split over the servers: each takes them as they come, and sends a mean when it has all of them."""
+    """Split buckets over the servers; each server takes them as they arrive and sends the mean once it has all."""
     workers = computes.shape[1]
     byte_s = _byte_s(cluster, workers) * cluster.server
     buckets = _buckets(cluster, small_first=False)
@@ -169,7 +169,7 @@ _EXPOSED = {
 
 
 def measured(cluster: Cluster, strategy: str, workers: int, seed: int, *, parts: bool = True) -> Run:
-    """A run of it as the report sees it; servers have nodes of their own."""
+    """Return one run of the cluster in the report's form; servers have their own nodes."""
     found = true_step(cluster, strategy, workers, seed)
     servers = cluster.num_servers if strategy == "ps" else 0
     step = sum(found.values())
@@ -182,7 +182,7 @@ def measured(cluster: Cluster, strategy: str, workers: int, seed: int, *, parts:
 
 
 def study(cluster: Cluster, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3, *, parts: bool = True) -> list[Run]:
-    """What somebody would run first: every strategy at small sizes."""
+    """Return the runs that a user would make first: every strategy at small sizes."""
     return [
         measured(cluster, strategy, workers, 100 * repeat + 7, parts=parts)
         for strategy in STRATEGIES
@@ -192,7 +192,7 @@ def study(cluster: Cluster, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3
 
 
 def write_study(folder: Path, sizes: tuple[int, ...] = (1, 2, 4), repeats: int = 3, **changes: Any) -> Path:
-    """Run directories of ring and servers on the cluster SEED."""
+    """Write run directories of ring and ps on the cluster SEED."""
     cluster = make_cluster(SEED)
     for strategy in ("ring", "ps"):
         for workers in sizes:

@@ -1,7 +1,7 @@
-"""Clusters whose laws are not the timeline's: what a step takes there is a formula of this file alone.
+"""Clusters whose laws differ from the timeline's: only formulas of this file give the duration of a step.
 
-Each law says how a step grows from one worker to many; nothing here is taken from hpcdl/predict. A run is that times
-noise between runs. Sizes 1, 2 and 4 are measured, three times each; 8, 16 and 32 are asked for.
+Each law says how a step grows with the number of workers; nothing here is taken from hpcdl/predict. A run's step has
+noise between runs. Sizes 1, 2 and 4 are measured three times each; 8, 16 and 32 are predicted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STRATEGIES = ("ring", "ps", "sync-easgd")
 SERVERS = 4
 _NETWORKS = ("lenet", "cifar10-quick", "googlenet", "resnet50", "alexnet")
 Growth = Callable[[float], float]
-"""A step on n workers over that on one."""
+"""Duration of a step on n workers, relative to one worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCluster:
-    """One truth: `growth` of each strategy, seconds on one worker, noise between runs."""
+    """One true cluster: `growth` of each strategy, seconds on one worker, noise between runs."""
 
     law: str
     seed: int
@@ -37,11 +37,11 @@ class OtherCluster:
     growth: Mapping[str, Growth]
 
     def true_step(self, strategy: str, workers: int) -> float:
-        """Seconds of a mean step."""
+        """Return the seconds of a mean step."""
         return self.step_s * self.growth[strategy](workers)
 
     def study(self, sizes: tuple[int, ...] = SIZES, repeats: int = 3) -> list[Run]:
-        """Runs as a report sees them; servers have nodes of their own."""
+        """Return runs in the report's form; servers have their own nodes."""
         random = numpy.random.default_rng([self.seed, 1])
         found = []
         for strategy in STRATEGIES:
@@ -57,7 +57,7 @@ class OtherCluster:
 
 
 def make_other(law: str, seed: int) -> OtherCluster:
-    """A cluster of this law; all its numbers follow from `seed`."""
+    """Return a cluster of this law; all its numbers follow from `seed`."""
     random = numpy.random.default_rng([seed, sorted(LAWS).index(law)])
 
     def between(low: float, high: float) -> float:
@@ -73,19 +73,19 @@ Between = Callable[[float, float], float]
 
 
 def _usl(between: Between) -> Growth:
-    """Gunther's universal law of scaling."""
+    """Gunther's universal scalability law."""
     sigma, kappa = between(0.002, 0.05), between(2e-5, 1.5e-3)
     return lambda n: 1 + sigma * (n - 1) + kappa * n * (n - 1)
 
 
 def _half_duplex(between: Between) -> Growth:
-    """Servers whose port either sends or receives: pushes and pulls of all workers one after the other."""
+    """Servers with half-duplex ports: pushes and pulls of all workers are sent one after the other."""
     way, hidden, latency = between(0.003, 0.08), between(0.2, 0.9), between(0.001, 0.02)
     return lambda n: max(1 + latency + 2 * way, (1 - hidden) + 2 * way * n) if n > 1 else 1 + 2 * way
 
 
 def _slower_links(between: Between) -> Growth:
-    """A ring whose bytes take longer on more nodes than a switch has."""
+    """A ring that becomes slower on more nodes than one switch connects."""
     latency, bytes_s = between(0.0005, 0.005), between(0.02, 0.4)
     beyond, slower = between(6, 20), between(1.15, 2.0)
 
@@ -108,13 +108,13 @@ def _steps(between: Between) -> Growth:
 
 
 def _stragglers(between: Between) -> Growth:
-    """Everybody waits for the slowest, whose times have a heavy tail (Pareto), and then sums."""
+    """All workers wait for the slowest, whose times have a heavy tail (Pareto), and then reduce."""
     tail, scale, bytes_s = between(2.5, 10), between(0.01, 0.15), between(0.01, 0.2)
     return lambda n: 1 + scale * (n ** (1 / tail) - 1) + 2 * (n - 1) / n * bytes_s
 
 
 def _coordinator(between: Between) -> Growth:
-    """A library whose rank 0 hears of every worker, and whose all-reduce grows with a power of the nodes."""
+    """A library whose rank 0 hears from every worker, and whose all-reduce grows with a power of the nodes."""
     message, bytes_s, power = between(0.0003, 0.01), between(0.01, 0.2), between(0.1, 0.6)
     return lambda n: 1 + message * (n - 1) + (bytes_s * n**power if n > 1 else 0.0)
 

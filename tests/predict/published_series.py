@@ -1,7 +1,7 @@
-"""Published series of throughputs, foreseen from their smaller sizes: a line of performance.md, and a table.
+"""Predict published series of throughputs from their smaller sizes: a line of performance.md, and a table.
 
-`python -m tests.predict.published_series` asks for all points, which takes some minutes, and writes both anew,
-whatever they say. Which strategy stands for which exchange was fixed before anything was predicted.
+`python -m tests.predict.published_series` predicts all points, which takes some minutes, and writes both again,
+whatever the outcome. The strategy that stands for each exchange was fixed before any prediction.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size of a series that was not shown, by its place in it."""
+    """One hidden size of a series, by its index."""
 
     series: Series
     place: int
 
     @property
     def published(self) -> float:
-        """Samples a second of all workers."""
+        """Samples per second of all workers."""
         return self.series.images_per_second[self.place]
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
+        """A name that identifies the point."""
         one = self.series
         return f"{one.source}, {one.table}, {one.model}, batch {one.batch_per_rank}, {one.workers[self.place]} GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreseen:
-    """A prediction of a point's throughput: the value, and the ends of the 90 % interval."""
+    """A predicted throughput: the value, and the ends of the 90 % interval."""
 
     mean: float
     low: float
     high: float
 
     def near(self, published: float) -> bool:
-        """Within 10 %."""
+        """Return whether the prediction is within 10 % of the published value."""
         return abs(self.mean / published - 1) <= 0.10
 
     def holds(self, published: float) -> bool:
-        """Inside the interval."""
+        """Return whether the interval includes the published value."""
         return self.low <= published <= self.high
 
 
 def all_series() -> list[Series]:
-    """Those of share/hpcdl/references."""
+    """Return the series of share/hpcdl/references."""
     found = []
     for name in FILES:
         document = tomllib.loads((share_folder() / "references" / name).read_text())
@@ -94,12 +94,12 @@ def all_series() -> list[Series]:
 
 
 def all_points() -> list[Point]:
-    """What no prediction has seen."""
+    """Return the points that no prediction has seen."""
     return [Point(series=one, place=place) for one in all_series() for place in range(one.known, len(one.workers))]
 
 
 def words_for(point: Point, folder: Path) -> list[str]:
-    """The command line that asks for a point, its smaller sizes in a table of `folder`."""
+    """Return the command line that predicts a point, with its smaller sizes in a table in `folder`."""
     one = point.series
     rows = [
         f"{one.strategy},{one.model},{one.nodes[place]},{one.workers[place] + one.servers[place]},{one.workers[place]},"
@@ -114,14 +114,14 @@ def words_for(point: Point, folder: Path) -> list[str]:
 
 
 def foreseen(document: dict[str, Any], point: Point) -> Foreseen:
-    """The prediction in what `hpcdl predict --json` prints."""
+    """Return the prediction in the output of `hpcdl predict --json`."""
     (row,) = document["predictions"]
     assert row["workers"] == point.series.workers[point.place], "another size than was published"
     return Foreseen(**row["images_per_second"])
 
 
 def summary(told: Sequence[tuple[Point, Foreseen]]) -> str:
-    """The line of the page."""
+    """Return the summary line of the page."""
     near = sum(found.near(point.published) for point, found in told)
     inside = sum(found.holds(point.published) for point, found in told)
     shares = [f"{100 * count / len(told):.0f} %" for count in (near, inside)]
@@ -130,7 +130,7 @@ def summary(told: Sequence[tuple[Point, Foreseen]]) -> str:
 
 
 def name_cells(point: Point) -> list[str]:
-    """What a row of the table begins with: what was asked, and what was published."""
+    """Return the first cells of a row of the table: the question and the published value."""
     one = point.series
     framework = one.table.rpartition(", ")[2] if one.source == "DLPerf" else one.machine.rpartition(" x ")[2]
     seen = " ".join(map(str, one.workers[: one.known]))
@@ -149,7 +149,7 @@ def _rows(told: Sequence[tuple[Point, Foreseen]]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Ask for every point and write what came out."""
+    """Predict every point and write the results."""
     told = []
     for point in all_points():
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Forecasts of compressed runs, on clusters whose truth is known: intervals hold, bytes are those that were counted."""
+"""Predictions of compressed runs on clusters with known truth: intervals hold, and bytes equal the counted ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENT: dict[str, Callable[[float, int], float]] = {
     "topk:1%": lambda values, p: 8 * 0.01 * values * (p - 1),
     "powersgd:4": lambda values, p: 2 * (4 * 0.02 * values) * (p - 1) / p,
 }
-"""Bytes that a rank sends of so many values, by docs/reference/collectives.md; thin matrices are 2 % of all."""
+"""Bytes that a rank sends for a number of values, by docs/reference/collectives.md; thin matrices are 2 % of all."""
 ROUNDS: dict[str, Callable[[int], int]] = {
     "int8": lambda p: 2,
     "topk:1%": lambda p: 1,
@@ -33,7 +33,7 @@ ROUNDS: dict[str, Callable[[int], int]] = {
 
 
 def true_step(cluster: Cluster, form: str, workers: int, seed: int, coding_s: float) -> float:
-    """Seconds of a step: computing on the slowest node, coding all values once, and messages after all of it."""
+    """Return a step's seconds: computing on the slowest node, coding all values once, then all messages."""
     random = numpy.random.default_rng([cluster.seed, seed, workers, len(form)])
     mean = cluster.image_s * cluster.batch * math.exp(cluster.runs * random.standard_normal())
     slow = numpy.exp(cluster.nodes * random.standard_normal(workers))
@@ -48,7 +48,7 @@ def true_step(cluster: Cluster, form: str, workers: int, seed: int, coding_s: fl
 
 
 def runs_of(cluster: Cluster, form: str, coding_s: float, *, counts: bool = True) -> list[Run]:
-    """Three runs each on 1, 2 and 4 workers."""
+    """Return three runs each on 1, 2 and 4 workers."""
     found = []
     for workers in (1, 2, 4):
         for repeat in range(3):
@@ -87,7 +87,7 @@ def test_intervals_hold_the_truth_of_larger_sizes(form: str, beside: bool) -> No
 
 
 def test_the_plain_strategy_is_predicted_as_if_no_run_were_compressed() -> None:
-    """But for what those tell of the network: its own settings are none of theirs."""
+    """Compressed runs change the prediction of the plain strategy only by what they show of the network."""
     cluster = make_cluster(2004)
     (both,) = gather_evidence([*plain_runs(cluster), *runs_of(cluster, "int8", 1e-8)], None)
     assert both.strategies == ["ring", "ring int8"] and not both.remarks
@@ -122,7 +122,7 @@ def test_without_counts_a_form_has_its_own_size_where_it_has_one() -> None:
 
 
 def test_workers_of_a_node_share_its_link() -> None:
-    """All to all: of each rank's messages those to its own node stay there, and the others leave by one link."""
+    """In an all-to-all, messages within a node stay there; all others share the node's one link."""
     cluster = make_cluster(2001)
     (evidence,) = gather_evidence(runs_of(cluster, "int8", 1e-8), None)
     job = evidence.at("ring int8", 8, 8, 0)

@@ -1,4 +1,4 @@
-"""What `--network` takes, and what it refuses in one line."""
+"""Values that `--network` accepts, and those that it refuses in one line."""
 
 from __future__ import annotations
 

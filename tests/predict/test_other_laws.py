@@ -1,4 +1,4 @@
-"""Clusters that follow other laws than the timeline: intervals hold there too, and predictions are not far off."""
+"""On clusters with other laws than the timeline's, intervals hold too and predictions have small errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_MEASURED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of one cluster: for each number of workers whether intervals held and by how much predictions were off."""
+    """For one cluster, by number of workers: whether the intervals held, and the errors of the predictions."""
 
     law: str
     covered: dict[int, list[bool]]
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def judge(law: str, seed: int) -> Outcome:
-    """Predict a cluster from 1, 2 and 4 workers, then play one run of each size that was asked for."""
+    """Predict a cluster from 1, 2 and 4 workers, then simulate one run of each predicted size."""
     cluster = make_other(law, seed)
     evidence = gather_evidence(cluster.study(), None)[0]
     forecast = Forecast(evidence, None)
@@ -51,7 +51,7 @@ def judge(law: str, seed: int) -> Outcome:
 
 
 def check(outcomes: list[Outcome], least: float, most: float) -> None:
-    """Coverage of all sizes, the median error at four times the largest measured size; told by law and by size."""
+    """Check the coverage of all sizes and the median error at four times the largest measured size; print details."""
     for law in LAWS:
         own = [outcome for outcome in outcomes if outcome.law == law]
         print(f"{law:20s}", *(told(own, workers) for workers in AHEAD))
@@ -73,12 +73,12 @@ def told(outcomes: list[Outcome], workers: int) -> str:
 
 
 def test_intervals_of_thirty_clusters_hold() -> None:
-    """So few leave the share uncertain by a few percent: points of one cluster stand and fall together."""
+    """Intervals hold on thirty clusters; so few, with dependent points, leave some percent of uncertainty."""
     check([judge(law, seed) for law in LAWS for seed in range(1000, 1005)], 0.82, 0.98)
 
 
 def never_run(seeds: range) -> list[bool]:
-    """Whether intervals hold of a strategy of which a cluster has no run, where each strategy has a law of its own."""
+    """Return whether intervals hold for a strategy that was never run, if each strategy has its own law."""
     held = []
     for law in LAWS:
         for seed in seeds:
@@ -112,7 +112,7 @@ def test_intervals_of_five_hundred_clusters_hold() -> None:
 
 
 def test_a_plain_universal_law_lies_inside(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """sigma 0.01, kappa 0.0006: hardly to be seen on 4 workers, three quarters of the step's time on 32."""
+    """The interval holds for a law that 4 workers hardly show (sigma 0.01, kappa 0.0006) but 32 suffer from."""
     inside = 0
     for seed in range(4):
         random = numpy.random.default_rng(seed)
@@ -148,7 +148,7 @@ def test_a_narrow_interval_far_away_has_its_reason_printed(ask_hpcdl: CommandLin
 
 
 def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """With it an efficiency of 70 % had an interval up to 2,200 %. Of three repeats none is called the odd one."""
+    """An outlier among many repeats is ignored (it gave an interval up to 2,200 %); among three, none is called so."""
 
     def asked(repeats: int) -> tuple[dict[str, float], str]:
         rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,repeat,images_per_second"]
@@ -169,7 +169,7 @@ def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: Comma
 
 
 def test_what_was_never_run_is_not_surer_than_what_was(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Other models than the timeline know measured strategies alone: the others looked the surest, and so the best."""
+    """A strategy never run is not rated surer than measured ones, although only the timeline predicts it."""
     rates = {2: 80.0, 4: 156.8, 8: 310.4, 16: 614.4, 32: 1203.2, 64: 2355.2}
     rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,repeat,images_per_second"]
     rows += [
@@ -184,7 +184,7 @@ def test_what_was_never_run_is_not_surer_than_what_was(ask_hpcdl: CommandLine, t
 
 
 def test_two_sizes_leave_every_law_possible(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Nothing can be weighed by them, so the timeline is not the only model."""
+    """Two sizes cannot weigh the laws, so the timeline is not the only model used."""
     table = tmp_path / "table.csv"
     table.write_text(
         "strategy,model,nodes,ranks,workers,batch_per_rank,repeat,step_seconds\n"
@@ -197,7 +197,7 @@ def test_two_sizes_leave_every_law_possible(ask_hpcdl: CommandLine, tmp_path: Pa
 
 
 def test_a_run_that_would_tell_nothing_is_not_advised(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """One worker beside 16 servers says nothing of 16 workers that measured sizes do not say: "from 5 % to 5 %"."""
+    """No useless run is advised: one worker with 16 servers would narrow the interval only "from 5 % to 5 %"."""
     rows = ["strategy,model,nodes,ranks,workers,servers,batch_per_rank,repeat,images_per_second"]
     for n, rate in ((1, 20.0), (2, 38.8), (4, 76.8), (8, 152.0)):
         rows += [f"grpc-ps,resnet50,{2 * n},{2 * n},{n},{n},32,{k},{rate * (1 + 0.004 * k)}" for k in (0, 1)]
@@ -210,7 +210,7 @@ def test_a_run_that_would_tell_nothing_is_not_advised(ask_hpcdl: CommandLine, tm
 
 
 def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Its name alone must not make it scale worse: one variable that TensorFlow never splits lies on one server."""
+    """A network with unknown layers is not treated as one variable, which TensorFlow would place on one server."""
     columns = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,repeat,images_per_second,gradient_bytes"
     rates = ((1, 20.0), (2, 38.8), (4, 76.8), (8, 152.0))
     found = {}
@@ -234,7 +234,7 @@ def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: Com
 @pytest.mark.parametrize("overhead", [0, 2, 8, 16])
 @pytest.mark.parametrize("batch", [64, 128])
 def test_another_batch_than_that_of_all_runs_is_less_sure(overhead: float, batch: int) -> None:
-    """What a batch costs besides its samples shows in no run of one batch size; efficiency at that batch is as sure."""
+    """Another batch size is less certain, as runs of one size do not show the overhead per batch."""
 
     def step(workers: int, size: int) -> float:
         return 0.01 * (size + overhead) * (1 + 0.02 * math.log2(workers))

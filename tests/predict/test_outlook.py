@@ -1,4 +1,4 @@
-"""The report's section of sizes not yet run: `hpcdl predict`'s own numbers, in every form, or why there are none."""
+"""The report's section on larger sizes shows the numbers of `hpcdl predict` in every form, or the reason for none."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> 
 
 
 def test_records_of_real_runs_are_predicted_from() -> None:
-    """Those of the lab's jobs in tests/studies: servers that share one link are what limits `ps` there."""
+    """Records of real runs are used; in tests/studies, servers that share one link limit `ps`."""
     analysis = analyse(gather([ROOT / "tests" / "studies" / "five-hosts"]))
     (found,) = outlooks(analysis.runs)
     assert {row["strategy"] for row in found.document["backtest"]} == {"ring", "ps", "sync-easgd"}
@@ -76,7 +76,7 @@ def test_too_little_evidence_is_said(runs: list[Run]) -> None:
 
 
 def test_two_kinds_of_nodes_are_predicted_apart(runs: list[Run]) -> None:
-    """`hpcdl predict` refuses them together; a report has room for both."""
+    """A report predicts two kinds of nodes separately; `hpcdl predict` refuses to mix them."""
     other = [
         dataclasses.replace(run, machine="knl", images_per_second=(run.images_per_second or 0) / 2) for run in runs
     ]
@@ -119,7 +119,7 @@ def test_a_form_that_one_network_does_not_show_is_kept_of_another(runs: list[Run
 
 
 def test_a_report_of_many_settings_stays_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is computed does not grow with the runs: counted, not timed."""
+    """The work of a report does not grow with its runs; the test counts calls instead of seconds."""
     cluster = make_cluster(5)
     batches = [dataclasses.replace(cluster, batch=batch) for batch in (16, 32, 64)]
     many = [measured(one, strategy, workers, 7) for one in batches for strategy in ("ring", "sync-easgd", "ps")

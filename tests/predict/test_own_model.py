@@ -1,4 +1,4 @@
-"""A network of the user's own: its layers are what its record says, or unknown, told so, and the interval wide."""
+"""A user's network: its layers come from its record, or are unknown, which is reported and widens the interval."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_predictions_take_the_layers_from_the_record(session_hpcdl: CommandLine,
     assert sum(record["gradient_elements"]) == record["parameters"] and record["evaluated_on"] == ""
 
     def predicted() -> tuple[str, float]:
-        # On a slow network the exchange is most of a step; on a fast one the noise of eight steps hides the rest.
+        # On a slow network the exchange dominates a step; on a fast one, the noise of eight steps hides the rest.
         told = session_hpcdl(["predict", run, "--nodes", "1,64", "--strategy", "ring", "--network", "1gbe", "--json"])
         assert told.code == 0, told.err
         far = told.json()["predictions"][-1]["step_seconds"]
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("spec", ["net.py:build", "net.keras"])
 def test_a_network_of_one_s_own_from_facts_alone(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
-    """Its lengths and operations are its own: as those of a network of the table are."""
+    """A user's network can be predicted from facts alone, with its own lengths and operations."""
     told = session_hpcdl(["predict", "--model", folder / spec, *FACTS, "--json"])
     assert told.code == 0, told.err
     document = told.json()
@@ -114,7 +114,7 @@ TABLE = "strategy,model,nodes,ranks,batch_per_rank,gradient_bytes,step_seconds\n
 
 def imported(folder: Path, num_bytes: int) -> list[str | Path]:
     path = folder / "runs.csv"
-    seconds = {1: 0.02, 2: 0.0216, 4: 0.0224}  # a link of 1 Gbit/s
+    seconds = {1: 0.02, 2: 0.0216, 4: 0.0224}  # over a link of 1 Gbit/s
     rows = [f"ring,mine,{nodes},{nodes},16,{num_bytes},{one}\n" for nodes, one in seconds.items()]
     path.write_text(TABLE + "".join(rows))
     return ["predict", "--import", "csv", path, "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
@@ -138,7 +138,7 @@ def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
 def test_the_model_file_of_a_run_tells_what_its_record_does_not(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:
-    """That which the run has left, or which it was begun from, if its bytes are the run's and nothing in it is code."""
+    """The model file of a run supplies what its record lacks, if its bytes are the run's and it contains no code."""
     num_bytes = 4 * sum(LENGTHS)
     for workers, seconds in ((1, 0.02), (2, 0.0216), (4, 0.0224)):
         record = make_record(workers, workers * 32 / seconds, model="mine", gradient_bytes=num_bytes, repeat=0)

@@ -1,4 +1,4 @@
-"""`hpcdl predict` as a user types it: the document, the table, and one line for what cannot be answered."""
+"""`hpcdl predict` as users type it: the document, the table, and one line for a question without answer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_table_fits_a_terminal(ask_hpcdl: CommandLine, study: Path, tmp_path
 def test_the_next_run_that_it_advises_is_accepted(
     ask_hpcdl: CommandLine, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """Every word of it, through --dry-run; a run on one node as the job that it would be."""
+    """The next run that predict advises is accepted by --dry-run, word by word; on one node as a batch job."""
     monkeypatch.chdir(tmp_path)
     line = ["predict", study, "--nodes", "8,64", "--strategy", strategy, "--json"]
     command = shlex.split(ask_hpcdl(line).json()["next_run"]["command"])
@@ -82,7 +82,7 @@ def test_the_next_run_that_it_advises_is_accepted(
 
 @pytest.mark.parametrize("strategy", ["easgd", "async-easgd"])
 def test_runs_with_a_center_are_predicted_within_reason(strategy: str) -> None:
-    """`easgd`'s workers wait for their turn, which is no wait for the slowest; its queue was another in each set."""
+    """Runs with a center are predicted sensibly: `easgd`'s workers wait for their turn, not for the slowest."""
     parts = {"input": 0.0, "compute": 0.08, "wait": 0.01, "exposed_communication": 0.005, "update": 0.005, "other": 0.0}
     runs = [
         make_run(n, n * 320 * scatter, strategy=strategy, servers=1, nodes=1, ranks_per_node=n + 1, parts=parts)
@@ -102,7 +102,7 @@ def test_repeats_that_scatter_are_no_miss_of_the_models() -> None:
 
 
 def test_what_few_runs_cannot_tell_is_said() -> None:
-    """A step that may jump beyond the sizes measured, a repeat far off the others, a record that was edited."""
+    """Doubts are reported: a possible jump beyond the measured sizes, an outlier, an edited record."""
     rates = {1: (320, 322, 100), 2: (600, 602, 604)}
     runs = [
         make_run(n, rate, name=f"run-{n}-{rate}", step_seconds=n * 32 / (3 * rate if rate == 602 else rate))
@@ -119,7 +119,7 @@ def test_what_few_runs_cannot_tell_is_said() -> None:
 
 
 def test_the_run_that_is_missing_is_accepted(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """What the error asks for, typed as the job that it would be."""
+    """The command that the error asks for is accepted as a job."""
     write_run(tmp_path / "one", make_record(4))
     refused = ask_hpcdl(["predict", tmp_path / "one"])
     command = refused.err.partition("run hpcdl ")[2].partition(" too, or")[0]

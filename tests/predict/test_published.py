@@ -1,6 +1,6 @@
-"""Published systems: what they reached at their largest size, from what was known at a quarter of it or on one node.
+"""Published systems: predict the largest size from a quarter of it or from one node.
 
-Numbers that are marked so are recalled, not confirmed: they test the method, and nothing else is said of them.
+Numbers marked as recalled are not confirmed: they test the method, and no other claim rests on them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tests.conftest import CommandLine
 from tests.report.synthetic import make_run
 
 KNL_FLOP_PER_SECOND = 0.6e12
-"""What TensorFlow reached on a KNL node then: a tenth of its peak, within a factor of 1.5."""
+"""Rate of TensorFlow on a KNL node at that time: a tenth of peak, within a factor of 1.5."""
 
 
 def near(found: Range, published: float) -> bool:
-    """Within 10 %, or covered."""
+    """Return whether the prediction is within 10 %, or its interval holds the published value."""
     return abs(found.mean / published - 1) <= 0.10 or found.low <= published <= found.high
 
 
 def sampled(cases: Iterable[Any]) -> list[Any]:
-    """The first case, and the others for the long tests."""
+    """Return the cases with all but the first marked as soak tests."""
     first, *others = cases
     return [first, *(pytest.param(case, marks=pytest.mark.soak) for case in others)]
 
 
 def knl_node(model: str, batch: int, macs: float, flop_per_second: float = KNL_FLOP_PER_SECOND) -> Evidence:
-    """One-node facts: computing from MACs; nothing that many nodes did."""
+    """Return one-node facts: computing time from MACs; nothing from many nodes."""
     seconds = 6 * macs / flop_per_second
     return Evidence(
         model=model, monitors=(), stated={"image_s": (seconds, 0.4), "update_s": (0.02 * seconds * batch, 1.0)},
@@ -55,7 +55,7 @@ CORI = {
 
 @pytest.mark.parametrize("point", CORI.values(), ids=[f"{model}-{workers}" for model, workers in CORI])
 def test_cori_s_servers_from_facts_alone(ask_hpcdl: CommandLine, point: Reference) -> None:
-    """As a user types it: the network's, the machine's and the model's names, and nothing set by hand."""
+    """Cori's servers are predicted from facts alone: names of network, machine and model, without manual settings."""
     nodes = str(point.workers + point.servers)
     line = ["predict", "--model", point.model, "--machine", "cori-knl", "--network", "aries", "--strategy", "grpc-ps"]
     (row,) = ask_hpcdl([*line, "--servers", str(point.servers), "--nodes", nodes, "--json"]).json()["predictions"]
@@ -72,7 +72,7 @@ WEAK: Mapping[str, tuple[float, ...]] = {
     "googlenet": (1533, 1590, 1608, 1641, 1630, 1662, 1674),
     "vgg19": (1318, 1440, 1482, 1524, 1634, 1679, 1642),
 }
-"""Seconds of SC17's weak scaling on 1, 2, 4, ..., 64 KNL nodes: recalled, not confirmed, but for 0.915 at the end."""
+"""Seconds of SC17's weak scaling on 1, 2, 4, ..., 64 KNL nodes: recalled, not confirmed, except the final 0.915."""
 
 
 @pytest.mark.parametrize("model", WEAK)
@@ -97,7 +97,7 @@ DEEPBENCH = {
 
 
 def deepbench_run(num_bytes: int, ranks: int, milliseconds: float) -> Run:
-    """A run that hardly computes: its step is the all-reduce."""
+    """Return a run with almost no computing: its step is the all-reduce."""
     return make_run(
         ranks, ranks / (1e-3 * milliseconds + 1e-5), model=f"sum-{num_bytes}", strategy="mpi", batch_per_rank=1,
         gradient_bytes=num_bytes, global_batch=ranks,
@@ -106,7 +106,7 @@ def deepbench_run(num_bytes: int, ranks: int, milliseconds: float) -> Run:
 
 @pytest.mark.parametrize("num_bytes", sampled(DEEPBENCH))
 def test_a_third_size_does_not_make_an_interval_miss(num_bytes: int) -> None:
-    """From 2, 4 and 8 nodes to 16: the curve bends there, and three points that lie well are no certainty."""
+    """Measured on 2, 4 and 8 nodes, the interval for 16 is wide enough, although the curve bends there."""
     times = DEEPBENCH[num_bytes]
     runs = [deepbench_run(num_bytes, 2 << place, times[place]) for place in range(3)]
     found = answer(Question(nodes=(16,), strategies=("mpi",)), runs).predictions[0]
@@ -115,7 +115,7 @@ def test_a_third_size_does_not_make_an_interval_miss(num_bytes: int) -> None:
 
 @pytest.mark.parametrize("num_bytes", sampled(DEEPBENCH))
 def test_a_measured_all_reduce_from_a_quarter_of_its_nodes(num_bytes: int) -> None:
-    """The library changes its algorithm on the way: the interval has to know that it may."""
+    """The interval allows for a change of the library's algorithm between the measured and predicted sizes."""
     times = DEEPBENCH[num_bytes]
     runs = [deepbench_run(num_bytes, 2 << place, times[place]) for place in range(2)]
     found = answer(Question(nodes=(16,), strategies=("mpi",), network="omni-path"), runs).predictions[0]
@@ -127,7 +127,7 @@ STRONG = {"cifar10-quick": 0.5, "googlenet": 0.5, "caffenet": 0.3, "alexnet": 0.
 
 @pytest.mark.parametrize("model", sampled(STRONG))
 def test_stampede2_s_strong_curve_from_two_nodes(model: str) -> None:
-    """Only the end of each curve is published; the law of Amdahl through it gives what one and two nodes were."""
+    """Only the end of each curve is published; Amdahl's law through it gives the times of one and two nodes."""
     serial = (1 / STRONG[model] - 1) / 7
     runs = [
         make_run(n, 256 / (2.0 * (1 / n + serial * (n - 1) / n)), model=model, strategy="mpi", mode="strong",
@@ -140,7 +140,7 @@ def test_stampede2_s_strong_curve_from_two_nodes(model: str) -> None:
 
 @pytest.mark.parametrize("model", sampled(STRONG))
 def test_stampede2_s_weak_curve_stays_near_80_percent(model: str) -> None:
-    """About 80 % at 512 nodes; a line in the logarithm of nodes gives what 128 and less were."""
+    """Efficiency is about 80 % at 512 nodes; a line in log(nodes) gives the values up to 128 nodes."""
     runs = [
         make_run(n, n * 256 * (1 - 0.2 * power / 9), model=model, strategy="mpi", batch_per_rank=256)
         for power, n in enumerate((1, 2, 4, 8, 16, 32, 64, 128))
@@ -150,7 +150,7 @@ def test_stampede2_s_weak_curve_stays_near_80_percent(model: str) -> None:
 
 
 def test_bnl_one_server_scales_badly_and_alexnet_worst() -> None:
-    """In words alone: a ring near-linear for three networks on GPUs, one server bad, AlexNet worst."""
+    """As published in words: a ring is near-linear for three networks on GPUs, one server is bad, AlexNet worst."""
     servers, rings = {}, {}
     for model, macs in (("alexnet", 1.135e9), ("googlenet", 1.583e9), ("resnet50", 3.858e9)):
         evidence = dataclasses.replace(knl_node(model, 256, macs, 3e12), layouts={})
@@ -162,7 +162,7 @@ def test_bnl_one_server_scales_badly_and_alexnet_worst() -> None:
 
 
 def test_theta_stragglers_are_hidden_only_in_part() -> None:
-    """Pipelining cannot hide the slowest worker: its share grows with workers, and halving the noise brings most."""
+    """Pipelining cannot hide the slowest worker: its share grows with workers, and halving the noise helps most."""
     evidence = knl_node("resnet50", 32, 3.858e9)
     evidence = dataclasses.replace(evidence, stated={**evidence.stated, "noise": (0.1, 0.1)}, layouts={})
     forecast = Forecast(evidence, read_network("aries"), ["ring"])
@@ -174,7 +174,7 @@ def test_theta_stragglers_are_hidden_only_in_part() -> None:
 
 
 def test_an_all_reduce_alone_costs_what_the_literature_says() -> None:
-    """Ring: 2(p-1) alpha + 2n(p-1)/p beta + n(p-1)/p gamma."""
+    """An all-reduce costs what the literature says. Ring: 2(p-1) alpha + 2n(p-1)/p beta + n(p-1)/p gamma."""
     import numpy
 
     job = StepJob(strategy="ring", model="", nodes=8, workers=8, batch=1, lengths=(1 << 20,))

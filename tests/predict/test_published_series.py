@@ -1,4 +1,4 @@
-"""Published series of throughputs, foreseen from their smaller sizes: docs/performance.md says what comes out."""
+"""Predictions of published series from their smaller sizes are as docs/performance.md says."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.predict.published_series import (
 
 POINTS = all_points()
 SAMPLE = ("resnet50, batch 64, 64 GPUs", "vgg16, batch 32, 8 GPUs", "PaddlePaddle, bert-base, batch 64, 32 GPUs")
-"""A point that is foreseen, one that is not, and one of another source."""
+"""A point within 10 %, a point outside, and a point of another source."""
 
 
 def told_of(point: Point) -> tuple[float, Foreseen, bool]:
-    """Its row of the table: the published value, the prediction, and whether the interval holds."""
+    """Return a point's row of the table: published value, prediction, and whether the interval holds."""
     with TABLE.open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == COLUMNS
@@ -47,7 +47,7 @@ def check(ask: CommandLine, folder: Path, point: Point) -> None:
     found = foreseen(told.json(), point)
     published, said, inside = told_of(point)
     assert published == pytest.approx(point.published, rel=1e-4)
-    # Another machine's arithmetic moves a weighed draw or two; what the table says of a point does not change.
+    # Rounding on another machine may change a few weighted draws, but not the table's statement on a point.
     assert found.mean == pytest.approx(said.mean, rel=0.01)
     assert found.holds(point.published) == inside == said.holds(point.published)
 

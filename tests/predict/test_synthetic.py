@@ -1,4 +1,4 @@
-"""Clusters whose truth is known: intervals cover as often as they say, and the recommended strategy is a good one."""
+"""On clusters with known truth, intervals cover as often as they claim, and the recommended strategy is good."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpcdl.predict.forecast import Forecast
 from tests.predict.clusters import STRATEGIES, make_cluster, study, true_step
 
 AHEAD = (8, 16, 32)
-"""Workers that are predicted from runs on 1, 2 and 4."""
+"""Numbers of workers predicted from runs on 1, 2 and 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of one cluster: whether each interval held, how far each prediction was off, what the recommendation costs."""
+    """For one cluster: whether each interval held, the error of each prediction, the recommendation's cost."""
 
     covered: list[bool]
     errors: list[float]
@@ -26,7 +26,7 @@ class Outcome:
 
 
 def judge(seed: int) -> Outcome:
-    """Predict a cluster, then play the truth. Half of the clusters measure parts of steps, half whole steps alone."""
+    """Predict a cluster, then simulate the truth. Odd seeds measure parts of steps, even seeds whole steps."""
     cluster = make_cluster(seed)
     evidence = gather_evidence(study(cluster, parts=seed % 2 == 1), None)[0]
     forecast = Forecast(evidence, None)
@@ -48,7 +48,7 @@ def judge(seed: int) -> Outcome:
 
 
 LEAST, MOST = 0.85, 0.995
-"""Share of 90 % intervals that hold: more than 90 % here, because real clusters follow other laws (other_laws.py)."""
+"""Share of 90 % intervals that hold: above 90 % here, because real clusters follow other laws (other_laws.py)."""
 
 
 def check(outcomes: list[Outcome]) -> None:
@@ -63,7 +63,7 @@ def check(outcomes: list[Outcome]) -> None:
 
 
 def test_intervals_of_thirty_clusters_hold() -> None:
-    """Thirty clusters leave the share uncertain by a few percent: points of one cluster stand and fall together."""
+    """Intervals hold on thirty clusters; so few, with dependent points, leave some percent of uncertainty."""
     check([judge(seed) for seed in range(1000, 1030)])
 
 
@@ -73,7 +73,7 @@ def test_intervals_of_five_hundred_clusters_hold() -> None:
 
 
 def test_a_prediction_is_the_same_whatever_sign_eigenvectors_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sign is the linear algebra library's choice, by processor."""
+    """The prediction does not depend on the sign of eigenvectors, which the linear algebra library chooses."""
     cluster, eigh = make_cluster(7), numpy.linalg.eigh
     evidence = gather_evidence(study(cluster, parts=True), None)[0]
     found = []

@@ -1,4 +1,4 @@
-"""The simulated step against clusters whose steps are played out worker by worker, and against laws that must hold."""
+"""The simulated step agrees with clusters simulated worker by worker, and obeys known laws."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_periods_and_variants_cost_what_they_should() -> None:
 
 
 def exposed(job: StepJob) -> float:
-    """Seconds of a step that messages take and nothing hides."""
+    """Return the seconds of a step for messages that nothing hides."""
     losses = simulate(job, usual(), UNKNOWN).losses
     return float(sum(losses[name][0] for name in ("latency", "link", "memory", "summing")))
 
@@ -123,7 +123,7 @@ def test_fragments_hide_behind_steps_and_a_node_s_means_cost_memory() -> None:
 
 
 def test_a_server_s_true_bytes_count() -> None:
-    """ResNet-50 on 64 servers: the busiest has 5.9 times the mean where variables are not split."""
+    """A server's true bytes count: ResNet-50 unsplit on 64 servers puts 5.9 times the mean on the busiest."""
     values = usual()
     jobs = {name: job_of("ps", 512, servers=64, placement=name) for name in ("split", "greedy", "round-robin")}
     times = {name: float(simulate(job, values, UNKNOWN).losses["server"][0]) for name, job in jobs.items()}
@@ -131,7 +131,7 @@ def test_a_server_s_true_bytes_count() -> None:
 
 
 def test_many_servers_are_no_faster_than_a_worker_s_own_link() -> None:
-    """Two workers of eight servers: a small network's gradients go out and come back through the workers' links."""
+    """Many servers are not faster than a worker's link: two workers of eight servers send and receive all gradients."""
     values = usual() | dict.fromkeys(("server_latency_s", "noise", "contention"), numpy.zeros(1))
     job = job_of("ps", 2, "lenet", servers=8)
     both_ways = 2 * job.num_bytes * float(values["byte_s"][0])

@@ -1,4 +1,4 @@
-"""Traces as evidence: gradients are ready when they were seen to be, not when an assumption says so."""
+"""Traces are evidence: gradients are ready when the trace shows it, not when an assumption says so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_ready_early_is_hidden(strategy: str) -> None:
 
 
 def test_measured_readiness_takes_the_place_of_the_assumption() -> None:
-    """How early gradients leave is then no unknown any more: the step does not change with it."""
+    """A measured readiness replaces the assumption: the step no longer depends on it."""
     for ready, changes in (((), True), (EARLY, False)):
         seconds = []
         for early in (0.0, 1.0):
@@ -70,7 +70,7 @@ def test_the_trace_with_most_buckets_is_the_evidence_of_its_network() -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, session_hpcdl: CommandLine) -> Path:
-    """Real ranks under real MPI, one run of them traced; computing is a wait whose backward pass is known."""
+    """Real ranks under real MPI, one run traced; computing is a wait with a known backward pass."""
     folder = tmp_path_factory.mktemp("traced")
     for ranks, trace in ((1, ["--trace", "off"]), (2, ["--trace"])):
         done = session_hpcdl(

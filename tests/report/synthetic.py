@@ -12,7 +12,7 @@ from hpcdl.report.runs.run import Run, from_record
 
 
 def make_run(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> Run:
-    """A run as the report sees it: ring, lenet, batch 32 per worker, one worker a node."""
+    """Return a run in the report's form: ring, lenet, batch 32 per worker, one worker per node."""
     servers = changes.get("servers", 0)
     batch = changes.get("batch_per_rank", 32)
     values: dict[str, Any] = {
@@ -25,7 +25,7 @@ def make_run(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> Ru
 
 
 def make_record(workers: int = 1, rate: float | None = 100.0, **changes: Any) -> RunRecord:
-    """A record of `hpcdl train`, with parts, history and one rank record for each worker."""
+    """Return a record of `hpcdl train`, with parts, history and one rank record per worker."""
     batch = changes.get("batch_per_rank", 32)
     step = workers * batch / rate if rate else 1.0
     parts = {"input": 0.05, "compute": 0.7, "wait": 0.05, "exposed_communication": 0.1, "update": 0.05, "other": 0.05}
@@ -57,23 +57,23 @@ def make_record(workers: int = 1, rate: float | None = 100.0, **changes: Any) ->
 
 
 def as_run(record: RunRecord, name: str) -> Run:
-    """`record` as the report sees it."""
+    """Return `record` in the report's form."""
     return from_record(from_json(RunRecord, json.loads(json.dumps(dataclasses.asdict(record)))), name)
 
 
 def write_run(folder: Path, record: RunRecord) -> Path:
-    """`record` as the run directory `folder`."""
+    """Write `record` as the run directory `folder`."""
     folder.mkdir(parents=True)
     write_record(folder, record)
     return folder
 
 
 NOISE = (0.99, 1.0, 1.01)
-"""Three repeats around their mean."""
+"""Factors of three repeats around their mean."""
 
 
 def weak_study(folder: Path, efficiency: float = 0.9, **changes: Any) -> Path:
-    """Three repeats at 1, 2 and 4 workers; each doubling of workers keeps `efficiency` of the throughput per worker."""
+    """Three repeats at 1, 2 and 4 workers; each doubling keeps `efficiency` of the throughput per worker."""
     for doublings, workers in enumerate((1, 2, 4)):
         for repeat, noise in enumerate(NOISE):
             rate = 100 * workers * efficiency**doublings * noise

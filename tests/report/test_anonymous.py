@@ -1,4 +1,4 @@
-"""An anonymous report holds no host, user or path, in any of its forms."""
+"""An anonymous report contains no host, user or path, in any form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pyt
 
 
 def test_settings_are_not_invented_and_a_data_set_keeps_its_name() -> None:
-    """What a run has by default, or leaves empty, stays so; a data set is hidden where that is asked for."""
+    """Default and empty settings stay as they are; a data set is hidden only on request."""
     records = [make_record(n, 100.0 * n, data="digits") for n in (1, 2)]
     config = {"metrics": "", "trace": default_of("trace"), "schedule": "constant", "inject": "kill:rank=1@host=secret"}
     runs = tuple(

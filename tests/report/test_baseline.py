@@ -1,4 +1,4 @@
-"""A baseline is compared at equal settings only; what could not be compared is said."""
+"""A baseline is compared at equal settings only; the report says what it could not compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every caveat is told, and none where there is nothing to tell."""
+"""Every caveat appears if it applies, and only then."""
 
 from __future__ import annotations
 

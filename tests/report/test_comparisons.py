@@ -1,4 +1,4 @@
-"""A verdict needs evidence, and the evidence is corrected for how often one looked."""
+"""A verdict needs evidence, and the evidence is corrected for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_more_looks_need_more_evidence() -> None:
 
 
 def test_false_verdicts_are_rare_over_a_whole_report() -> None:
-    """Ten strategies that do not differ: Holm keeps the chance of any verdict in a report at 5 %."""
+    """For ten equal strategies, Holm's method keeps the chance of any verdict in a report at 5 %."""
     random_source = random.Random(1)
     wrong = 0
     for _ in range(200):
@@ -99,7 +99,7 @@ def machines(rates: dict[str, float], **changes: object) -> list[Run]:
 
 
 def test_machines_are_compared_at_equal_settings() -> None:
-    """Each with its own threads, as the documents do; different strategies are never put together."""
+    """Machines are compared with their own thread counts, as the documents do; strategies are never mixed."""
     runs = machines({"KNL": 100, "SKX": 150, "GPU": 900}) + machines({"KNL": 50}, strategy="ps")
     contests = build_contests(runs, "machine")
     (contest,) = contests
@@ -123,7 +123,7 @@ def test_values_of_a_setting_are_compared_with_all_else_equal() -> None:
 
 
 def test_the_communication_share_is_the_same_in_every_table() -> None:
-    """That of the means, not the mean of the runs' shares: the two differ where runs do."""
+    """Every table computes the communication share from mean times, not as the mean of the runs' shares."""
     runs = [
         make_run(workers, 100.0 * workers, strategy=strategy,
                  parts={"compute": 0.5 + 0.3 * repeat, "exposed_communication": 0.1 * workers, "wait": 0.02 * repeat})

@@ -1,4 +1,4 @@
-"""Rows from elsewhere become runs, or a line that says which cell is wrong."""
+"""CSV rows become runs, or an error names the wrong cell."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_numbers_of_a_row_that_agree_are_taken(tmp_path: Path) -> None:
 def test_a_number_cut_in_two_by_its_decimal_comma_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"old\.csv:2: 9 cells for 8 columns; write numbers with a point"):
         rows(tmp_path, "weak,ring,lenet,1,1,32,1,52,1")
-    (run,) = rows(tmp_path, "weak,ring,lenet,1,1,32,1,52.1,,", header=HEADER + ",,")  # a spreadsheet's empty columns
+    (run,) = rows(tmp_path, "weak,ring,lenet,1,1,32,1,52.1,,", header=HEADER + ",,")  # empty columns of a spreadsheet
     assert run.images_per_second == 52.1
 
 

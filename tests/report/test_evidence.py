@@ -1,4 +1,4 @@
-"""Scaling evidence for a centre: templates, verdicts by known numbers, and the document as a user asks for it."""
+"""Scaling evidence for a computing centre: templates, verdicts on known numbers, and the document for users."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULE = '[source]\nurl = "https://example.org/"\nread = 2026-01-02\n'
 
 
 def record(nodes: int, wall_s: float, **changes: Any) -> RunRecord:
-    """A run of 50 steps of 96 samples on `nodes` nodes, in strong scaling."""
+    """Return a record of 50 steps of 96 samples on `nodes` nodes, in strong scaling."""
     values = {
         "mode": "strong", "batch_per_rank": 96 // nodes, "seconds_total": wall_s, "data_checksum": "abc",
         "environment": JOB, "machine": "roihu",
@@ -42,7 +42,7 @@ def record(nodes: int, wall_s: float, **changes: Any) -> RunRecord:
 
 
 def study(walls: dict[int, float], noise: tuple[float, ...] = NOISE, **changes: Any) -> dict[str, RunRecord]:
-    """Repeats at each number of nodes, of these mean wall times in seconds."""
+    """Return repeats at each number of nodes, with these mean wall times in seconds."""
     return {
         f"{nodes}n-r{repeat}": record(nodes, wall_s * factor, repeat=repeat, **changes)
         for nodes, wall_s in walls.items()
@@ -51,13 +51,13 @@ def study(walls: dict[int, float], noise: tuple[float, ...] = NOISE, **changes: 
 
 
 def placed(item: RunRecord) -> RunRecord:
-    """The record with the processors of its ranks."""
+    """Return the record with the processors of its ranks filled in."""
     ranks = [dataclasses.replace(rank, processors="0-3,8") for rank in item.rank_records]
     return dataclasses.replace(item, rank_records=ranks)
 
 
 def findings(records: dict[str, RunRecord], name: str = "csc-roihu-large", **changes: Any) -> dict[str, Judgement]:
-    """The verdict of each check of a template."""
+    """Return the verdict of each check of a template."""
     template = find_template(name)
     runs = [as_run(item, name) for name, item in records.items()]
     label, curve = choose_curve(build_curves(runs))
@@ -66,7 +66,7 @@ def findings(records: dict[str, RunRecord], name: str = "csc-roihu-large", **cha
 
 
 def busy(item: RunRecord, *shares: float | None) -> RunRecord:
-    """The record with how busy the GPUs of its workers were, in turn."""
+    """Return the record with these GPU utilisations of its workers, in turn."""
     ranks = [
         dataclasses.replace(rank, gpu_utilisation=shares[place % len(shares)])
         for place, rank in enumerate(item.rank_records)
@@ -135,7 +135,7 @@ def test_a_good_study_meets_what_its_records_can_show() -> None:
         "node-counts": MET, "reaches-target": MET, "same-input": MET, "efficiency": MET, "wall-times": MET,
         "on-machine": MET, "ran-as-jobs": MET, "batch-script": MET, "attached": NOT_MEASURED,
     }  # fmt: skip
-    # By hand: 120 / 62 / 2 and 120 / 33 / 4.
+    # Computed by hand: 120 / 62 / 2 and 120 / 33 / 4.
     assert "4 nodes 96.8 % [" in found["efficiency"].measured and "8 nodes 90.9 % [" in found["efficiency"].measured
 
 
@@ -155,7 +155,7 @@ def test_how_busy_gpus_were_is_recorded_or_attached() -> None:
     assert found.verdict == NOT_MEASURED and "--attach gpu-utilisation=FILE" in found.measured
     used = {name: busy(item, 0.9, 0.8) for name, item in records.items()}
     found = findings(used, "csc-roihu-gpularge")["gpu-utilisation"]
-    # Of 1, 2 and 4 workers five times each: (0.9 + 0.9 + 0.8 + 0.9 + 0.8 + 0.9 + 0.8) / 7.
+    # Five runs each of 1, 2 and 4 workers: (0.9 + 0.9 + 0.8 + 0.9 + 0.8 + 0.9 + 0.8) / 7.
     assert (found.verdict, found.measured) == (MET, "recorded: 85.7 % in the mean, 80.0 % on the least busy GPU")
     one = next(iter(used))
     used[one] = busy(records[one], None)
@@ -166,9 +166,9 @@ def test_how_busy_gpus_were_is_recorded_or_attached() -> None:
     ("last_s", "noise", "verdict"),
     [
         (36.0, NOISE, MET),  # 83 %
-        (40.0, NOISE, NOT_SHOWN),  # 75.0 %, the interval holds the limit
+        (40.0, NOISE, NOT_SHOWN),  # 75.0 %, but the interval includes the limit
         (40.0, (1.0,), NOT_SHOWN),  # measured once
-        (36.0, (1.0,), NOT_SHOWN),  # measured once, however good
+        (36.0, (1.0,), NOT_SHOWN),  # measured once, so even a good value is not shown
         (50.0, NOISE, NOT_MET),  # 60 %
     ],
 )
@@ -211,7 +211,7 @@ def test_a_resumed_run_has_no_wall_time() -> None:
     ("changes", "verdict"),
     [
         ({"data_checksum": ""}, NOT_MEASURED),
-        ({"data_checksum": "synthetic:mnist#1"}, NOT_MET),  # the others' are of a folder
+        ({"data_checksum": "synthetic:mnist#1"}, NOT_MET),  # the other records are of a folder
         ({"data_checksum": "other"}, NOT_MET),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_no_record_says_is_not_measured() -> None:
 
 
 def test_half_empty_nodes_are_no_base() -> None:
-    """One worker on a node of two would make every other point look twice as good."""
+    """A half-empty node is not used as base: it would make every other point look twice as good."""
     records = study(LINEAR, ranks_per_node=1)
     half = {
         name.replace("2n", "half"): dataclasses.replace(
@@ -249,7 +249,7 @@ def test_half_empty_nodes_are_no_base() -> None:
 
 
 def test_steps_alone_count_where_the_centre_says_so() -> None:
-    """Wall times with a start-up of 60 s: the efficiency of the steps is that of the steps."""
+    """If the centre counts steps only, a start-up of 60 s in the wall time does not change the efficiency."""
     template = find_template("archie-west")
     assert template.time == "steps" and find_template("csc-roihu-large").time == "total"
     records = {

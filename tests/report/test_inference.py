@@ -1,4 +1,4 @@
-"""Records of `hpcdl infer` in a report: a table of their own, and in no curve of training."""
+"""A report shows records of `hpcdl infer` in their own table, and in no training curve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.report.synthetic import NOISE, make_record, write_run
 
 
 def inferred(ranks: int, rate: float, *, kept: int = 0, **changes: Any) -> RunRecord:
-    """A record of `hpcdl infer` on 1,000 samples."""
+    """Return a record of `hpcdl infer` on 1,000 samples."""
     found = InferenceRecord(
         splits=["val"], outputs=["output"], num_shards=10, num_computed=1000 - kept, num_kept=kept,
         batch_seconds_median=0.01, batch_seconds_p99=0.02, first_batch_seconds=0.5,
@@ -34,7 +34,7 @@ def inferred(ranks: int, rate: float, *, kept: int = 0, **changes: Any) -> RunRe
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three repeats on 1, 2 and 4 ranks, a resumed call, a failed one, a training."""
+    """A folder with three repeats on 1, 2 and 4 ranks, a resumed run, a failed run and a training run."""
     for ranks, rate in ((1, 100.0), (2, 180.0), (4, 320.0)):
         for number, noise in enumerate(NOISE):
             write_run(tmp_path / "all" / f"{ranks}-{number}", inferred(ranks, rate * noise))

@@ -1,7 +1,7 @@
-"""A real browser opens the page: no error on its console, nothing fetched, and something to see: light, dark, on a
-phone and on paper. The page is that of docs/example-report, and its pictures are those of README.md.
+"""A real browser opens the page without console errors or network requests, and draws it: light, dark, on a phone and
+on paper. The page is that of docs/example-report, and its pictures are those of README.md.
 
-With HPCDL_SCREENSHOTS=DIR the pictures are kept there; README.md shows those in docs/images.
+HPCDL_SCREENSHOTS=DIR keeps the pictures in DIR; README.md shows those in docs/images.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLAGS = (
 )  # fmt: skip
 PAGE = ROOT / "docs" / "example-report" / "report" / "report.html"
 IMAGES = ROOT / "docs" / "images"
-KEEP = os.environ.get("HPCDL_SCREENSHOTS")  # read now: tests run without the caller's variables
+KEEP = os.environ.get("HPCDL_SCREENSHOTS")  # read at import, as tests run without the caller's variables
 PHONE = 390
 PICTURES = {
     "report-summary": ("summary", 1100, 900, (), False),
@@ -41,7 +41,7 @@ def browser() -> str:
 
 
 def visit(browser: str, page: Path, folder: Path, *flags: str) -> tuple[str, str]:
-    """What the browser prints, and what the page wrote to its console."""
+    """Return what the browser prints, and what the page wrote to its console."""
     finished = subprocess.run(
         [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()],
         capture_output=True, text=True, timeout=240, check=True,
@@ -55,7 +55,7 @@ def visit(browser: str, page: Path, folder: Path, *flags: str) -> tuple[str, str
 def test_browser_shows_the_page(browser: str, tmp_path: Path, name: str) -> None:
     section, width, height, flags, dark = PICTURES[name]
     shot, frame = tmp_path / "shot.png", tmp_path / "frame.html"
-    # Headless Chromium draws nothing where the page itself is scrolled; one in a frame it draws.
+    # Headless Chromium draws nothing of a page that is scrolled itself, but it draws a scrolled page in a frame.
     style = f"border:0;width:{width}px;height:{height}px;display:block"
     where = "" if section == "summary" else f"#{section}"
     frame.write_text(f"<body style='margin:0'><iframe style='{style}' src='{PAGE.as_uri()}{where}'></iframe>")
@@ -75,7 +75,7 @@ def test_browser_shows_the_page(browser: str, tmp_path: Path, name: str) -> None
 
 @pytest.mark.lab
 def test_nothing_sticks_out_on_a_phone(browser: str, tmp_path: Path) -> None:
-    """The page is as wide as the phone; what is wider (tables) scrolls in a box of its own."""
+    """The page is as wide as the phone; wider content (tables) scrolls in its own box."""
     frame = tmp_path / "frame.html"
     frame.write_text(
         f"<iframe id=page style='width:{PHONE}px;height:800px;border:0' src='{PAGE.as_uri()}'></iframe><script>"
@@ -101,7 +101,7 @@ def test_the_page_prints(browser: str, tmp_path: Path) -> None:
 
 @pytest.mark.lab
 def test_browser_console_is_really_read(browser: str, tmp_path: Path) -> None:
-    """The checks above can fail: a page that is not allowed to load a picture says so on the console."""
+    """The checks can fail: a page that may not load a picture reports this on the console."""
     page = tmp_path / "bad.html"
     page.write_text(
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'\">"

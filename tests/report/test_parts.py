@@ -1,4 +1,4 @@
-"""Lost efficiency is split without remainder, and servers' imbalance is busiest over mean."""
+"""The parts of lost efficiency add up exactly, and the imbalance of servers is busiest over mean."""
 
 from __future__ import annotations
 

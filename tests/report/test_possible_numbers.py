@@ -1,4 +1,4 @@
-"""Fits that cannot be physical are no findings; values lie in their intervals; what is off is said."""
+"""The report shows no physically impossible fit, keeps values inside their intervals, and flags odd values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exchanging(workers: int, rounds: float, size: float, seconds: float) -> Run:
 
 
 def test_rounds_and_bytes_that_rise_together_give_no_alpha_and_beta() -> None:
-    """A constant in the exchange made beta negative: -1,000 seconds per GB."""
+    """No alpha and beta are fitted if the constant makes beta negative (-1,000 seconds per GB)."""
     runs = [
         exchanging(w, 0.2 + 3.2 * w, 1_829_223.0 * w, (0.3 + 0.735 * w) * noise)
         for w in (1, 2, 4)
@@ -105,7 +105,7 @@ def test_two_repeats_are_printed_as_they_are_in_every_table() -> None:
 
 
 def test_repeats_too_far_apart_show_their_ends_and_why() -> None:
-    """Student's interval of them would reach below no images at all."""
+    """Widely spread repeats show their range and the reason, as Student's interval would reach below zero."""
     runs = [make_run(1, 50.0 + 0.1 * k, name=f"one-{k}") for k in range(20)]
     runs += [make_run(2, 100.0, name=f"two-{k}") for k in range(19)] + [make_run(2, 3000.0, name="far")]
     found = analysis_of(runs)
@@ -130,7 +130,7 @@ def test_a_rounding_error_is_no_part_of_a_step() -> None:
 
 
 def test_a_parameter_at_its_bound_is_not_certain() -> None:
-    """Efficiency that falls ever more slowly has a kappa below 0 by the free fit: 0 it is, but not 0 for sure."""
+    """A fit that would give a negative kappa reports 0, but not as certain."""
     n = [float(k) for k in (2, 4, 8, 16, 32, 64) for _ in range(3)]
     efficiencies = {2: 1.0, 4: 0.98, 8: 0.97, 16: 0.96, 32: 0.94, 64: 0.92}
     rates = [k * efficiencies[int(k)] * (1 + 0.003 * (place % 3)) for place, k in enumerate(n)]

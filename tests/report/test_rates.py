@@ -1,4 +1,4 @@
-"""A report tells throughputs in what its runs count: images where all of them do, else samples; keys stay."""
+"""A report gives throughputs in images if all its runs count images, else in samples; JSON keys stay the same."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.report.synthetic import NOISE, as_run, make_record, make_run
 
 UNITS = {"images": "samples", "samples": "images"}
 SHOWN = ("baseline", "setup", "tuning", "learning", "scale-up", "strong", "weak", "strategies", "compared", "cost")
-"""The sections that tell a throughput."""
+"""The sections that show a throughput."""
 
 
 def study(counted: str, factor: float = 1.0) -> tuple[Run, ...]:
-    """Runs that fill every section that tells a throughput."""
+    """Return runs that fill every section with a throughput."""
     weak = [
         make_run(n, rate * n * noise * factor, strategy=strategy, counted=counted)
         for n in (1, 2) for strategy, rate in (("ring", 100), ("tree", 60)) for noise in NOISE
@@ -58,7 +58,7 @@ def test_every_section_tells_throughput_in_what_is_counted(counted: str) -> None
         assert (f"{counted}/s" in repr(section) or f"million {counted}" in repr(section)) == (section.name in SHOWN)
     everything = repr(dataclasses.replace(found, data={}, rows=()))
     assert f"{UNITS[counted]}/s" not in everything and f"million {UNITS[counted]}" not in everything
-    assert [f"{counted}/s" in line for line in found.summary].count(True) == 2  # of the best run, and of the tuning
+    assert [f"{counted}/s" in line for line in found.summary].count(True) == 2  # best run and tuning
 
 
 @pytest.mark.parametrize("counted", UNITS)

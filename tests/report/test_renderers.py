@@ -1,4 +1,4 @@
-"""No string of a record becomes markup, a command of the terminal, or a formula of a spreadsheet."""
+"""No string of a record becomes markup, a terminal command or a spreadsheet formula."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_form_has_no_control_codes_and_is_the_same_twice(
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and ids of a page."""
+    """Collect tags, attributes and ids of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def curve(strategy: str, color: int, style: str = "measured") -> Series:
 
 
 def test_a_strategy_has_one_colour_in_all_figures() -> None:
-    """Its second curve in a figure, and published points, have colours that no other curve there has."""
+    """A strategy keeps its colour in all figures; its second curve and published points have unique colours."""
     table = Table(title="t", columns=(), rows=())
 
     def section(*series: Series) -> Section:
@@ -239,7 +239,7 @@ def test_a_strategy_has_one_colour_in_all_figures() -> None:
 
 @pytest.mark.parametrize("style", ["measured", "dots", "published", "line"])
 def test_curves_differ_in_more_than_colour(style: str) -> None:
-    """Without its colours a figure of eight curves still has eight: by marker, and by dash where there is none."""
+    """Eight curves differ without colours too: by marker, or by dash if they have no markers."""
     series = [
         Series(label="a", x=[1.0], y=[1.0], low=[0.5], high=[1.5], color=color, style=style) for color in range(8)
     ]

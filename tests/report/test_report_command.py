@@ -1,4 +1,4 @@
-"""`hpcdl report` as a user types it: files, exit codes, one line for each mistake."""
+"""`hpcdl report` as users type it: files, exit codes, a one-line message for each mistake."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ calls = pstats.Stats(profile).total_calls if sys.argv[1] == "calls" else 0
 print(json.dumps({"calls": calls, "peak_kib": int(peak[1])}), file=sys.stderr)
 sys.exit(code)
 """
-"""The command line with its costs: what `wait4` tells of a child holds the parent's peak memory from before `exec`."""
+"""The command line, with its costs measured: `wait4` would include the parent's peak memory from before `exec`."""
 
 
 def many_records(folder: Path, first: int, last: int) -> Path:
@@ -218,7 +218,7 @@ def costs(run_hpcdl: CommandLine, way: str, *arguments: str | Path) -> dict[str,
 
 @pytest.mark.parametrize("command, most_calls", [("report", 1100), ("runs", 420)])
 def test_what_a_record_costs(ask_hpcdl: CommandLine, tmp_path: Path, command: str, most_calls: int) -> None:
-    """In calls of functions, which a busy machine does not change."""
+    """The cost per record is bounded, counted in function calls, which a busy machine does not change."""
     options = ("--out", tmp_path / "out", "--format", "json") if command == "report" else ()
     before, after = (
         costs(ask_hpcdl, "calls", command, tmp_path / "many", *options)
@@ -230,7 +230,7 @@ def test_what_a_record_costs(ask_hpcdl: CommandLine, tmp_path: Path, command: st
 
 @pytest.mark.soak
 def test_ten_thousand_records_fit_into_a_gigabyte(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """What they take in seconds is for benchmarks/report_many.py to say."""
+    """10,000 records fit into 1 GB of memory; benchmarks/report_many.py measures the seconds."""
     folder = many_records(tmp_path / "many", 0, 10_000)
     cost = costs(run_hpcdl, "time", "report", folder, "--out", tmp_path / "out")
     assert "10,000 runs" in (tmp_path / "out" / "report.md").read_text()
@@ -239,7 +239,7 @@ def test_ten_thousand_records_fit_into_a_gigabyte(run_hpcdl: CommandLine, tmp_pa
 
 
 def test_numbers_that_are_none_do_not_stop_the_report(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Python writes NaN and Infinity into JSON; a record from elsewhere may hold them."""
+    """NaN and Infinity, which Python writes into JSON, do not stop the report."""
     folder = weak_study(tmp_path / "study")
     path = folder / "w2-r1" / "record.json"
     text = path.read_text().replace('"imbalance_seconds": ', '"imbalance_seconds": NaN, "was": ')

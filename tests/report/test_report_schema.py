@@ -1,4 +1,4 @@
-"""report.json keeps to its published schema, whatever it reports."""
+"""report.json conforms to its published schema, whatever it reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three sizes, two strategies, three repeats, every documented column filled."""
+    """A CSV file of three sizes, two strategies and three repeats, with every documented column."""
     path = tmp_path_factory.mktemp("old") / "old.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, EVERY_COLUMN)
@@ -56,7 +56,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def document(table: Path, tmp_path_factory: pytest.TempPathFactory, session_hpcdl: CommandLine) -> dict[str, Any]:
-    """A report in which every part has entries: own runs and imported ones, a failed one, a baseline."""
+    """A report with entries in every part: new and imported runs, a failed run, a baseline."""
     folder = tmp_path_factory.mktemp("schema")
     study = weak_study(folder / "study")
     write_run(study / "failed", make_record(2, None, status="failed", message="rank 1 died"))
@@ -90,7 +90,7 @@ def test_a_report_of_everything_is_valid(document: dict[str, Any], validator: js
 def test_what_is_not_as_documented_is_found(
     key: str, document: dict[str, Any], validator: jsonschema.Draft202012Validator
 ) -> None:
-    """Each part is really looked at: without its own keys, or with another type, it is refused."""
+    """The schema checks each part: it refuses one without its keys or of another type."""
     wrong = copy.deepcopy(document)
     wrong[key][0] = {name: {} for name in wrong[key][0]} if isinstance(wrong[key][0], dict) else 5
     assert not validator.is_valid(wrong)

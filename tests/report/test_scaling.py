@@ -1,4 +1,4 @@
-"""Efficiency as the definitions have it, on runs whose numbers are known."""
+"""Efficiency follows its definitions, on runs with known numbers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_rows_have_the_documented_keys() -> None:
 
 
 def test_efficiency_intervals_cover_the_truth() -> None:
-    """Three runs a point, 4 % noise, 1,000 studies."""
+    """Efficiency intervals cover the truth: 1,000 studies, three runs per point, 4 % noise."""
     random_source = random.Random(3)
     covered = {2: 0, 8: 0}
     truth = {1: 1.0, 2: 0.95, 8: 0.8}
@@ -170,7 +170,7 @@ def test_runs_that_differ_in_a_setting_that_matters_are_never_averaged(key: str)
 
 
 def test_data_that_changed_under_one_name_are_never_averaged() -> None:
-    """A folder that was sharded anew between two runs: its name is the same, its content is not."""
+    """Runs on a folder that was sharded again between them are not averaged: the name is the same, the data are not."""
     sums = {"before": "0123456789abcdef", "after": "fedcba9876543210"}
     runs = [
         as_run(make_record(n, rate * n, data="digits", data_checksum=sums[when]), f"{when}-{n}")

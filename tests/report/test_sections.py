@@ -1,4 +1,4 @@
-"""Sections appear when their data is there, and only then; published points are labelled as such."""
+"""Each section appears if its data exist, and only then; published points are labelled as published."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_hyper_parameters_of_what_ran_are_listed() -> None:
     rows = {row[0]: row[1:] for row in texts(table)}
     assert rows["learning-rate"] == ["0.01, 0.1", "0.01"]
     assert rows["momentum"][0] == "0.5" and rows["seed"][0] == "7"
-    assert "crop-padding" not in rows  # its default
+    assert "crop-padding" not in rows  # the default is not shown
     assert "1 run of elsewhere" in table.note
     assert len(section([make_run(1, 90.0)], "setup").items) == 1
 
@@ -133,7 +133,7 @@ def test_a_network_that_only_waits_has_learned_nothing() -> None:
 
 
 def traffic_runs(*settings: tuple[str, float, float], workers: int = 4, repeats: int = 3) -> list[Run]:
-    """Runs of strategies by the bytes of a step and the accuracy that the fifth of five evaluations has."""
+    """Return runs with these bytes per step and this final accuracy, reached at the fifth of five evaluations."""
     return [
         as_run(
             make_record(
@@ -208,7 +208,7 @@ def test_servers_balance_is_shown() -> None:
 
 
 def test_servers_that_count_nothing_show_what_lies_on_them() -> None:
-    """TensorFlow's servers: hpcdl's own few words are not what they move, and zero would say that they are balanced."""
+    """Servers of TensorFlow show the bytes placed on them: zero traffic would claim that they are balanced."""
     sizes = [30_000_000, 100, 200, 16]
     ranks = [
         RankRecord(rank=0, host="a", bytes_sent_per_step=0.0, details={"server_bytes": sizes, "placement": "greedy"}),
@@ -250,7 +250,7 @@ def test_every_published_fact_has_its_sentence() -> None:
 
 
 def test_published_facts_stand_beside_the_study_that_repeats_them() -> None:
-    """Threads too, where no point can be drawn; a point without a network beside those of the same network."""
+    """Published facts appear beside a study that repeats them: also facts without points, or without a network."""
     threads = [make_run(1, 100.0 * n, threads=n, mode="scale-up", strategy="single") for n in (1, 2, 4)]
     (table,) = [item for item in section(threads, "references").items if isinstance(item, Table)]
     rows = [" ".join(row) for row in texts(table)]
@@ -269,7 +269,7 @@ def evaluated(strategy: str, accuracies: Sequence[float], split: str) -> list[Ru
 
 
 def test_the_accuracy_is_the_median_of_a_setting_and_names_its_split() -> None:
-    """The best of all runs, 0.99, is luck of a setting whose median is 0.7."""
+    """The reported accuracy is the median of a setting (0.7), not its luckiest run (0.99), and names its split."""
     lucky, steady = evaluated("ring", (0.7, 0.99, 0.6), "val"), evaluated("tree", (0.9, 0.8, 0.85), "val")
     analysis = analyse(Gathered(runs=(*lucky, *steady)))
     assert accuracy_line(analysis) == "validation accuracy: 85.00 % (lenet, tree, 2 workers, median of 3 runs)"
@@ -280,7 +280,7 @@ def test_the_accuracy_is_the_median_of_a_setting_and_names_its_split() -> None:
 
 
 def test_quotes_are_those_of_their_documents() -> None:
-    """To the letter, or marked as a summary."""
+    """Quotes match their documents exactly, or are marked as summaries."""
     quotes = (ROOT / "tests" / "report" / "published-quotes.md").read_text()
     found = load_references()
     for item in (*found.points, *found.statements):
@@ -298,7 +298,7 @@ def test_without_references_there_is_no_such_section(tmp_path: Path) -> None:
 
 
 def traced() -> TracedRun:
-    """A run in which one rank's processor is shared with others."""
+    """A run in which one rank shares its processor with other processes."""
     merged, steps = planted("processor contention", 1)
     return summary_of("ring-4", findings(merged, steps))
 

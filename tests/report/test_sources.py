@@ -1,4 +1,4 @@
-"""Folders and records that were named become runs, each once, or lines that say what is wrong."""
+"""Each named folder or record becomes a run once, or a message says what is wrong."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
 
 
 def test_runs_of_two_studies_that_have_one_name_are_told_apart(tmp_path: Path) -> None:
-    """Traces, models and wall times are looked up by a name of a run: one for two would find the other by chance."""
+    """Runs of two studies with the same name stay apart, since traces, models and wall times are looked up by name."""
     for study in ("monday", "friday"):
         write_run(tmp_path / study / "runs" / "001-r1", make_record(1, 90.0, started_at=study))
     write_run(tmp_path / "friday" / "runs" / "002-r1", make_record(2, 180.0))
@@ -81,7 +81,7 @@ TOLD = {"step_seconds": TIMES, "warmup_steps": 1, "step_seconds_quantiles": {"95
 def test_a_record_is_read_alike_however_it_is_written(
     changes: dict[str, Any], indent: int | None, tmp_path: Path
 ) -> None:
-    """NaN too, which JSON does not have and Python writes: then Python's parser reads what msgspec does not."""
+    """Records with NaN are read alike: msgspec refuses NaN, so Python's parser reads them."""
     document = asdict(make_record(2, 50.0, **changes))
     (tmp_path / "record.json").write_text(json.dumps(document, indent=indent))
     found = read_record(tmp_path)
@@ -125,7 +125,7 @@ def test_a_record_that_is_no_json_is_told_as_it_stands_in_its_file(tmp_path: Pat
 def test_a_copied_folder_counts_once_and_is_told(tmp_path: Path) -> None:
     changes = {"started_at": "2026-01-01T00:00:00+0000", "seconds_total": 10.5}
     write_run(tmp_path / "a", make_record(2, 101.25, **changes))
-    write_run(tmp_path / "b", make_record(2, 101.5, **changes))  # started in the same second
+    write_run(tmp_path / "b", make_record(2, 101.5, **changes))  # started within the same second
     shutil.copytree(tmp_path / "a", tmp_path / "a-copy")
     found = gather([tmp_path])
     assert [run.name for run in found.runs] == ["a", "b"]

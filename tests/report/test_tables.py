@@ -1,4 +1,4 @@
-"""Each table as CSV and LaTeX, and figures as wide as a paper's column."""
+"""Each table is written as CSV and LaTeX, and figures fit a paper's column."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = Table(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What both renderers make of a hostile table that stands twice in a section."""
+    """The files of both renderers for a hostile table that occurs twice in a section."""
     place = tmp_path_factory.mktemp("tables")
     (place / "tables").mkdir()
     section = Section(name="cost", title="Cost", items=[HOSTILE, HOSTILE])
@@ -72,7 +72,7 @@ def test_a_report_writes_them_as_wide_as_a_column(ask_hpcdl: CommandLine, tmp_pa
     tables = {path.stem for path in (tmp_path / "out" / "tables").glob("*.csv")}
     assert len(tables) > 10 and tables == {path.stem for path in (tmp_path / "out" / "tables").glob("*.tex")}
     with Image.open(tmp_path / "out" / "figures" / "strong-efficiency.png") as picture:
-        assert abs(picture.width / 200 * 25.4 - 89) < 1  # 200 dots an inch
+        assert abs(picture.width / 200 * 25.4 - 89) < 1  # 200 dots per inch
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_width_needs_figures(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
 
 
 def test_a_report_written_again_leaves_nothing_of_the_earlier_one(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Files that the earlier listing names go; what somebody changed or added stays, and so does what it does not."""
+    """Writing a report again removes the files of the old listing, but keeps changed, added and unlisted files."""
     out, all_runs = tmp_path / "out", sorted((STUDY / "runs").iterdir())
     ring = [str(path) for path in all_runs if "ring-1w" in path.name]
     assert ask_hpcdl(["report", str(STUDY), "--out", str(out), "--format", "md,csv"]).code == 0

@@ -1,4 +1,4 @@
-"""The report on screens of any width: nothing is broken, nothing is left out."""
+"""The report fits screens of any width, unbroken and complete."""
 
 from __future__ import annotations
 

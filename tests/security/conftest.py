@@ -1,4 +1,4 @@
-"""What the tests of this room share: one run, and a place that two users can reach."""
+"""Fixtures shared by the tests of this folder: one run, and a folder that two users can reach."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Path]:
-    """A folder that every user may enter; pytest's own are for one alone."""
+    """A folder that every user may enter; pytest's own are private."""
     folder = Path(tempfile.mkdtemp(prefix="hpcdl-two-users-"))
     folder.chmod(0o755)
     yield folder

@@ -1,6 +1,6 @@
-"""Runs hpcdl's command lines that come on stdin, one JSON list a line, in one process of another user.
+"""Run hpcdl's command lines from stdin, one JSON list per line, in one process of another user.
 
-Each is what `hpcdl ARGUMENTS` calls, in the folder and with the environment that it names; only imports are shared.
+Each is what `hpcdl ARGUMENTS` calls, in its named folder and environment; only imports are shared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcdl.cli.main import run
 
 
 def answer(arguments: list[str], folder: str) -> tuple[int, str, str]:
-    """Exit code and what was printed, by the descriptors: libraries that are no Python print too."""
+    """Return exit code and output, captured by file descriptor: libraries outside Python print too."""
     os.chdir(folder)
     kept, printed = [os.dup(1), os.dup(2)], []
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

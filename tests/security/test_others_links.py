@@ -1,7 +1,7 @@
-"""What others plant where hpcdl writes: no file of the caller's is changed through it, and no run of theirs.
+"""Links planted by others where hpcdl writes change no file of the caller, and no run of another user changes.
 
-One user (`nobody`) owns runs, data and a folder for all; another runs hpcdl there. Each name that a command writes is
-planted once as a link to a file of the caller's, and once as a second name of it where that is another matter.
+One user (`nobody`) owns runs, data and a folder open to all; another user runs hpcdl there. Each name that a command
+writes is planted once as a link to a file of the caller, and once as a hard link to it if that differs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEARCHED = 'trials = 1\n[space]\nlearning-rate = {low = 1e-3, high = 0.3}\n[trai
 
 @dataclass(frozen=True)
 class Scene:
-    """Who is here and what belongs to whom: `theirs` to the planter, `here` and `secret` to the caller."""
+    """Users and their files: `theirs` belongs to the planter, `here` and `secret` to the caller."""
 
     caller: Caller
     theirs: Path
@@ -38,22 +38,22 @@ class Scene:
 
     @property
     def here(self) -> Path:
-        """Where the caller stands."""
+        """The caller's working directory."""
         return self.caller.home / "here"
 
     @property
     def secret(self) -> Path:
-        """A folder of the caller's with `file`, `folder/inside` and `empty`, to which the links lead."""
+        """A folder of the caller with `file`, `folder/inside` and `empty`, the targets of the links."""
         return self.caller.home / "secret"
 
     def words(self, words: list[str]) -> list[str]:
-        """`words` with the paths of this scene."""
+        """Return `words` with the paths of this scene filled in."""
         run, study = self.theirs / "run", self.theirs / "study"
         names = {"run": run, "study": study, "data": self.theirs / "data", "shared": self.shared, "here": self.here}
         return [word.format_map({name: str(path) for name, path in names.items()}) for word in words]
 
     def plant(self, path: Path, kind: str = "link") -> None:
-        """Put a link to a thing of the caller's there, the planter's own."""
+        """Plant a link, owned by the planter, to something of the caller."""
         made = [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in made:
@@ -70,7 +70,7 @@ class Scene:
 def caller(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, public: Path, programs: Path
 ) -> Iterator[Caller]:
-    """One who runs hpcdl, with things of value."""
+    """A user who runs hpcdl and has valuable files."""
     home = public / request.param
     for folder in ("here", "secret/folder", "secret/empty"):
         (home / folder).mkdir(parents=True)
@@ -84,7 +84,7 @@ def caller(
 
 @pytest.fixture(scope="module")
 def programs(public: Path) -> Path:
-    """A played Slurm."""
+    """A fake Slurm."""
     folder = public / "programs"
     folder.mkdir()
     for name, answer in (("sbatch", "4711"), ("squeue", "RUNNING"), ("scancel", "")):
@@ -95,7 +95,7 @@ def programs(public: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(public: Path, trained: Path, data: Path) -> Path:
-    """A run, data and a study that another user owns, and where all may write: links lie ready in them."""
+    """A run, data and a study of another user, writable by all, with links planted in them."""
     folder = public / PLANTER
     shutil.copytree(trained, folder / "run")
     shutil.copytree(data, folder / "data")
@@ -108,7 +108,7 @@ def theirs(public: Path, trained: Path, data: Path) -> Path:
 
 @pytest.fixture
 def scene(caller: Caller, theirs: Path, public: Path) -> Iterator[Scene]:
-    """The caller before a new folder of the planter's where all may write; nothing of the caller's ever changes."""
+    """The caller and a new folder of the planter, writable by all; asserts that no file of the caller changes."""
     shared = public / "shared"
     shared.mkdir()
     give(shared, PLANTER)
@@ -135,7 +135,7 @@ READING: dict[str, tuple[list[str], str]] = {
     "predict": (["predict", "{study}", "--nodes", "1,2", "--network", "2us,12.5GB"], ""),
     "config": (["config", "show"], ""),
 }
-"""Of each command that reads: the words, and what it leaves in the caller's folder."""
+"""For each reading command: its words, and what it leaves in the caller's folder."""
 REFUSED = {
     "grow": ["jobs", "grow", "{run}"],
     "evaluate": ["evaluate", "{run}", "--data", "{data}"],
@@ -143,7 +143,7 @@ REFUSED = {
     "export": ["export", "{run}", "{here}/exported"],
     "resume": ["train", "--resume", "--run-dir", "{run}"],
 }
-"""What nobody does with a run of another user's without saying so."""
+"""Commands that refuse another user's run unless told explicitly."""
 IN_RUN = (
     "ranks/watch/viewed", "ranks/watch/.viewed.1.tmp", "ranks/grow", "report/report.html", "report/report.md",
     "report/.report.html.1.tmp", "trace/.rank-0.trace.1.tmp", ".record.json.1.tmp", ".hpcdl-lock",
@@ -152,7 +152,7 @@ IN_RUN = (
 
 @pytest.fixture(scope="module")
 def planted(caller: Caller, theirs: Path) -> Iterator[None]:
-    """The other's run with links in it at every name that somebody who looks on might write."""
+    """Plant links in the other user's run at every name that a reader might write."""
     scene = Scene(caller, theirs, theirs)
     for name in IN_RUN:
         scene.plant(theirs / "run" / name)
@@ -201,7 +201,7 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
     "submit": (SUBMIT, ["run.job/.job.sh.1.tmp", "run.job/.hpcdl-outputs.json"]),
     "shard": ([*SHARD, "--resume"], [".manifest.json.1.tmp", "train/.shard-00000.h5.1.tmp", "manifest.partial.00000"]),
 }
-"""Of each command that writes where it was told: names that it may find taken, and writes over or beside."""
+"""For each command with an output path: existing names that it may replace or write beside."""
 DECLINED: dict[str, tuple[list[str], list[str]]] = {
     "report": (DONE["report"][0], ["report.html", "report.md", "report.json", "scaling.csv", "figures/time-parts.svg"]),
     "report of figures": ([*DONE["report"][0], "--figures"], ["figures/time-parts.png"]),
@@ -223,7 +223,7 @@ DECLINED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resumed train": ([*TRAIN, "--resume", "--run-dir", "{shared}"], ["run.toml", "record.json", ".hpcdl-lock"]),
 }
-"""The same for names that it finds taken and leaves alone."""
+"""The same for existing names that it refuses and leaves alone."""
 LINKED = {
     "report": ["report", "{study}", "--out", "{shared}/x"],
     "trace": ["trace", "{run}", "--html", "{shared}/x/x.html"],
@@ -240,7 +240,7 @@ LINKED = {
     "resumed train": [*TRAIN, "--resume", "--run-dir", "{shared}/x"],
     "deeper": ["report", "{study}", "--out", "{shared}/x/deeper/report"],
 }
-"""Commands whose folder {shared}/x is the planter's link to a folder of the caller's."""
+"""Commands whose folder {shared}/x is the planter's link to a folder of the caller."""
 
 
 @pytest.mark.parametrize("name", DONE)
@@ -256,7 +256,7 @@ def test_names_that_others_could_guess_are_not_written_through(scene: Scene, nam
 
 @pytest.mark.parametrize(("name", "planted"), [(name, one) for name, (_, names) in DECLINED.items() for one in names])
 def test_a_link_in_place_of_what_is_to_be_written_is_left_alone(scene: Scene, name: str, planted: str) -> None:
-    """With 2; what should hold a study's state, and does not, is damaged (3)."""
+    """The command exits with 2 and leaves the link alone; a planted study state counts as damaged (3)."""
     for kind in ("link", "hard"):
         scene.plant(scene.shared / planted, kind)
         before = facts_below(scene.shared)
@@ -277,7 +277,7 @@ def test_a_folder_that_another_has_linked_is_not_written_to(scene: Scene, name: 
 
 
 def test_a_job_is_cancelled_beside_a_link(scene: Scene) -> None:
-    """The note that it is not to be requeued lies in the folder of the job."""
+    """`hpcdl cancel` works although its note against requeueing, in the job's folder, is a planted link."""
     assert scene.caller(scene.words(SUBMIT), scene.here).code == 0
     scene.plant(scene.shared / "run.job" / "cancelled")
     assert scene.caller(["cancel", "4711"], scene.here).code == 0
@@ -285,7 +285,7 @@ def test_a_job_is_cancelled_beside_a_link(scene: Scene) -> None:
 
 
 def test_a_study_where_others_plant_links_keeps_what_they_lead_to(scene: Scene) -> None:
-    """It is the caller's own, finished, and in a folder where all may write."""
+    """A finished study of the caller, in a folder where others may write, keeps the targets of planted links."""
     folder = scene.shared / "study"
     shutil.copytree(scene.theirs / "study", folder)
     give(folder, scene.caller.name)
@@ -326,7 +326,7 @@ REPLACED = (
 
 
 def test_a_resumed_run_writes_beside_links(scene: Scene) -> None:
-    """The caller's own run, where others may write: all that it writes is new, and what the links lead to stays."""
+    """A resumed run in a folder where others may write creates only new files, and link targets stay."""
     if scene.caller.name != CALLERS[0]:
         pytest.skip("one training is enough: the other user is held back by the same lines")
     run, copy = own_run(scene), scene.here / "copy"
@@ -343,7 +343,7 @@ def test_a_resumed_run_writes_beside_links(scene: Scene) -> None:
 
 
 def own_run(scene: Scene) -> Path:
-    """A finished run of the caller's in the folder for all, where all may write."""
+    """Return a finished run of the caller in the open folder, writable by all."""
     run = scene.shared / "own"
     shutil.copytree(scene.theirs / "run", run)
     for name in IN_RUN:

@@ -1,4 +1,4 @@
-"""Files of the user's own where hpcdl is told to write, or has written before: none is replaced or removed."""
+"""User files in hpcdl's output folders, also old ones, are neither replaced nor removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARD = ["shard", "--split", "train=0.5,val=0.5", "--shards", "40"]
 
 @dataclass(frozen=True)
 class Output:
-    """A command that writes where it is told: the words behind it, the files that it writes there, and how often."""
+    """A command with an output path: its words, the files that it writes, and whether it may run twice."""
 
     words: tuple[str, ...]
     files: tuple[str, ...]
@@ -66,7 +66,7 @@ def out(tmp_path: Path) -> Path:
 
 
 class Asked:
-    """The command line with the paths of a test filled in, before a played Slurm."""
+    """The command line with a test's paths filled in, and a fake Slurm."""
 
     def __init__(self, hpcdl: CommandLine, folder: Path, **paths: Path) -> None:
         programs = folder / "programs"
@@ -77,7 +77,7 @@ class Asked:
         self._environment = {"PATH": f"{programs}:/usr/bin:/bin", "HPCDL_LAUNCHER": "slurm"}
 
     def __call__(self, words: tuple[str, ...]) -> Any:
-        """How it ended."""
+        """Run the command and return how it ended."""
         played = self._environment if words[0] == "submit" else {}
         return self._hpcdl([word.format_map(self._paths) for word in words], env=played)
 
@@ -86,7 +86,7 @@ class Asked:
 def test_what_the_user_has_there_is_not_written_over(
     ask_hpcdl: CommandLine, trained: Path, data: Path, out: Path, tmp_path: Path, name: str
 ) -> None:
-    """Refused before anything is written; twice the same is no mistake, but after an edit it is refused again."""
+    """A user's file stops the command before it writes; running twice is fine, unless the user edits a file between."""
     output = OUTPUTS[name]
     asked = Asked(ask_hpcdl, tmp_path, study=STUDY, run=trained, data=data, out=out)
     for file in output.files:
@@ -113,7 +113,7 @@ def test_what_the_user_has_there_is_not_written_over(
 
 
 def test_files_in_a_data_folder_stay(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """One that looks like a temporary file, in a split; shards of a writer that was stopped are gone on with."""
+    """A user's file in a split stays, even one that looks temporary, and a stopped writer's shards are resumed."""
     folder = tmp_path / "data"
     words = [*SHARD, "synthetic:mnist@60000", folder, "--workers", "1"]
     process = run_hpcdl.start(words)
@@ -146,6 +146,6 @@ def test_files_in_the_work_folder_stay(ask_hpcdl: CommandLine, data: Path, tmp_p
     assert refused(finished) and "thesis.txt" in finished.err, finished.err
     assert (folder / ".hpcdl-work" / "thesis.txt").read_text() == OWN
     (folder / ".hpcdl-work" / "thesis.txt").rename(tmp_path / "thesis.txt")
-    (folder / ".hpcdl-work" / "names").touch()  # what a killed writer leaves
+    (folder / ".hpcdl-work" / "names").touch()  # left by a killed writer
     finished = ask_hpcdl(words)
     assert finished.code == 0 and not (folder / ".hpcdl-work").exists(), finished.err

@@ -1,4 +1,4 @@
-"""What --resume takes for a run, what it leaves where ranks refuse, and what it says of checkpoints that are gone."""
+"""--resume: what it accepts as a run, what it leaves if ranks refuse, and its message about missing checkpoints."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def build():
 """
 SHORT = ["--steps", "2"]
 CHANGED = ("ranks", "metrics.jsonl", "record.json", "trace", ".hpcdl-lock")
-"""In a run: what ranks have told until they refused, and a lock that nobody holds."""
+"""Names that change in a run: messages of ranks until they refused, and a lock that no process holds."""
 
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the run of eight steps, with two checkpoints, of this test's own."""
+    """This test's copy of the run of eight steps with two checkpoints."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -67,7 +67,7 @@ def test_a_folder_of_the_users_is_no_run(ask_hpcdl: CommandLine, tmp_path: Path,
 def test_where_ranks_refuse_all_is_as_it_was(
     run_hpcdl: CommandLine, run: Path, tmp_path: Path, place: str, ranks: int, launched: bool, wrong: str
 ) -> None:
-    """A loss that nobody knows, or a model with too few outputs: only TensorFlow can tell."""
+    """Everything stays as it was if ranks refuse: only TensorFlow detects an unknown loss or too few outputs."""
     (tmp_path / "seven.py").write_text(WRONG_OUTPUTS)
     folder = {"run": run, "empty": tmp_path / "empty"}.get(place, tmp_path / "a" / "b")
     if place == "empty":
@@ -94,7 +94,7 @@ def test_where_ranks_refuse_all_is_as_it_was(
 
 
 def under_launcher(hpcdl: CommandLine, words: list[Any], ranks: int) -> subprocess.Popen[str]:
-    """`mpiexec -n RANKS hpcdl WORDS`."""
+    """Start `mpiexec -n RANKS hpcdl WORDS`."""
     mpiexec = find_mpiexec()
     line = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(ranks), sys.executable, "-m", "hpcdl"]
     return subprocess.Popen(
@@ -108,7 +108,7 @@ def under_launcher(hpcdl: CommandLine, words: list[Any], ranks: int) -> subproce
 
 
 def contents(facts: dict[str, tuple[object, ...]]) -> dict[str, object]:
-    """What files hold, by name: one that was written again as it was has another time."""
+    """Return file contents by name, without times: a file rewritten with equal content has another time."""
     return {name: fact[-1] for name, fact in facts.items() if name != "."}
 
 
@@ -135,7 +135,7 @@ def test_from_scratch_starts_again_and_keeps_what_was_saved(run_hpcdl: CommandLi
 
 
 def test_files_of_the_users_in_a_run_stay(run_hpcdl: CommandLine, run: Path) -> None:
-    """Of the old checkpoints none is needed any more; those with a file of somebody's stay, others go."""
+    """Old checkpoints are removed, unless they contain a file of the user."""
     steps = sorted((run / "checkpoints").glob("step-*"))
     own = [steps[0] / "thesis.txt", run / "checkpoints" / ".x.tmp", run / "thesis.txt", run / ".x.tmp", run / "x" / "y"]
     own += [run / "ranks" / "notes.txt", run / "trace" / "notes.txt", run / "checkpoints" / ".step-x.tmp" / "y"]
@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_before_it_had_saved_begins_again(run_hpcdl: Comma
 
 
 def test_a_script_whose_checkpoints_are_gone(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """As with `train`, where the script keeps its state in hpcdl.State."""
+    """A script with hpcdl.State gets the same message about missing checkpoints as `train`."""
     run = tmp_path / "run"
     finished = run_hpcdl(["run", "--checkpoint-every", "0.001s", "--run-dir", run, SCRIPT])
     assert finished.code == 0 and [*(run / "checkpoints").glob("step-*")], finished.err
@@ -183,7 +183,7 @@ def test_a_script_whose_checkpoints_are_gone(run_hpcdl: CommandLine, tmp_path: P
 def test_a_run_of_a_study_that_is_made_again_keeps_the_users_files(
     ask_hpcdl: CommandLine, run: Path, tmp_path: Path
 ) -> None:
-    """The sweep was killed when a run was half done; somebody has put a file into it since."""
+    """A study run killed halfway is made again, and keeps files that the user has added."""
     study = tmp_path / "study"
     (tmp_path / "study.toml").write_text(
         'repeats = 1\nretries = 0\nrun-timeout = "1s"\n[matrix]\nmodel = ["lenet"]\ndata = ["synthetic:mnist@200"]\n'

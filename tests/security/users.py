@@ -1,4 +1,4 @@
-"""Two real users: one who plants things, and one who runs hpcdl; and whether anything of theirs has changed."""
+"""Two real users, one who plants links and one who runs hpcdl, and checks that nothing of theirs changed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.conftest import ROOT, CommandLine, Finished, end_family, patience, to
 
 ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 PLANTER = "nobody"
-"""Who owns the links."""
+"""The owner of the links."""
 CALLERS = ("root", "daemon")
-"""Who runs hpcdl: support staff who look at a user's run, and a user who looks at another's."""
+"""Users who run hpcdl: support staff looking at a user's run, and a user looking at another's."""
 Facts = dict[str, tuple[object, ...]]
 
 
 class Caller:
-    """The command line of one user, in one process of theirs: caller(["runs"], cwd=folder)."""
+    """The command line of one user, in one process of that user: caller(["runs"], cwd=folder)."""
 
     def __init__(self, name: str, home: Path, environment: Mapping[str, str]) -> None:
         self.name, self.home = name, home
@@ -59,7 +59,7 @@ class Caller:
         return finished
 
     def end(self) -> None:
-        """Let the process end."""
+        """End the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -67,20 +67,20 @@ class Caller:
 
 
 def environment_of(hpcdl: CommandLine, programs: Path) -> dict[str, str]:
-    """The cleaned environment, with a played batch system in front."""
+    """Return the cleaned environment, with a fake batch system first on PATH."""
     return hpcdl.environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 def give(path: Path, name: str) -> None:
-    """Make `path`, and all below it, that user's; links themselves, not what they lead to."""
+    """Give `path` and everything below it to that user; of a link, the link itself, not its target."""
     user = pwd.getpwnam(name)
     for item in (path, *([] if path.is_symlink() else path.rglob("*"))):
-        if item.is_symlink() or item.lstat().st_nlink < 2 or item.is_dir():  # a second name is somebody's file
+        if item.is_symlink() or item.lstat().st_nlink < 2 or item.is_dir():  # a hard link is another user's file
             os.lchown(item, user.pw_uid, user.pw_gid)
 
 
 def facts_below(folder: Path, but: tuple[str, ...] = ()) -> Facts:
-    """What lies below `folder`, its own line included: kind, owner, times and content; without the names in `but`."""
+    """Return kind, owner, times and content of `folder` and everything below it, without the names in `but`."""
     found: Facts = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         name = str(path.relative_to(folder))
@@ -97,6 +97,6 @@ def facts_below(folder: Path, but: tuple[str, ...] = ()) -> Facts:
 
 
 def refused(finished: Finished, codes: tuple[int, ...] = (2,)) -> bool:
-    """Whether it ended with such a code and one line, apart from remarks; never with an error's class."""
+    """Return whether it ended with one of these codes and one line, apart from remarks; never with a traceback."""
     lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
     return finished.code in codes and len(lines) == 1

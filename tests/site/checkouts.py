@@ -17,13 +17,13 @@ PARTS = ("hpcdl", "scripts", "etc", "share", "Makefile", "pyproject.toml", "setu
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of what `make install` reads."""
+    """A copy of the files that `make install` reads."""
 
     folder: Path
 
     @property
     def version(self) -> str:
-        """The version that installing this checkout gives."""
+        """Return the version that this checkout installs."""
         found = re.search(r'__version__ = "(.+)"', (self.folder / "hpcdl" / "__init__.py").read_text())
         assert found
         return found[1]
@@ -36,7 +36,7 @@ class Checkout:
         before: Sequence[str] = (),
         timeout_s: float = 900.0,
     ) -> Finished:
-        """`make TARGET SETTINGS...`, behind the words of `before` (another user, another umask)."""
+        """Run `make TARGET SETTINGS...`, prefixed with the words of `before` (another user, another umask)."""
         line = [*before, "make", "--no-print-directory", target, *settings]
         finished = subprocess.run(
             line,
@@ -51,7 +51,7 @@ class Checkout:
 
 
 def copy_checkout(folder: Path, version: str) -> Checkout:
-    """A copy of this checkout in `folder`, named `version`."""
+    """Copy this checkout to `folder`, with version `version`."""
     folder.mkdir(parents=True)
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
     for name in PARTS:
@@ -66,12 +66,12 @@ def copy_checkout(folder: Path, version: str) -> Checkout:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """The caller's environment without make's own variables and without a virtual environment."""
+    """Return the caller's environment without make's variables and without a virtual environment."""
     dropped = ("MAKE", "MFLAGS", "PREFIX", "VERSION", "FORCE", "MPI", "VIRTUAL_ENV", "PYTHON", "HPCDL_", "PYENV_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home)}
 
 
 def files_below(folder: Path) -> dict[str, int]:
-    """Every path below `folder` with its time of change: what a command must leave as it was."""
+    """Return every path below `folder` with its modification time, to show that a command changed nothing."""
     return {str(path.relative_to(folder)): path.lstat().st_mtime_ns for path in folder.rglob("*")}

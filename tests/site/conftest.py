@@ -1,4 +1,4 @@
-"""A checkout that is cheap to try `make install` on."""
+"""A small checkout, on which `make install` is quick to test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.site.checkouts import Checkout, copy_checkout
 
 @pytest.fixture(scope="session")
 def open_folder() -> Iterator[Path]:
-    """A folder that other users can enter, which pytest's own are not."""
+    """A folder that other users can enter, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="hpcdl-site-"))
     folder.chmod(0o755)
     yield folder

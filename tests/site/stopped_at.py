@@ -1,4 +1,4 @@
-"""`scripts/installer COMMAND AT SIGNAL`: the installer without pip; SIGNAL comes after its AT-th change."""
+"""`scripts/installer COMMAND AT SIGNAL`: run the installer without pip, and send SIGNAL after its AT-th change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ changes = itertools.count(1)
 
 
 def makes(change: Callable[..., Any]) -> Callable[..., Any]:
-    """`change` itself, which is told only where it makes a file."""
+    """Return `change`, counted only if it creates a file."""
     telling = told(change)
     return lambda path, flags, *arguments, **named: (telling if flags & os.O_CREAT else change)(
         path, flags, *arguments, **named
@@ -24,7 +24,7 @@ def makes(change: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def told(change: Callable[..., Any]) -> Callable[..., Any]:
-    """`change`, with the signal behind it where it is the one asked for."""
+    """Return `change`, followed by the signal if it is the requested one."""
 
     def changed(*arguments: Any, **named: Any) -> Any:
         result = change(*arguments, **named)

@@ -1,4 +1,4 @@
-"""What `make install` refuses, in one line, before it writes; and what a failed install leaves: nothing."""
+"""`make install` refuses wrong settings in one line before it writes, and a failed install leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
         self.settings = (f"PREFIX={self.prefix}", f"MODULEDIR={self.moduledir}", f"PYTHON={sys.executable}")
 
     def fake_tree(self, version: str, receipt: str = "install.json") -> Path:
-        """What an installed version looks like to the installer."""
+        """Create files that look like an installed version to the installer."""
         tree = self.prefix / version
         (tree / "venv" / "bin").mkdir(parents=True)
         (tree / receipt).write_text(json.dumps({"version": version, "pid": 2**22 + 1, "host": os.uname().nodename}))
@@ -43,7 +43,7 @@ def place(open_folder: Path) -> Place:
 
 @pytest.fixture
 def bad_wheels(tmp_path: Path) -> Path:
-    """A wheelhouse that has wheels, and none that helps."""
+    """A wheelhouse with wheels, none of which is needed."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     (folder / "nothing-1.0-py3-none-any.whl").write_bytes(b"")
@@ -51,7 +51,7 @@ def bad_wheels(tmp_path: Path) -> Path:
 
 
 def fake_python(folder: Path, *lines: str) -> Path:
-    """A Python that starts with `lines` in its site customisation."""
+    """Make a Python that runs `lines` in its site customisation at start."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("\n".join(("import sys", *lines)) + "\n")
     program = folder / "python"
@@ -61,7 +61,7 @@ def fake_python(folder: Path, *lines: str) -> Path:
 
 
 def assert_refused(finished: Finished, *words: str) -> None:
-    """One line of our own on stderr (make adds its own), with these words; exit code 2, which make passes on."""
+    """Assert one line of hpcdl on stderr (beside make's) with these words, and exit code 2, which make passes on."""
     own = [line for line in finished.err.splitlines() if not line.startswith("make")]
     assert len(own) == 1 and own[0].startswith("hpcdl: "), finished.err
     for word in words:
@@ -191,7 +191,7 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
         _, errors = process.communicate(timeout=300)
     if number == signal.SIGTERM:
         assert process.returncode == 130 and b"SIGTERM" in errors
-    else:  # nobody could clean up: the next command does, and finds the old tree again
+    else:  # no cleanup was possible: the next command does it and restores the old tree
         assert marker.exists()
         finished = checkout.make("install", *place.settings)
         assert "clearing what an unfinished install left" in finished.out
@@ -200,7 +200,7 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
 
 
 def test_an_install_stopped_while_it_looks_for_sphinx(open_folder: Path, place: Place, bad_wheels: Path) -> None:
-    """Without Sphinx the pages are text, with one warning; a stop is no such reason, and nothing comes after it."""
+    """A stop during the search for Sphinx ends the install; only a missing Sphinx leads to text pages and a warning."""
     checkout = copy_checkout(open_folder / "with pages", "1.0")
     (checkout.folder / "docs").mkdir()
     (checkout.folder / "docs" / "conf.py").touch()
@@ -228,7 +228,7 @@ def test_an_install_stopped_while_it_looks_for_sphinx(open_folder: Path, place: 
 
 WHOLE = {"apps/hpcdl/1.0/install.json", "apps/hpcdl/1.0/installed.json", "apps/modulefiles/hpcdl/1.0.lua"}
 OWN = ("hpcdl/site.toml", "hpcdl/1.0/share/hpcdl/profiles/own.toml", "modulefiles/hpcdl/.own", "modulefiles/own.lua")
-"""What the site has beside and within what is installed."""
+"""Files that a site has beside and within an installation."""
 
 
 def write_own(place: Place) -> None:
@@ -239,7 +239,7 @@ def write_own(place: Place) -> None:
 
 
 def without_own(place: Place, *, there: bool) -> set[str]:
-    """All files but the site's, each of which must be there once."""
+    """Return all files but the site's; asserts that each of those exists exactly once, or none."""
     files = [path for path in (place.folder / "apps").rglob("*") if path.is_file() and path.read_bytes() != b"own"]
     own = [path.name for path in (place.folder / "apps").rglob("*") if path.is_file() and path.read_bytes() == b"own"]
     assert sorted(own) == (sorted(Path(name).name for name in OWN) if there else [])
@@ -251,7 +251,7 @@ def without_own(place: Place, *, there: bool) -> set[str]:
 def test_an_install_stopped_after_any_change(
     checkout: Checkout, place: Place, old: bool, number: signal.Signals
 ) -> None:
-    """Whatever was renamed, made or removed just before: what was there is there again, or what is new is whole."""
+    """Stopped after any rename, creation or removal, the old installation is back, or the new one is complete."""
     environment = clean_environment(place.folder) | dict(word.split("=", 1) for word in place.settings) | {"FORCE": "1"}
     line = [sys.executable, "-B", str(Path(__file__).with_name("stopped_at.py")), "install"]
     for at in range(1, 90):
@@ -269,7 +269,7 @@ def test_an_install_stopped_after_any_change(
             check=False,
         )
         case = f"{number.name} after change {at}: {stopped.stderr}"
-        if number == signal.SIGKILL and stopped.returncode == -number:  # nobody could clean up: the next command does
+        if number == signal.SIGKILL and stopped.returncode == -number:  # no cleanup: the next command does it
             again = [*line, "0", str(int(number))]
             subprocess.run(again, cwd=checkout.folder, env=environment, check=True, capture_output=True)
             assert without_own(place, there=old) == WHOLE, case
@@ -284,7 +284,7 @@ def test_an_install_stopped_after_any_change(
 
 
 def test_steps_that_outlived_their_install_are_ended(checkout: Checkout, place: Place) -> None:
-    """Of an install that was killed, pip may still be writing into the tree: not while the next one clears it."""
+    """Steps of a killed install are ended first: its pip may still write into the tree that the next install clears."""
     tree = place.fake_tree("1.0", receipt="unused")
     with subprocess.Popen(["true"]) as gone:
         pass

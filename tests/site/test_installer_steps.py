@@ -1,4 +1,4 @@
-"""Single steps of the installer: the pages it builds, the programs on PATH, what it says meanwhile and of `default`."""
+"""Single steps of the installer: pages, programs on PATH, messages, and the link `default`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_python_and_the_own_mpiexec_are_on_path(checkout: Checkout, tmp_path: Pa
 
 
 def test_a_site_of_another_time_is_never_copied(tmp_path: Path) -> None:
-    """Where Sphinx is not to be had, as from an empty wheelhouse, the pages are text, and that is said."""
+    """An old site is never copied: without Sphinx, as from an empty wheelhouse, the pages are text, with a message."""
     checkout = copy_checkout(tmp_path / "checkout", "1.0")
     shutil.copytree(ROOT / "docs", checkout.folder / "docs", ignore=shutil.ignore_patterns("study", "report"))
     stale = checkout.folder / "build" / "site" / "index.html"

@@ -1,4 +1,4 @@
-"""The man pages and completions are whole, clean roff, and made from the command line as it is."""
+"""Man pages and completions are complete, valid roff, and generated from the current command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modulefile under a real Lmod: what load does, that unload undoes it, swaps, trees and prerequisites."""
+"""The modulefile under a real Lmod: load, unload without traces, swaps, trees and prerequisites."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.lab("lmod")
 GOLDEN = Path(__file__).parent / "golden" / "load.bash"
 TEMPLATE = ROOT / "etc" / "modulefiles" / "hpcdl" / "hpcdl.lua"
 LMOD_OWN = re.compile(r"^(_ModuleTable|__LMOD_REF_COUNT_|_LMFILES_$|LOADEDMODULES$|_$|SHLVL$|PWD$)")
-"""Lmod's bookkeeping, and what any two commands differ in."""
+"""Variables of Lmod, and those in which any two commands differ."""
 SHOW = "printf '%s\\n' ---; env -0 | tr '\\n\\0' ' \\n' | sort; declare -F; complete -p"
 
 
 @dataclass(frozen=True)
 class Modules:
-    """A modulefile tree with a made-up prefix: loading does not need the files that it speaks of."""
+    """A modulefile tree with an imaginary prefix: loading does not need the prefix's files."""
 
     tree: Path
 
@@ -63,7 +63,7 @@ class Modules:
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
     def states(self, *commands: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
-        """Environment, functions and completions, shown wherever `commands` say SHOW, without Lmod's bookkeeping."""
+        """Return environment, functions and completions at each SHOW in `commands`, without Lmod's variables."""
         finished = self.shell(*commands, env=env)
         assert finished.err == "", finished.err
         return [state_of(part) for part in finished.out.split("---\n")[1:]]
@@ -177,7 +177,7 @@ def test_a_missing_prerequisite_is_named(modules: Modules) -> None:
 
 
 def test_in_a_hierarchical_tree(modules: Modules) -> None:
-    """hpcdl below each MPI: swapping the MPI reloads the hpcdl that belongs to it."""
+    """With one hpcdl below each MPI, swapping the MPI reloads the hpcdl that belongs to it."""
     for mpi in ("openmpi", "mpich"):
         branch = modules.tree.parent / "MPI" / mpi
         modules.write(f"{mpi}/1", f'family("mpi")\nprepend_path("MODULEPATH", "{branch}")\n')

@@ -1,4 +1,4 @@
-"""make clean, setup, demo, docs, axe and release remove and write over only what they have made themselves."""
+"""make clean, setup, demo, docs, axe and release remove and overwrite only what they made themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others pick up: a wheel that works alone, stubs that are true, recipes that say what pyproject.toml says."""
+"""What others use: a wheel that works alone, correct stubs, and recipes that agree with pyproject.toml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOR_DEVELOPERS = {"dev", "docs", "release", "all"}
 
 
 def requirement(text: str) -> tuple[str, str]:
-    """Name and version range."""
+    """Return name and version range."""
     match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?(.*)", text)
     assert match, text
     return match[1], match[2]
@@ -67,16 +67,16 @@ JOBS = {
     "docs": {"docs", "packaging"},
     "release": {"release"},
 }
-"""What each job of the workflows makes; the one of the lab goes by .ci/run."""
+"""The make targets of each job of the workflows; the job of the lab uses .ci/run."""
 
 
 def made(text: str) -> set[str]:
-    """The targets that commands call make for."""
+    """Return the make targets that commands call."""
     return set(re.findall(r"(?:^|[;&|] *|run: |without-lab |empty-root )make ([a-z]+)", text, re.MULTILINE))
 
 
 def jobs() -> dict[str, str]:
-    """Every job of every workflow, with its lines."""
+    """Return every job of every workflow, with its lines."""
     found: dict[str, str] = {}
     for path in WORKFLOWS:
         _, *parts = re.split(r"^  ([a-z]+):\n", path.read_text().partition("\njobs:\n")[2], flags=re.MULTILINE)
@@ -125,14 +125,14 @@ def test_recipes_are_of_this_version() -> None:
 
 
 def test_spacks_recipe_is_python() -> None:
-    """`make packaging` reads the others' by their own tools; Spack is to be had by git alone."""
+    """Spack's recipe is valid Python. `make packaging` reads only the others by their tools: Spack needs git."""
     classes = [node for node in ast.parse(RECIPE.read_text()).body if isinstance(node, ast.ClassDef)]
     assert [node.name for node in classes] == ["PyHpcdl"]
 
 
 @pytest.mark.soak
 def test_a_wheel_works_alone(tmp_path: Path) -> None:
-    """Built once, unpacked away from the checkout: machines, examples, schemas and pages are in it."""
+    """A wheel, built once and unpacked outside the checkout, has machines, examples, schemas and pages."""
     unwanted = shutil.ignore_patterns("__pycache__")
     for name in ("hpcdl", "share", "docs"):
         shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=unwanted)

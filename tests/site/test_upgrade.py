@@ -1,4 +1,4 @@
-"""`make install VERSION=...` of a newer checkout beside the version before, and what `module load hpcdl` gives then."""
+"""`make install VERSION=...` of a newer checkout beside an older version, and the version that `module load` gives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHOUT_PIP = (
     "    import build",
     "    build.fill = lambda plan: (plan.tree / 'install.json').write_text('{\"version\": \"%s\"}' % plan.version)",
 )
-"""The installer without what takes minutes: the rest of it runs as make starts it."""
+"""Replace the installer's slow steps; make runs the rest as usual."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def newer(open_folder: Path) -> Checkout:
 
 
 def upgrade(checkout: Checkout, place: Place, tmp_path: Path, *words: str) -> Finished:
-    """`make install WORDS` by a Python that leaves pip out."""
+    """Run `make install WORDS` with a Python that skips pip."""
     python = tmp_path / "fake" / "python"
     if not python.exists():
         fake_python(python.parent, *WITHOUT_PIP)
@@ -39,7 +39,7 @@ def upgrade(checkout: Checkout, place: Place, tmp_path: Path, *words: str) -> Fi
 
 
 def loaded(place: Place, name: str = "hpcdl") -> str:
-    """HPCDL_VERSION after `module load NAME`."""
+    """Return HPCDL_VERSION after `module load NAME`."""
     script = f"source {LMOD}/init/bash; module use {place.moduledir}; module load {name}; echo $HPCDL_VERSION"
     line = ["bash", "--noprofile", "--norc", "-c", script]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(place.folder), "TERM": "dumb"}

@@ -1,4 +1,4 @@
-"""What staff have put into, beside or in the place of an installation is never lost: by install or uninstall."""
+"""Install and uninstall never lose files that staff added to, beside or in place of an installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROFILE = Path("share/hpcdl/profiles/own.toml")
 
 
 def install(checkout: Checkout, place: Place) -> str:
-    """`make install FORCE=1` without pip's part."""
+    """Run `make install FORCE=1` without pip."""
     environment = clean_environment(place.folder) | dict(word.split("=", 1) for word in place.settings) | {"FORCE": "1"}
     line = [sys.executable, "-B", str(Path(__file__).with_name("stopped_at.py")), "install", "0", "15"]
     finished = subprocess.run(line, cwd=checkout.folder, env=environment, capture_output=True, text=True, check=True)
@@ -24,7 +24,7 @@ def install(checkout: Checkout, place: Place) -> str:
 
 
 def add_to(tree: Path) -> dict[str, str]:
-    """What a site may add: files anywhere, and links, of which what they point to stays itself."""
+    """Add what a site may add: files anywhere, and links, whose targets must not change."""
     added = {str(PROFILE): "mine", "venv/lib/python3/site-packages/added/module.py": "mine", "notes": "mine"}
     for name, text in added.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ HIDDEN = (
     "modulefiles/hpcdl/.1.0.lua.replaced",
     "modulefiles/hpcdl/.1.0.lua.new",
 )
-"""As they are looked at."""
+"""Hidden paths, in the order of the checks."""
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -90,7 +90,7 @@ def test_hidden_names_that_are_somebody_elses(checkout: Checkout, place: Place, 
     target.mkdir()
     (target / "install.json").write_text(f'of the site: "{place.prefix}"')
     paths = [place.folder / "apps" / name for name in HIDDEN]
-    for path in reversed(paths):  # each is told while those before it are free
+    for path in reversed(paths):  # each is reported while the earlier ones are free
         if linked:
             path.symlink_to(target / "install.json" if "modulefiles" in str(path) else target)
         elif path.name.endswith(".new"):

@@ -1,6 +1,6 @@
-"""Makes docs/example-report anew: LeNet trained on one core and on two of this machine, and its report.
+"""Make docs/example-report again: train LeNet on one and two cores of this machine, and write the report.
 
-`python -m tests.study.example FOLDER`; FOLDER takes data and study. Called again after an interruption it goes on.
+`python -m tests.study.example FOLDER`; FOLDER receives data and study. A repeated call resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RAW = ("study.json", "record.json", "run.toml", "train.toml", "metrics.jsonl")
 
 
 def hpcdl(folder: Path, *words: str | Path) -> None:
-    """Run hpcdl in `folder`, on nobody's settings; CalledProcessError where it fails."""
+    """Run hpcdl in `folder` without user or site settings; raises CalledProcessError if it fails."""
     own = {"PYTHONPATH": str(ROOT), "HPCDL_MACHINE": MACHINE, "HPCDL_SITE_CONFIG": str(folder / "site.toml")}
     own |= {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder / "config")}
     subprocess.run([sys.executable, "-m", "hpcdl", *words], cwd=folder, env={**os.environ, **own}, check=True)
 
 
 def keep(study: Path, page: Path, hidden: Sequence[Path]) -> None:
-    """Put the records of `study` into `page`/study in place of what is there; `hidden` folders become a dot."""
+    """Replace `page`/study by the records of `study`; paths of `hidden` folders become a dot."""
     for name in ("study", "report"):
         shutil.rmtree(page / name, ignore_errors=True)
     for path in study.rglob("*"):
@@ -41,7 +41,7 @@ def keep(study: Path, page: Path, hidden: Sequence[Path]) -> None:
 
 
 def main() -> None:
-    """Do it."""
+    """Make the data, the study and the report."""
     folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "digits-shards").exists():

@@ -1,8 +1,8 @@
-"""Stands for `hpcdl train` in tests of the sweep: obeys `behaviour.json` beside it and writes a record.
+"""A fake `hpcdl train` for tests of the sweep: it obeys `behaviour.json` beside it and writes a record.
 
-`behaviour.json` names, for runs by name, what each start does in turn: ok, fail, diverge, crash,
+`behaviour.json` lists, by run name, what each start does in turn: ok, fail, diverge, crash,
 silent, stopped, hang.
-`starts.jsonl` tells which run was started, when it ended, and with which flags.
+`starts.jsonl` records which run started, when it ended, and its flags.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stands for `hpcdl train` in tests of the search: a known function of the learning rate, epoch by epoch.
+"""A fake `hpcdl train` for tests of the search: a known function of the learning rate, epoch by epoch.
 
-`trials.jsonl` in the folder that is named first tells of each start: its folder, settings, processors. Learning rates
+`trials.jsonl` in the folder of the first argument records each start: its folder, settings, processors. Learning rates
 above 0.5 fail, as training that diverges. In a folder called train-only its data have no held-out samples.
 """
 

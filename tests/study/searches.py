@@ -1,4 +1,4 @@
-"""Searches whose trials are fake: `python -m tests.study.searches FOLDER` goes on with one as `hpcdl search` would."""
+"""Searches with fake trials: `python -m tests.study.searches FOLDER` resumes one as `hpcdl search` would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN = '[train]\nmodel = "lenet"\ndata = "digits"\n'
 
 
 def make_search(folder: Path, text: str = "", space: str = SPACE, train: str = TRAIN, **flags: Any) -> SearchStudy:
-    """A search of the fake's learning rate; `text` are more keys of its file."""
+    """Return a search of the fake's learning rate; `text` holds more keys of its file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "search.toml"
     path.write_text(f'name = "fake"\n{text}\n{space}{train}')
@@ -25,7 +25,7 @@ def make_search(folder: Path, text: str = "", space: str = SPACE, train: str = T
 
 
 def run(folder: Path, search: SearchStudy, *, resume: bool = False, pace_s: float = 0.0) -> SearchRecord:
-    """Carry the search out in this process."""
+    """Run the search in this process."""
     command = (sys.executable, str(FAKE), str(folder), str(pace_s))
     record = open_search(folder / "out", search, resume=resume)
     allocation = Allocation(nodes=("here",), settle_s=0.0, command=command)

@@ -1,4 +1,4 @@
-"""Studies whose runs are fake: `python -m tests.study.studies FOLDER [--resume]` sweeps one as `hpcdl sweep` would."""
+"""Studies with fake runs: `python -m tests.study.studies FOLDER [--resume]` sweeps one as `hpcdl sweep` would."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MATRIX = {"model": "lenet", "data": "synthetic:mnist", "batch-size": 8}
 
 
 def small_study(**flags: Any) -> tuple[Study, StudyRuns]:
-    """A study of the fake; keys with underscores. Two points, twice, unless said otherwise."""
+    """Return a study of the fake, with underscores in keys; by default two points, twice each."""
     given = {"workers": "1,2", "repeats": 2, **flags}
     study = load_study(None, {**MATRIX, **{key.replace("_", "-"): value for key, value in given.items()}})
     return study, make_plan(study)
 
 
 def behave(folder: Path, **plans: Any) -> Allocation:
-    """A machine on which `hpcdl train` is a fake that does what `plans` say, with its behaviour and log in `folder`.
+    """Return a machine whose `hpcdl train` is a fake that obeys `plans`; `folder` holds its behaviour and log.
 
-    `seconds` of a run, and by run name (- as _) its starts.
+    `seconds` is the duration of a run; each other key is a run name (_ for -) with the behaviour of its starts.
     """
     folder.mkdir(exist_ok=True)
     named = {key.removeprefix("run_").replace("_", "-"): value for key, value in plans.items()}
@@ -50,13 +50,13 @@ def sweep(
     resume: bool = False,
     notify: Callable[[News], None] = lambda news: None,
 ) -> StudyState:
-    """Carry the study out in this process."""
+    """Sweep the study in this process."""
     state = open_study(folder, study, plan, resume=resume)
     return Sweep(folder, study, plan, state, allocation, notify).run()
 
 
 def told(folder: Path, what: str = "start") -> list[dict[str, Any]]:
-    """What the fake runs have told, in order."""
+    """Return what the fake runs recorded, in order."""
     path = folder / "starts.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [item for item in map(json.loads, lines) if item["what"] == what]

@@ -1,4 +1,4 @@
-"""`hpcdl sweep --for TEMPLATE`: the study that a centre's evidence needs, which a sweep then takes as it is."""
+"""`hpcdl sweep --for TEMPLATE` writes the study for a centre's evidence, and a sweep accepts it unchanged."""
 
 from __future__ import annotations
 

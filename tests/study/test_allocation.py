@@ -38,7 +38,7 @@ def test_a_laptop_is_this_machine() -> None:
 def test_runs_end_a_minute_before_the_job_that_slurm_limits(
     job: dict[str, str], tmp_path: Path, answer: str, seconds: float | None
 ) -> None:
-    """squeue's words for the time left; what `hpcdl submit` has told the job goes before them."""
+    """Runs end a minute before squeue's time limit; a limit that `hpcdl submit` passed to the job takes precedence."""
     squeue = tmp_path / "squeue"
     squeue.write_text(f'#!/bin/sh\n[ "$2 $3" = "--jobs=7 --format=%L" ] && echo "{answer}"\n')
     squeue.chmod(0o755)
@@ -93,7 +93,7 @@ def test_too_few_nodes_are_told_with_the_remedy(job: dict[str, str]) -> None:
     ],
 )
 def test_threads_of_a_knl(threads: int, ranks: int, per_core: int, binding: str) -> None:
-    """68 cores of four hardware threads: as few threads a core as it takes; beyond all of them nothing is bound."""
+    """On 68 cores with four hardware threads, a core gets as few threads as possible; more threads are not bound."""
     settings = thread_settings(threads, ranks, read_topology("stampede2-knl-quadrant-cache"))
     assert (settings.threads_per_core, settings.binding, settings.intra_op_threads) == (per_core, binding, threads)
 

@@ -1,4 +1,4 @@
-"""A study that gives each point its own best setting before it is measured."""
+"""A study chooses the best setting for each point before measuring it."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_all_tries_of_a_point_may_explode(tmp_path: Path) -> None:
 def test_each_strategy_runs_with_the_rate_that_was_best_for_it(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Nothing is learnt at one rate, and all at the other; the tries are in no table of the report."""
-    once = STUDY.replace("repeats = 2", "repeats = 1")  # tests above plan the repeats
+    """Each strategy runs with its best rate (the other rate learns nothing); trials appear in no table."""
+    once = STUDY.replace("repeats = 2", "repeats = 1")  # other tests plan the repeats
     path, out = study_file(tmp_path, once, data=str(shards)), tmp_path / "out"
     shown = session_hpcdl(["sweep", path, "--dry-run"])
     assert "after 4 tries to choose learning-rate = 6 runs" in shown.err + shown.out

@@ -1,4 +1,4 @@
-"""From the shipped Cori study to its report, with synthetic times: one curve a method, though its servers grow."""
+"""The shipped Cori study gives one curve per method, although the servers grow; its times are synthetic."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.conftest import ROOT
 from tests.report.synthetic import make_record, write_run
 
 STEP_BYTES = 1.112e9
-"""Bytes that the busiest server takes in while a worker computes a step: from the point of 23 %."""
+"""Bytes that the busiest server receives while a worker computes a step, from the point with 23 %."""
 BUSIEST_MB = {1: 102.2, 2: 51.1, 8: 16.6, 32: 10.0, 64: 9.44}
-"""Of ResNet-50, greedy placement, by servers."""
+"""MB on the busiest server, by number of servers; ResNet-50, greedy placement."""
 
 
 def efficiency(point: StudyPoint) -> float:

@@ -1,4 +1,4 @@
-"""`hpcdl sweep --predict`: what a study will cost, from earlier runs or facts; nothing starts, and guesses are told."""
+"""`hpcdl sweep --predict` estimates a study's cost from earlier runs or facts, starts nothing and marks guesses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_points_cost_what_the_cluster_takes() -> None:
 
 
 def test_settings_of_the_study_count() -> None:
-    """Half the bytes on a slow network are told by the timeline, though no run had them."""
+    """Predictions use the study's settings: fp16 halves the bytes on a slow network, although no run had it."""
     slow = study(make_cluster(4))  # AlexNet
     asked = {"model": "alexnet", "data": "synthetic:imagenet", "strategy": "ring", "servers": 1, "workers": "16",
              "batch_size": make_cluster(4).batch, "ranks_per_node": 1}  # fmt: skip
@@ -168,9 +168,9 @@ EMULATED = "emulated:lenet:0.2s"
 @pytest.mark.mpi
 @pytest.mark.soak
 def test_records_of_real_training_are_evidence(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Of a network whose steps take their time on a busy machine too.
+    """Records of real training are evidence; the network's steps take their time on a busy machine too.
 
-    In every test predict/test_traced.py has real records as evidence, and this command those that a study writes.
+    predict/test_traced.py uses real records in every test run; this test calls the sweep command.
     """
     train = ["train", "--model", EMULATED, "--data", "synthetic:mnist@640", "--strategy", "ring", "--batch-size", "16",
              "--steps", "12", "--profile", "none"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""An engine or a library as an axis of a study: it reaches the ranks, stands in their records, and keeps them apart."""
+"""An engine or library as an axis of a study reaches the ranks, is in their records and separates their runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ warmup-steps = 1
 
 
 def swept(command: CommandLine, folder: Path, axis: str, **environment: str) -> dict[str, dict[str, Any]]:
-    """The records of a study with that axis, by the value of it."""
+    """Return the records of a study over this axis, by its value."""
     (folder / "study.toml").write_text(MATRIX.format(axis=axis))
     line = ["sweep", folder / "study.toml", "--out", folder / "out"]
     finished = command(line, env=environment, timeout_s=300)

@@ -1,4 +1,4 @@
-"""Weak scaling on one node: a rank has the same threads at every size."""
+"""In weak scaling on one node, a rank has the same number of threads at every size."""
 
 from __future__ import annotations
 

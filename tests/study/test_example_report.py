@@ -1,4 +1,4 @@
-"""docs/example-report and docs/example-evidence are what their studies give, by the commands that their pages show."""
+"""docs/example-report and docs/example-evidence follow from their studies, by the commands on their pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every study of the gallery runs small as shipped, to its report, in minutes on two cores."""
+"""The small version of every study of the gallery runs up to its report, in minutes on two cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study as batch jobs: what is submitted, and what not again, and what a job's time limit does to a sweep."""
+"""A study as batch jobs: what is submitted, what is not submitted twice, and how a time limit ends a sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = JobLimits(time_s=1800.0, partition="normal", nodes_wanted=NodeWishes(qo
 
 
 class Queue:
-    """Stands for Slurm's commands: numbers jobs from 101 on and says of each what `states` holds."""
+    """Fake Slurm commands: number jobs from 101 and answer with the states in `states`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def finish(folder: Path, nodes: int, **flags: Any) -> None:
-    """The part of `nodes` nodes as a job leaves it that ran all of its runs."""
+    """Write the part of `nodes` nodes as a job leaves it after running all its runs."""
     study, plan = small_study(**flags)
     state = new_state(study, plan.only_nodes(nodes))
     for run in state.runs:
@@ -86,7 +86,7 @@ def test_one_job_for_each_number_of_nodes(queue: Queue, tmp_path: Path) -> None:
 
 
 def test_what_the_jobs_read_is_the_same_study(tmp_path: Path) -> None:
-    """Every study of the gallery, flags and the small version included, comes back from the file that jobs get."""
+    """Jobs read the same study from their file, for every study of the gallery, with flags and the small version."""
     files = sorted((ROOT / "share" / "hpcdl" / "studies").glob("*.toml"))
     assert len(files) > 6
     for path in [*files, None]:
@@ -165,14 +165,14 @@ def limited(tmp_path: Path, stop_after_s: float, **behaviour: Any) -> tuple[Call
 
 
 def test_the_time_limit_of_the_job_ends_the_sweep_with_75(tmp_path: Path) -> None:
-    run, fake = limited(tmp_path, patience(3), seconds=60)  # the fake's Python has to start before that
+    run, fake = limited(tmp_path, patience(3), seconds=60)  # the fake's Python has to start before the limit
     with pytest.raises(StoppedEarly, match="4 of 4 runs to go"):
         run()
     assert len(told(fake)) == 1
 
 
 def test_a_run_that_the_batch_system_stops_has_not_failed(tmp_path: Path) -> None:
-    """Slurm warns the ranks themselves, up to a minute early: they leave with 75, and the job's sweep with them."""
+    """Runs stopped by the batch system have not failed: Slurm warns the ranks early, which exit with 75."""
     run, fake = limited(tmp_path, 60.0, **{"run_001-ring-1w-8b-r1": ["stopped"], "run_002-ring-2w-8b-r1": ["stopped"]})
     with pytest.raises(StoppedEarly, match="of 4 runs to go"):
         run()

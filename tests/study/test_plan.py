@@ -168,11 +168,11 @@ AXES = sorted(item.key for item in all_settings(TrainConfig) if item.key not in 
 
 @pytest.mark.parametrize("key", AXES)
 def test_every_setting_of_train_is_an_axis(key: str, tmp_path: Path) -> None:
-    """Of the file and of the command line; what a run is given is what was written."""
+    """Every setting of train is an axis, from file and command line, and runs receive the value as written."""
     item = next(item for item in all_settings(TrainConfig) if item.key == key)
     words = (*item.choices, "1", "2", "0", "0.5", "0.25", "off", "full", "none", "int8")
     if key == "seed":
-        words = ("1", "4")  # three repeats have the seeds between them
+        words = ("1", "4")  # the three repeats use the seeds between these
     able = [choice for choice in words if _parses(item, choice)]
     assert able
     choices = list({item.parse(choice): choice for choice in able}.values())[:2]
@@ -205,7 +205,7 @@ def load_tables(study: Study, tmp_path: Path) -> list[tuple[tuple[str, Any], ...
 
 
 def test_a_seed_that_a_repeat_has_already_is_refused(tmp_path: Path) -> None:
-    """Two runs of one seed would count as two measurements of what is one draw."""
+    """A seed that a repeat already uses is refused: one draw would count as two measurements."""
     text = 'workers = [1]\nstrategy = ["ring"]\nseed = [1, 3]\n'
     with pytest.raises(
         UsageError, match="3 repeats of seed 1 have seeds 1 to 3, so that 3 would run twice; list seeds 3"
@@ -269,12 +269,12 @@ def test_labels_are_read(tmp_path: Path) -> None:
 STUDIES = ROOT / "share" / "hpcdl" / "studies"
 FOLDERS = {"sc17-groups": "synthetic:227x227x3:10@50000", "bnl-accuracy": "synthetic:imagenet",
            "sc17-methods": "synthetic:mnist", "rarely": "synthetic:mnist"}  # fmt: skip
-"""Studies whose data a user makes first, and what stands for it here."""
+"""Studies whose data the user must make first, and the synthetic data used here instead."""
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.toml")))
 def test_the_gallery_is_ready_to_run(name: str) -> None:
-    """Every run of every study is one that `hpcdl train` accepts; the small versions fit one node."""
+    """`hpcdl train` accepts every run of every study; the small versions fit one node."""
     flags = {"data": FOLDERS[name]} if name in FOLDERS else {}
     study = load_study(STUDIES / f"{name}.toml", flags)
     plan, _ = prepare_points(study, make_plan(study))

@@ -1,4 +1,4 @@
-"""A search proposes well, stops what is behind, takes failures as results, and loses and doubles nothing."""
+"""A search proposes good trials, stops poor ones, treats failures as results, and loses or repeats no trial."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.conftest import ROOT, CommandLine
 from tests.study.searches import SPACE, TRAIN, make_search, run
 
 NUM = 18
-"""Trials of the search that most tests look at."""
+"""Number of trials of the search that most tests use."""
 THREE = (
     "[space]\nlearning-rate = {low = 1e-4, high = 1.0, log = true}\nbatch-size = {low = 4, high = 512, log = true}\n"
     "momentum = {low = 0.0, high = 0.99}\n"
@@ -40,7 +40,7 @@ THREE = (
 
 
 def known(rate: float, batch: float, momentum: float) -> float:
-    """An optimum of 1 at learning rate 0.03, batch 32, momentum 0.3."""
+    """Return a value with an optimum of 1 at learning rate 0.03, batch 32, momentum 0.3."""
     return 1 - (math.log10(rate) + 1.5) ** 2 / 9 - (math.log2(batch) - 5) ** 2 / 36 - (momentum - 0.3) ** 2
 
 
@@ -90,7 +90,7 @@ def test_a_resumed_search_proposes_nothing_again(sampler: str, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SearchStudy, SearchRecord]:
-    """NUM trials, as many at a time as there are cores."""
+    """A search of NUM trials, with as many at a time as there are cores."""
     folder = tmp_path_factory.mktemp("search")
     search = make_search(folder, trials=NUM)
     return folder, search, run(folder, search, pace_s=0.03)
@@ -186,7 +186,7 @@ def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, Sear
 def test_trials_of_another_job_do_not_compete(
     found: tuple[Path, SearchStudy, SearchRecord], train: str, flags: dict[str, int], told: str
 ) -> None:
-    """The winner's command would have settings with which nothing has reached its value."""
+    """Resuming with other training settings is refused: the best command would contain settings that were not tried."""
     folder, _, _ = found
     with pytest.raises(UsageError, match=told):
         run(folder, make_search(folder, train=train, trials=NUM + 1, **flags), resume=True)

@@ -69,7 +69,7 @@ def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_numbers_are_not_finite_is_not_started_again(tmp_path: Path) -> None:
-    """Its seed and settings would be the same: it has failed at once, and only --resume starts it anew."""
+    """A diverged run is not retried, as seed and settings stay the same; only --resume starts it again."""
     study, plan = small_study(workers="1", repeats=2, retries=1)
     bad, unlucky = "001-ring-1w-8b-r1", "001-ring-1w-8b-r2"
     allocation = behave(tmp_path / "fake", **{f"run_{bad}": ["diverge"], f"run_{unlucky}": ["fail"]})
@@ -108,7 +108,7 @@ def wait_for_starts(folder: Path, num: int) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there and no zombie that nobody has waited for."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def test_a_finished_run_without_its_record_is_run_again_and_said(tmp_path: Path,
 
 
 def test_what_killed_ranks_have_recorded_does_not_stay_on_the_node(tmp_path: Path) -> None:
-    """Where nobody was left to fetch it: the run begins anew, and what there is of the old one goes."""
+    """After a kill, the restarted run removes from the node what the old ranks recorded."""
     behave(tmp_path, seconds=30)
     process = started(tmp_path)
     wait_for_starts(tmp_path, 1)

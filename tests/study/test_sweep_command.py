@@ -1,4 +1,4 @@
-"""`hpcdl sweep` as a user calls it, with real training."""
+"""`hpcdl sweep` as users call it, with real training."""
 
 from __future__ import annotations
 

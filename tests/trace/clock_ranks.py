@@ -1,6 +1,6 @@
-"""Ranks whose clocks are shifted and drift, and a word that goes round them; also as MPI ranks.
+"""Ranks with shifted and drifting clocks that pass a message around; also run as MPI ranks.
 
-`python clock_ranks.py FOLDER BEGAN` under mpiexec; FOLDER gets the ranks' files and truth.json.
+`python clock_ranks.py FOLDER BEGAN` under mpiexec; FOLDER receives the ranks' files and truth.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcdl.trace.recorder import TraceRecorder
 
 TURNS = 40
 SHIFTS = ((0.0, 0.0), (2.0, 50e-6), (-2.0, -50e-6), (0.5, 20e-6), (2.0, 50e-6), (1000.0, 100e-6))
-"""Seconds that a rank's clock is ahead, and what it gains in a second."""
+"""By rank: seconds that its clock is ahead, and seconds that it gains per second."""
 
 
 def shifted(rank: int, began_s: float) -> Callable[[], float]:
@@ -28,7 +28,7 @@ def shifted(rank: int, began_s: float) -> Callable[[], float]:
 
 
 def passed_around(group: Communicator, folder: Path, began_s: float, *, same: tuple[int, ...] = ()) -> list[float]:
-    """A word goes round the ranks; each notes when it had it on its own clock. Returns when that really was."""
+    """Pass a message around; each rank records when it had it on its own clock. Return the true times."""
     clock = shifted(group.rank, began_s)
     identity = "one clock" if group.rank in same else f"clock {group.rank}"
     facts = {"rank": group.rank, "size": group.size, "host": group.host, "role": "worker"}
@@ -53,7 +53,7 @@ def passed_around(group: Communicator, folder: Path, began_s: float, *, same: tu
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     from hpcdl.comm.mpi.communicator import finalize, world
 
     group, folder = world(), Path(sys.argv[1])

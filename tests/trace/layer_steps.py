@@ -1,4 +1,4 @@
-"""Trains some steps with spans of layers and without, and says what is different and what was told.
+"""Train some steps with and without spans of layers; write the differences and the recorded spans.
 
 `python layer_steps.py OUT.json`; first with TensorFlow's own clock, then with op determinism, which refuses it.
 """
@@ -33,7 +33,7 @@ STEPS, BATCH = 4, 6
 
 
 class Spans(NoRecorder):
-    """Wants layers, and keeps what it is told."""
+    """A recorder that requests layers and keeps what it receives."""
 
     wants_layers = True
 
@@ -45,7 +45,7 @@ class Spans(NoRecorder):
 
 
 def chain() -> keras.Model:
-    """Layers one after the other, some without weights."""
+    """Layers in sequence, some without weights."""
     return keras.Sequential(
         [
             keras.Input((12, 12, 3)),
@@ -62,7 +62,7 @@ def chain() -> keras.Model:
 
 
 def branches() -> keras.Model:
-    """Two ways from one input, a layer that is called twice, one with its weights in a loop."""
+    """Two paths from one input, a layer that is called twice, and a layer with its weights in a loop."""
     inputs = keras.Input((12, 12, 3))
     stem = layers.Conv2D(4, 3, padding="same", activation="relu", name="stem")(inputs)
     left = layers.Conv2D(4, 1, name="left")(stem)
@@ -78,7 +78,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {"chain": chain, "branches": bran
 
 
 def trained(name: str, recorder: Recorder, accumulate: int) -> list[Any]:
-    """All weights after some steps."""
+    """Return all weights after some steps."""
     keras.utils.set_random_seed(5)
     model = MODELS[name]()
     optimizer = build_optimizer(OptimizerConfig(optimizer="adam"), model.trainable_variables, loss_scaling=False)
@@ -101,7 +101,7 @@ def trained(name: str, recorder: Recorder, accumulate: int) -> list[Any]:
 
 
 def main() -> None:
-    """Each network, with and without; then once more with op determinism."""
+    """Train each network with and without spans; then once more with op determinism."""
     results: dict[str, Any] = {}
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)

@@ -1,4 +1,4 @@
-"""Traces of known truth: steps that are built from what each rank takes for each part."""
+"""Synthetic traces with known truth, built from the duration of each part on each rank."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def trace(
     rates: Mapping[str, float] = {},
     busy: tuple[float, float] | None = None,
 ) -> RankTrace:
-    """A rank on a host of its own whose clock is ahead, known to a microsecond.
+    """Return the trace of a rank on its own host, whose clock is ahead by an amount known to a microsecond.
 
-    `busy`: processors that work while it computes, and else, as looks tell that are 20 ms apart.
+    `busy`: processors in use while the rank computes, and otherwise; sampled every 20 ms.
     """
     together = numpy.concatenate(spans)
     together = together[numpy.argsort(together["begin_s"], kind="stable")]
@@ -104,10 +104,10 @@ def synchronous(
     updates_longer_s: Mapping[int, float] = {},
     busy: Sequence[tuple[float, float]] = (),
 ) -> tuple[Merged, Steps]:
-    """Steps that take each rank (R, S) seconds to read and compute, on one clock again.
+    """Return merged steps in which each rank takes (R, S) seconds to read and compute.
 
-    One bucket leaves with the last gradient, and another that takes `hidden_s` is over before. A rank that has the sums
-    of each step later than the others, or is longer at its update, begins its next step as much later.
+    One bucket leaves with the last gradient; another takes `hidden_s` and ends before. A rank that receives the sums of
+    each step later than the others, or updates for longer, begins its next step later by that time.
     """
     num_ranks, num_steps = input_s.shape
     slowest_s = (input_s + compute_s).max(axis=0)

@@ -1,8 +1,8 @@
-"""A network, and a way to read for it, that are slow on one rank after another: what is planted changes with the step.
+"""A network and a preprocessing function that are slow on one rank after another, by the planned cause of each step.
 
 `hpcdl train --model tests.trace.planted_model:network --preprocess tests.trace.planted_model:prepared` reads
-the plan, a JSON list of [cause, rank, whether a clock rate is told], from the file PLAN. Each entry holds for WINDOW
-steps; before it begins, rank 0 waits until somebody has answered in the folder of the plan.
+the plan, a JSON list of [cause, rank, whether a clock rate is reported], from the file PLAN. Each entry holds for
+WINDOW steps; before it begins, rank 0 waits until the test has answered in the folder of the plan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from hpcdl.trace.stragglers import CLOCK, CONTENTION, INPUT_CAUSE
 
 PLAN = "PLANTED_PLAN"
 WINDOW = 20
-"""Steps."""
+"""Number of steps."""
 SIDE, ROUNDS, USUAL_KHZ = 128, 400, 2_400_000
-"""Matrices of so many rows, multiplied so often in each step, at this clock rate."""
+"""Rows of the matrices, their products per step, and the clock rate in kHz."""
 SLOW_READ_S = 1.5
-"""Longer than a step: what comes while the rank computes slows nobody down."""
+"""Longer than a step: a batch that arrives while the rank computes slows no rank."""
 
 
 class Planted:
-    """What this rank is to be in which step."""
+    """What this rank has to do in each step, by the plan."""
 
     def __init__(self, plan: Path, rank: int) -> None:
         self._folder, self._rank = plan.parent, rank
@@ -47,14 +47,14 @@ class Planted:
         self._neighbour.send_signal(signal.SIGSTOP)
         atexit.register(self._neighbour.kill)
         self._khz: int | None = None
-        counters._clock_khz = lambda: self._khz  # this machine may have no clock rate to lower
+        counters._clock_khz = lambda: self._khz  # this machine may have no clock rate that can be lowered
 
     def _here(self, cause: str, step: int) -> bool:
         planted, rank, _ = self._plan[min(step // WINDOW, len(self._plan) - 1)]
         return bool((planted, rank) == (cause, self._rank))
 
     def rounds(self, *_: Any) -> Any:
-        """How much the step that begins computes. Twice the work is what half the clock rate makes of the same work."""
+        """Return how much the next step computes. Doubling the work imitates halving the clock rate."""
         step = next(self._steps)
         half_clock = self._here(CLOCK, step)
         if step % WINDOW == 0:
@@ -68,24 +68,24 @@ class Planted:
         return np.int32(ROUNDS * (1 + half_clock))
 
     def read(self) -> Any:
-        """The next batch is there."""
+        """Return when the next batch is ready."""
         if self._here(INPUT_CAUSE, next(self._batches)):
             time.sleep(SLOW_READ_S)
         return np.float32(0.0)
 
 
 def _on_one_core(rank: int) -> None:
-    """So the busy neighbour shares it."""
+    """Bind the rank to one core, so that the busy neighbour shares it."""
     cores = sorted(os.sched_getaffinity(0))
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), {cores[rank % len(cores)]})
 
 
 class Rounds(keras.layers.Layer):
-    """What it is given, after as many products of matrices as the plan says."""
+    """A layer that returns its input after the planned number of matrix products."""
 
     def call(self, inputs: Any) -> Any:
-        """Unchanged, but for what float32 cannot hold: a product that nobody needs would not be computed."""
+        """Return the input, changed by less than float32 resolves: TensorFlow would skip an unused product."""
         rounds = tf.numpy_function(carried(_planted().rounds), [inputs], tf.int32)
         rounds.set_shape(())
         same = tf.constant(np.eye(SIDE, dtype=np.float32))
@@ -99,20 +99,20 @@ class Rounds(keras.layers.Layer):
 
 @functools.cache
 def _planted() -> Planted:
-    """One of each process, for the model and for what reads."""
+    """Return the one object of this process, shared by the model and the preprocessing."""
     rank = int(os.environ["PMI_RANK"])
     _on_one_core(rank)
     return Planted(Path(os.environ[PLAN]), rank)
 
 
 def network() -> keras.Model:
-    """As many bytes of gradients as LeNet has, for images of 28 x 28."""
+    """Return a network for images of 28 x 28 with as many gradient bytes as LeNet."""
     layers = [Rounds(), keras.layers.Flatten(), keras.layers.Dense(540, "relu"), keras.layers.Dense(10)]
     return keras.Sequential([keras.Input((28, 28, 1)), *layers])
 
 
 def run_plan(inputs: Any, targets: Any, training: bool) -> tuple[Any, Any]:
-    """The batch as it is, when the plan has it."""
+    """Return the batch unchanged, after the delay that the plan asks for."""
     if not training:
         return inputs, targets
     with tf.control_dependencies([tf.numpy_function(carried(_planted().read), [], tf.float32)]):

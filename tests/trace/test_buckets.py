@@ -1,4 +1,4 @@
-"""When buckets have their gradients, from made traces of known truth."""
+"""The times at which buckets have their gradients are right, on synthetic traces with known truth."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.trace.made import NAMES, records, synchronous
 RANKS, STEPS, COMPUTE_S = 3, 20, 0.2
 BYTES = (4 << 20, 1 << 20, 2 << 20, 1 << 20)
 READY = (0.5, 0.6, 0.8, 1.0)
-"""Of computing."""
+"""Fractions of the computing time."""
 
 
 def exchanged(seconds: float, more: float = 0.0) -> tuple[Merged, Steps]:
-    """Buckets that leave when they are ready and the one before is over; `more`: a scale of theirs before each."""
+    """Buckets that leave when ready and after the previous one; `more` adds scale messages before each."""
     random = numpy.random.default_rng(2)
     compute_s = COMPUTE_S * (1 + 0.02 * random.standard_normal((RANKS, STEPS)))
     input_s = numpy.full((RANKS, STEPS), 0.01)
@@ -48,7 +48,7 @@ def test_buckets_that_find_the_link_idle_tell_when_they_are_ready(more: float) -
 
 
 def test_a_bucket_that_waited_for_the_link_is_no_later_than_it_began() -> None:
-    """The second begins when the first is over, at 0.7; by its bytes between its neighbours it was ready at 0.6."""
+    """A bucket that waited for the link begins at 0.7; the bytes of its neighbours show that it was ready at 0.6."""
     found = readiness(*exchanged(0.2 * COMPUTE_S - 0.001))
     assert [ready for _, ready in found] == pytest.approx([0.5, 0.62, 0.9, 1.0], abs=0.12)
     assert found[1][1] < 0.7 - 0.01

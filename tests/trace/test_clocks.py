@@ -1,4 +1,4 @@
-"""One clock for all ranks: what lies apart by two seconds and drifts comes back in order, within the stated error."""
+"""One clock for all ranks: clocks that differ by two seconds and drift are put in order, within the stated error."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_clocks_of_mpi_ranks_come_back_in_true_order(tmp_path: Path) -> None:
 
 
 def in_true_order(merged: Merged, truth: list[list[float]]) -> None:
-    """Every moment is where it was, to within the error that is stated, and so they are in order."""
+    """Check that each event is at its true time within the stated error, and that events are in order."""
     num_ranks = len(truth)
     found = {rank: merged.spans(rank, "had it")["begin_s"] for rank in range(num_ranks)}
     for rank in range(num_ranks):
         off_s = numpy.abs(found[rank] - numpy.array(truth[rank])).max()
         assert off_s <= merged.errors_s[rank] + 1e-9, f"rank {rank} is {off_s} s off"
         assert merged.errors_s[rank] < patience(0.05)
-    if max(merged.errors_s.values()) < 1e-3:  # a busy machine answers late: then the bars say so
+    if max(merged.errors_s.values()) < 1e-3:  # a busy machine answers late, and then the error bars say so
         order = sorted((when, rank) for rank in range(num_ranks) for when in found[rank])
         assert [rank for _, rank in order] == list(range(num_ranks)) * TURNS
 
@@ -90,7 +90,7 @@ def test_the_tree_of_clocks_is_shallow(num_clocks: int) -> None:
             here, steps = parents[here], steps + 1
         assert steps <= num_clocks.bit_length() + 1
     for rank in range(num_clocks, 2 * num_clocks):
-        assert parents[rank] == rank - num_clocks  # the first of its own clock
+        assert parents[rank] == rank - num_clocks  # the first rank with its clock
 
 
 def trace_of(rank: int, points: list[tuple[float, float, float]], parent: int = 0) -> RankTrace:
@@ -116,9 +116,9 @@ def trace_of(rank: int, points: list[tuple[float, float, float]], parent: int = 
 def test_a_merge_without_measured_clocks_is_refused() -> None:
     with pytest.raises(CorruptError, match="the clock of rank 1 was not measured"):
         merge([trace_of(0, [(0, 0, 0)]), trace_of(1, [])])
-    with pytest.raises(CorruptError, match="the clock of rank 2 was not measured"):  # its parent has left nothing
+    with pytest.raises(CorruptError, match="the clock of rank 2 was not measured"):  # its parent left no file
         merge([trace_of(0, [(0, 0, 0)]), trace_of(3, [(0, 0, 1e-6)], parent=2)])
-    with pytest.raises(CorruptError, match="was not measured"):  # a circle
+    with pytest.raises(CorruptError, match="was not measured"):  # a cycle
         merge([trace_of(1, [(0, 0, 1e-6)], parent=1)])
 
 
@@ -131,4 +131,4 @@ def test_the_error_grows_where_nothing_was_measured() -> None:
     assert twice.error_s(numpy.array([15.0, 30.0])) == pytest.approx([1e-5, 3e-5])
     assert twice.drift == pytest.approx(-1e-4)
     bent = ClockModel(parent=0, points=numpy.array([(0, 0, 1e-5), (10, 10.001, 1e-5), (20, 20, 1e-5)], POINT))
-    assert bent.error_s(numpy.array([5.0]))[0] > 0.9e-3  # a clock that was set in between is not to be trusted
+    assert bent.error_s(numpy.array([5.0]))[0] > 0.9e-3  # a clock that was set during the run is not trusted

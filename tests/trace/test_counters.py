@@ -1,4 +1,4 @@
-"""What a rank may use of its processors, from folders as the kernel's control groups have them."""
+"""The processors that a rank may use, read from folders like the kernel's control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every strategy leaves a trace, of workers and servers, that says what its record says."""
+"""Every strategy leaves a trace of its workers and servers that agrees with its record."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STEPS, RANKS = 12, 3
 MPI = [name for name, info in STRATEGIES.items() if info.features.mpi]
 WITHOUT_MPI = [name for name in STRATEGIES if name not in (*MPI, "single")]
 SENDS = ("ring", "async-easgd")
-"""Whose exchanges are messages of its ranks, whatever there is on this machine."""
+"""Strategies that exchange by messages between their ranks on any machine."""
 SAMPLE = [*SENDS]
-"""One that waits for all and one that does not; `make soak` tries the others."""
+"""A strategy that waits for all ranks and one that does not; `make soak` tests the others."""
 
 
 EARLY = ("ring", "tree")
-"""Where weights move while buckets travel, there being several."""
+"""Strategies that update weights while later buckets are still on their way."""
 BUCKET_BYTES, BUCKETS = 500_000, 3
 
 
@@ -45,7 +45,7 @@ def settings(name: str, run_dir: Path) -> dict[str, Any]:
 
 
 def run_all(names: list[str], folder: Path) -> Path:
-    """A folder with a run of each of these, all of them inside one mpiexec."""
+    """Return a folder with a run of each strategy, all inside one mpiexec."""
     mpiexec = find_mpiexec()
     (folder / "cases.json").write_text(json.dumps([settings(name, folder / name) for name in names]))
     script = ROOT / "tests" / "strategies" / "digits_ranks.py"
@@ -97,7 +97,7 @@ def check(name: str, run: Path) -> None:
 
 
 def check_layers(workers: Sequence[RankTrace], info: StrategyInfo) -> None:
-    """All of the network's layers, forward, backward and each update; a graph of TensorFlow 1 tells nothing."""
+    """Check that all layers have spans forward, backward and of each update; TensorFlow 1 graphs record none."""
     for trace in workers:
         for kind in (FORWARD, BACKWARD, LAYER_UPDATE):
             spans = trace.spans(kind)
@@ -175,9 +175,9 @@ if hpcdl.rank() == 0:
 def test_a_script_tells_when_its_gradients_are_there(
     run_hpcdl: CommandLine, tmp_path: Path, levels: tuple[str, ...]
 ) -> None:
-    """Of all layers but the one that comes first, after which the others begin; and its weights stay the same.
+    """A script's trace has gradients of all layers but the first, from which others count; weights do not change.
 
-    Those of a traced run do in every test in training/test_steps_per_call.py.
+    In every test training/test_steps_per_call.py checks that tracing changes no weights.
     """
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = []

@@ -1,4 +1,4 @@
-"""The file of a rank: a ring with a cap, whole after a kill, refused where it is damaged."""
+"""The trace file of a rank: a capped ring, complete after a kill, refused if damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     file.write("later", 20.0, 21.0, 7, 1, -1, -1)
     file.write("sending", 10.0, 11.5, 1 << 40, 0, 5, 2)
     file.write("counter: memory", 12.0, 12.0, 99, -1, -1, -1)
-    found = read_trace(file.path)  # while it is open
+    found = read_trace(file.path)  # while the file is open
     assert (found.rank, found.size, found.host, found.role, found.level) == (3, 8, "node7", "worker", "full")
     assert (found.begin_s, found.wall_s, found.parent) == (1.5, 2.5, 2)
     assert found.points.tolist() == [(1.0, 3.0, 1e-6)]

@@ -1,4 +1,4 @@
-"""What a trace tells, against made traces of known truth."""
+"""Findings agree with the known truth of synthetic traces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_parts_waits_and_the_path_of_a_step() -> None:
 
 
 def test_a_gap_ends_where_the_first_weights_move() -> None:
-    """A bucket's update that begins 3 ms before the last bucket has come makes the gap 3 ms shorter."""
+    """A bucket's update that begins 3 ms before the last bucket arrives makes the gap 3 ms shorter."""
     calm = even(0.01), even(0.1)
     _, steps = synchronous(*calm)
     came_s = steps.borders[0, :, EXCHANGED]
@@ -79,7 +79,7 @@ CALM_S = numpy.full((RANKS, STEPS), 0.01), numpy.full((RANKS, STEPS), 0.1)
 
 
 def layered(spans: Mapping[str, tuple[float, float]], layer: str) -> list[Any]:
-    """The same spans of one layer in each step of CALM_S, from a step's begin on."""
+    """Return the same spans of one layer in each step of CALM_S, relative to the step's begin."""
     _, steps = synchronous(*CALM_S)
     numbers, began_s = numpy.arange(len(steps.numbers)), steps.borders[0, :, BEGAN]
     bucket = NAMES.index(layer)
@@ -87,7 +87,7 @@ def layered(spans: Mapping[str, tuple[float, float]], layer: str) -> list[Any]:
 
 
 def test_layers_have_times_and_gaps_of_their_own() -> None:
-    """Steps of 136 ms: the weights of conv1 move for 4 ms in each, those of dense for 1 ms."""
+    """Each layer has its own times and gaps: in steps of 136 ms, conv1 updates for 4 ms and dense for 1 ms."""
     dense = {FORWARD: (0.03, 0.04), BACKWARD: (0.04, 0.06), LAYER_UPDATE: (0.10, 0.101)}
     conv1 = {FORWARD: (0.01, 0.03), BACKWARD: (0.06, 0.11), LAYER_UPDATE: (0.131, 0.135)}
     more = {rank: [*layered(dense, "dense"), *layered(conv1, "conv1")] for rank in range(RANKS)}
@@ -99,7 +99,7 @@ def test_layers_have_times_and_gaps_of_their_own() -> None:
 
 
 def test_layers_of_which_only_gradients_are_known_stand_in_the_order_of_calls() -> None:
-    """As in a script: nothing is known of the way forward, nor of what came before the first gradient."""
+    """With gradients only, as in a script, layers are in call order without forward times or first gap."""
     spans = [*layered({BACKWARD: (0.04, 0.06)}, "dense"), *layered({BACKWARD: (0.06, 0.11)}, "conv1")]
     found = findings(*synchronous(*CALM_S, more={1: spans}, ahead_s=0.0))
     assert [(one.layer, one.forward_s, one.gap_median_s) for one in found.layers] == [
@@ -111,7 +111,7 @@ def test_layers_of_which_only_gradients_are_known_stand_in_the_order_of_calls() 
 
 
 def test_what_hosts_carry_is_told_over_time_and_against_the_link() -> None:
-    """60 steps of 0.136 s, counted from second 0 to 9: 50 MiB in each of them on host 1, nothing on the others."""
+    """Network traffic is reported over time and against the link: 60 steps of 0.136 s, 50 MiB per second on host 1."""
     rates = [{counters.NETWORK: 50 * 2**20 * (rank == 1)} for rank in range(RANKS)]
     merged, steps = synchronous(*CALM_S, rates=rates)
     (told,) = findings(merged, steps, link_bytes_per_second=100 * 2**20).network
@@ -152,7 +152,7 @@ def without(name: str, facts: Mapping[str, float]) -> dict[str, float]:
 
 
 def planted(cause: str, seed: int) -> tuple[Merged, Steps]:
-    """Four ranks, of which rank 2 is slow by a quarter of its step."""
+    """Return four ranks of which rank 2 is slow by a quarter of its step."""
     input_s, compute_s = even(0.01, seed), even(0.1, seed + 1000)
     rates: list[dict[str, float]] = [dict(CALM) for _ in range(RANKS)]
     more: dict[int, list[Any]] = {}
@@ -175,7 +175,7 @@ def planted(cause: str, seed: int) -> tuple[Merged, Steps]:
 
 
 def behind_a_slow_link(input_s: Any, compute_s: Any, rates: Any) -> tuple[Merged, Steps]:
-    """A ring whose links from and to rank 2 take five times as long: all ranks see a long exchange."""
+    """Return a ring whose links from and to rank 2 take five times as long: every rank sees a long exchange."""
     exchange_s = 0.05
     _, steps = synchronous(input_s, compute_s, exchange_s=exchange_s)
     begin_s = steps.borders[:, :, 2].max(axis=0)
@@ -184,7 +184,7 @@ def behind_a_slow_link(input_s: Any, compute_s: Any, rates: Any) -> tuple[Merged
         receiver = (sender + 1) % RANKS
         took_s = 0.05 if 2 in (sender, receiver) else 0.01
         facts = {"value": 1 << 18}
-        # the receiver asks at once; a rank behind the slow one gets its data late, but the data travels quickly
+        # the receiver asks at once; a rank after the slow one gets its data late, but the transfer is quick
         late_s = 0.0 if 2 in (sender, receiver) else 0.04
         sent = records("sending", begin_s + late_s, begin_s + late_s + took_s, steps.numbers, peer=receiver, **facts)
         came = records("receiving", begin_s, begin_s + late_s + took_s, steps.numbers, peer=sender, **facts)
@@ -208,9 +208,9 @@ def test_a_planted_straggler_is_named_with_its_cause(cause: str) -> None:
 
 @pytest.mark.parametrize(("work", "cause"), [(2, "unknown"), (1, "processor contention")])
 def test_where_all_stand_in_line_who_computes_for_longer_does_so_for_longer(work: int, cause: str) -> None:
-    """Each has a quarter of a core, so it waits thrice as long as it computes. Rank 2 waits twice as long as others.
+    """With a quarter core per rank, each waits three times as long as it computes, and rank 2 twice as long as others.
 
-    With twice the processor time that is as they do: it has more to do, or does it more slowly. With theirs it has a
+    With twice the processor time too, rank 2 has more work or works more slowly. With the same processor time, it has a
     neighbour.
     """
     compute_s = even(0.1)
@@ -240,7 +240,7 @@ IDLES, WORKS = "waiting or sleeping", "unknown"
 def test_processor_time_tells_sleep_from_work(
     others: float, slow: float, waits: bool, cause: str, evidence: str
 ) -> None:
-    """Rank 2 computes for 0.18 s where others take 0.1; all of them poll while they wait, with one processor."""
+    """Processor time separates waiting from work: rank 2 computes 0.18 s, others 0.1 s, and all poll while waiting."""
     compute_s = even(0.1)
     compute_s[2] += 0.08
     busy = [(slow if rank == 2 else others, 1.0) for rank in range(RANKS)]
@@ -258,7 +258,7 @@ def test_where_nobody_counted_the_cause_is_unknown() -> None:
 
 
 def test_what_the_others_wait_differently_too_is_no_contention() -> None:
-    """Rank 2 waits 60 ms of a second more than the median of the others, which are up to 50 ms off that themselves."""
+    """Waiting 60 ms/s more than the others' median is no contention, if they differ by up to 50 ms/s themselves."""
     compute_s = even(0.1)
     compute_s[2] += 0.03
     rates = [{counters.CPU_US: 1e5, counters.WAITED_US: 3e5 + more} for more in (5e4, 0.0, 6e4, -4e4)]
@@ -268,7 +268,7 @@ def test_what_the_others_wait_differently_too_is_no_contention() -> None:
 
 @pytest.mark.parametrize(("used", "cause"), [(0.49, "unknown"), (0.2, "processor contention")])
 def test_who_uses_all_that_it_may_has_no_neighbours(used: float, cause: str) -> None:
-    """Rank 2 may use half a processor. Its threads stand in line, behind each other where it has used nearly all."""
+    """A rank that uses all of its half processor has no neighbours: its threads wait for each other."""
     compute_s = even(0.1)
     compute_s[2] += 0.03
     usual = {counters.CPU_US: 4.9e5, counters.WAITED_US: 5e5, counters.PROCESSORS: 500.0}
@@ -279,7 +279,7 @@ def test_who_uses_all_that_it_may_has_no_neighbours(used: float, cause: str) -> 
 
 
 def test_a_thread_that_ended_takes_no_waits_away() -> None:
-    """How long threads waited is known of those that live: near the end the sum falls by what one of them had."""
+    """A thread that ends removes its waiting time from the sum, which does not count as less waiting."""
     rates = [CALM | {counters.WAITED_US: 3e5} for _ in range(RANKS)]
     merged, steps = synchronous(even(0.01, 1), even(0.1), rates=rates)
     counted = merged.traces[2].counters
@@ -290,7 +290,7 @@ def test_a_thread_that_ended_takes_no_waits_away() -> None:
 
 
 def test_switches_tell_only_where_nobody_counts_waits() -> None:
-    """A rank that polls lets others go first ten thousands of times a second, and each time counts as a switch."""
+    """Switches count only without waiting times: a polling rank yields ten thousands of times per second."""
     compute_s = even(0.1)
     compute_s[2] += 0.03
     rates = [CALM | {counters.SWITCHES: 4e4 if rank == 2 else 500.0} for rank in range(RANKS)]
@@ -303,7 +303,7 @@ def test_switches_tell_only_where_nobody_counts_waits() -> None:
 
 
 def test_a_slow_link_is_named_though_its_rank_waits_for_a_processor_too() -> None:
-    """By 4 ms of each step more than others, which explain no 30 ms."""
+    """A slow link is named although its rank also waits for a processor, by 4 ms per step, too little for 30 ms."""
     input_s, compute_s = even(0.01), even(0.1, 1000)
     compute_s[2] += 0.008
     rates = [CALM | {counters.WAITED_US: 3e4 if rank == 2 else 1e4} for rank in range(RANKS)]
@@ -312,7 +312,7 @@ def test_a_slow_link_is_named_though_its_rank_waits_for_a_processor_too() -> Non
 
 
 def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:
-    """Behind a slow rank of a ring, say. One that computes for longer too is named for that alone."""
+    """A rank that hears late from others (after a slow one in a ring) is not blamed, unless it computes longer too."""
     compute_s = even(0.1)
     assert findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers == []
     compute_s[3] += 0.02
@@ -379,7 +379,7 @@ def test_only_steps_that_every_rank_has_kept_count() -> None:
     whole, _ = synchronous(numpy.full((2, 10), 0.01), numpy.full((2, 10), 0.1))
     ring = {rank: one.records for rank, one in whole.traces.items()}
     newest = ring[0][ring[0]["step"] >= 4]
-    newest = newest[(newest["step"] > 4) | (newest["name"] > 2)]  # of step 4 the ring has kept a part
+    newest = newest[(newest["step"] > 4) | (newest["name"] > 2)]  # the ring has kept only a part of step 4
     cut = merge([trace(0, 2, [newest]), whole.traces[1]])
     assert steps_of(cut, synchronous=True).numbers.tolist() == [5, 6, 7, 8, 9]
     assert steps_of(cut, synchronous=True, first=7).numbers.tolist() == [7, 8, 9]

@@ -1,4 +1,4 @@
-"""Spans of layers: what is told is in order, what cannot be told is not, and no number changes by it."""
+"""Spans of layers are in order, unmeasurable layers have none, and recording changes no number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = {
     "branches": {"stem", "left", "right", "shared", "rows/lstm_cell", "last"},
 }
 TOLD = {"chain": LAYERS["chain"], "branches": {"stem", "right", "last"}}
-"""Forward: not the left branch, which the right one does not use, nor what is called twice or inside of a loop."""
+"""Layers with forward spans: not the left branch, unused by the right one, nor layers called twice or in a loop."""
 CASES = [f"{name} {clock}" for name in ("chain 1", "branches 1", "chain 2") for clock in ("own", "python")]
 
 
@@ -48,7 +48,7 @@ def test_layers_are_told_and_no_number_changes(found: Any, case: str) -> None:
         own = backward[step * len(LAYERS[name]) : (step + 1) * len(LAYERS[name])]
         assert all(begin <= end for _, _, begin, end in own)
         assert all(one[3] == other[2] for one, other in itertools.pairwise(own))
-    if name == "chain":  # one layer ends where the next one begins
+    if name == "chain":  # each layer ends as the next begins
         ahead = [span for span in spans if span[0] == FORWARD]
         assert [span[1].partition("/")[2] for span in ahead] == ["first", "norm", "second", "last"] * STEPS
         for step in range(STEPS):

@@ -21,7 +21,7 @@ otf2 = pytest.importorskip("otf2", reason="the library has wheels for Python 3.1
 
 
 def read_archive(folder: Path) -> tuple[Any, dict[str, list[tuple[int, str, str, Any]]]]:
-    """The clock of an OTF2 archive, and by location its events, as OTF2's own reader has them."""
+    """Return the archive's clock and its events by location, read by OTF2's own reader."""
     found: dict[str, list[tuple[int, str, str, Any]]] = {}
     with otf2.reader.open(str(folder / "traces.otf2")) as archive:
         for location in archive.definitions.locations:
@@ -34,7 +34,7 @@ def read_archive(folder: Path) -> tuple[Any, dict[str, list[tuple[int, str, str,
 
 
 def spans_of(events: list[tuple[int, str, str, Any]]) -> list[tuple[str, int, int, int]]:
-    """Region, begin, end and step of what OTF2 has entered and left; regions must nest."""
+    """Return region, begin, end and step of each entered and left region; fails unless regions nest."""
     found, entered = [], []
     for ticks, kind, region, step in events:
         if kind == "Enter":

@@ -1,9 +1,9 @@
-"""Stragglers planted on real hosts: each is named with its cause. `pytest -m soak -s` prints what was found.
+"""Stragglers planted on real hosts are named with their cause. `pytest -m soak -s` prints the findings.
 
-Four hosts of the lab, each with a share of a core, train together, and one after the other has a busy neighbour on its
-core, reads slowly, is behind a link of 100 Mbit/s, or needs twice as long for the same work. This machine may have no
-clock rate to lower: then twice the work is computed, and in half of the tries a double of the kernel's file tells it;
-in the others the cause cannot be known, and is told as that.
+Four hosts of the lab, each with a share of a core, train together. One after the other has a busy neighbour on its
+core, reads slowly, is behind a link of 100 Mbit/s, or needs twice as long for the same work. If this machine has no
+clock rate to lower, the work is doubled instead. In half of the tries a copy of the kernel's file reports the rate;
+in the others the cause cannot be known, and the finding says so.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ pytestmark = [pytest.mark.lab("hosts"), pytest.mark.soak]
 HOSTS, TRIES = 4, 20
 CAUSES = (CONTENTION, INPUT_CAUSE, NETWORK, CLOCK)
 SHARE = 0.25
-"""Of a core, for each host: two hosts fit on a core, and what else runs on this machine has room beside them."""
+"""Share of a core per host: two hosts fit on a core, with room for other work on this machine."""
 LINK, SLOW_LINK = "1gbit", "100mbit"
 WINDOW, SETTLED = 20, 3
-"""Steps of a try (tests/trace/planted_model.py), of which the first see the change."""
+"""Steps of a try (tests/trace/planted_model.py), and the first ones, in which the change takes effect."""
 COUNT_EVERY_S = 1.0
 LIMIT_S = 3400.0
 PLAN = [(cause, rank % HOSTS, rank // HOSTS % 2 == 1) for rank in range(TRIES) for cause in CAUSES]
 
 
 def train(lab: Lab, folder: Path, plan: Sequence[tuple[str, int, bool]]) -> Path:
-    """The directory of a run in which one thing of `plan` after another is planted; this process changes links."""
+    """Return the directory of a run with the causes of `plan` in turn; this process changes the links."""
     mpiexec = find_mpiexec()
     if mpiexec.flavour != "mpich":
         pytest.skip("only MPICH starts ranks on these hosts")
@@ -71,7 +71,7 @@ def train(lab: Lab, folder: Path, plan: Sequence[tuple[str, int, bool]]) -> Path
 
 
 def cut(trace: RankTrace, first: int, end: int) -> RankTrace:
-    """The trace as if only these steps had been traced; counters from just before to just after."""
+    """Return the trace cut to these steps, with counters from just before to just after."""
     records = trace.records[(trace.records["step"] >= first) & (trace.records["step"] < end)]
     begin_s, end_s = records["begin_s"].min() - COUNT_EVERY_S, records["end_s"].max() + COUNT_EVERY_S
     counted_s = trace.counters["begin_s"]
@@ -81,14 +81,14 @@ def cut(trace: RankTrace, first: int, end: int) -> RankTrace:
 
 
 def named(traces: Sequence[RankTrace], first: int, end: int) -> list[Straggler]:
-    """What these steps tell, costliest first."""
+    """Return the stragglers of these steps, costliest first."""
     merged = merge([cut(trace, first, end) for trace in traces])
     return list(findings(merged, steps_of(merged, synchronous=True)).stragglers)
 
 
 @pytest.fixture(scope="module")
 def tries() -> Iterator[dict[str, list[tuple[int, str, list[Straggler]]]]]:
-    """By cause the slow rank of each try, the cause that can be told, and who was found."""
+    """By cause and for each try: the slow rank, the cause that can be known, and the stragglers found."""
     found: dict[str, list[tuple[int, str, list[Straggler]]]] = {cause: [] for cause in CAUSES}
     with lab_folder() as folder:
         lab = Lab(folder, num_nodes=HOSTS, rate=LINK, cores=SHARE)
@@ -107,7 +107,7 @@ def tries() -> Iterator[dict[str, list[tuple[int, str, list[Straggler]]]]]:
 def test_a_slow_rank_is_named_with_its_cause(
     tries: dict[str, list[tuple[int, str, list[Straggler]]]], cause: str
 ) -> None:
-    """First, with its host, in 19 of 20 tries."""
+    """The slow rank is first, with its host and cause, in 19 of 20 tries."""
     right = 0
     for slow, knowable, stragglers in tries[cause]:
         right += [(one.rank, one.host, one.cause) for one in stragglers[:1]] == [(slow, f"node{slow + 1}", knowable)]

@@ -1,4 +1,4 @@
-"""What is recorded is what was asked for, and it comes into the run directory however the run ends."""
+"""The requested data is recorded, and reaches the run directory however the run ends."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_trace_may_stand_alone(given: str, read: str) -> None:
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The node's own storage."""
+    """The node's local storage."""
     (tmp_path / "local").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "local"))
     return tmp_path / "local"
 
 
 def steps_taken(group: Observed, num_steps: int = 6) -> None:
-    """Steps with an exchange by messages, and what lies between steps."""
+    """Take steps with an exchange by messages, and the work between steps."""
     seen, exchange = group.monitor, group.for_purpose(EXCHANGE)
     for number in range(num_steps):
         seen.doing("reading a batch", number)
@@ -116,7 +116,7 @@ def traced(text: str, run_dir: Path, body: Any = steps_taken, role: str = "worke
         assert isinstance(group.monitor.recorder, NoRecorder)
 
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "record.json").touch()  # as every run has
+    (run_dir / "record.json").touch()  # every run has a record
     run(2, on_rank)
     return read_run(run_dir)
 
@@ -174,7 +174,7 @@ def test_unasked_a_node_without_room_costs_the_trace_only(
             super().__init__(path, num_bytes, facts)
 
     monkeypatch.setattr(recorder, "TraceFile", NoRoom)
-    with pytest.raises(UsageError, match="holds no trace"):  # of the reader: the run itself has ended well
+    with pytest.raises(UsageError, match="holds no trace"):  # an error of the reader: the run itself ended well
         traced(UNASKED, tmp_path / "run")
     said = capfd.readouterr().err
     assert said.count("warning: this run keeps no trace: ") == 1 and "no space left on device" in said
@@ -232,7 +232,7 @@ def test_what_a_killed_rank_has_left_is_fetched_once(tmp_path: Path, local: Path
         read_run(run_dir)
     precious = tmp_path / file_name(1)
     precious.write_text("mine")
-    place.write_text(f"{os.uname().nodename}\n{precious}\n")  # not a place that hpcdl makes
+    place.write_text(f"{os.uname().nodename}\n{precious}\n")  # not a path that hpcdl creates
     assert len(collect(run_dir)) == 1 and precious.exists()
 
 
@@ -255,7 +255,9 @@ def test_the_collector_is_seen(tmp_path: Path, local: Path) -> None:
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 0, 1, 2], [1, 2, 3, 4, 5, 6], [41, 42, 43, 44, 45, 46]])
 def test_steps_of_a_script_go_on_over_epochs(tmp_path: Path, local: Path, numbers: list[int]) -> None:
-    """Keras's loop counts from 0 in each epoch; a loop that commits counts from 1, or goes on where it was resumed."""
+    """A script's steps count on over epochs, though Keras counts from 0 in each, and a loop from 1 or its resumed
+    step.
+    """
 
     def body(group: Observed) -> None:
         seen = group.monitor

@@ -1,4 +1,4 @@
-"""A rank that sleeps in a layer, and one that is stopped again and again, in real runs: told as what they are."""
+"""In real runs, a rank that sleeps in a layer and a rank that is stopped repeatedly get the right cause."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_a_rank_that_sleeps_in_a_layer_has_no_slow_clock(session_hpcdl: CommandL
     assert finished.code == 0, finished.err
     told = session_hpcdl(["trace", tmp_path / "run"])
     first, *_ = json.loads(session_hpcdl(["trace", tmp_path / "run", "--json"]).out)["stragglers"]
-    known = {"sleeps": [IDLE], "stopped": [IDLE, CONTENTION]}  # who is let go on stands in line on a busy core
+    known = {"sleeps": [IDLE], "stopped": [IDLE, CONTENTION]}  # a continued process waits for a busy core
     assert first["rank"] == 1 and first["cause"] in known[how], told.out

@@ -25,7 +25,7 @@ INPUT_S, COMPUTE_S = numpy.full((3, 20), 0.01), numpy.linspace(0.1, 0.16, 60).re
 
 @pytest.mark.parametrize("viewer", ["perfetto", "chrome"])
 def test_chromes_json_is_as_documented(tmp_path: Path, viewer: str) -> None:
-    """The Trace Event Format: complete events with ts and dur in microseconds, counters, and names as metadata."""
+    """JSON conforms to the Trace Event Format: complete events with ts and dur in µs, counters, names as metadata."""
     sending = records("sending", numpy.array([0.5]), numpy.array([0.6]), numpy.array([3]), peer=1, value=1 << 33)
     layer = records("forward", numpy.array([0.3]), numpy.array([0.4]), numpy.array([3]), bucket=NAMES.index("dense"))
     merged, _ = synchronous(INPUT_S, COMPUTE_S, more={0: [sending, layer]}, rates=[{"memory": 1.0}] * 3)

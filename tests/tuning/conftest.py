@@ -1,4 +1,4 @@
-"""The topologies and engines of the node's tests serve the search's too."""
+"""Fixtures of the node's tests (topologies and engines) are available to tests of the search too."""
 
 from tests.node.conftest import gpu_node as gpu_node
 from tests.node.conftest import machine as machine

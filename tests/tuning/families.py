@@ -1,4 +1,4 @@
-"""Families of tables that the search was not made with: every seed draws other columns, levels, optimum and noise."""
+"""Families of tables that the search was not designed with: each seed draws columns, levels, optimum and noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNORDERED = ("binding", "memory_policy", "onednn", "allocator")
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One table: candidates, true images/s (None: fails), noise, the most rows of a candidate, and what else is odd."""
+    """One table: candidates, true images/s (None: fails), noise, most rows per candidate, and special rows."""
 
     candidates: Sequence[Row]
     speed: Callable[[Row], float | None]
@@ -41,7 +41,7 @@ def cross(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def some(dice: random.Random, values: Sequence[Any], num: int) -> list[Any]:
-    """`num` of `values`, in their order."""
+    """Draw `num` of `values`, in their order."""
     return [values[place] for place in sorted(dice.sample(range(len(values)), num))]
 
 
@@ -105,7 +105,7 @@ def scalability(dice: random.Random) -> Drawn:
 
 
 def sawtooth(dice: random.Random) -> Drawn:
-    """Multiples of eight are good, odd numbers bad, on a slow hill."""
+    """Multiples of eight are good and odd numbers bad, on a flat hill."""
     grid = {
         "intra_op_threads": sorted(dice.sample(range(1, 73), dice.randint(10, 24))),
         "inter_op_threads": [1, 2, 3, 4][: dice.randint(2, 4)], "binding": some(dice, BINDINGS, dice.randint(1, 3)),
@@ -122,7 +122,7 @@ def sawtooth(dice: random.Random) -> Drawn:
 
 
 def hiccups(dice: random.Random) -> Drawn:
-    """A ridge where 7 % of the samples are far too slow, and 1 % fail."""
+    """A ridge on which 7 % of the samples are far too slow and 1 % fail."""
     grid = {
         "ranks_per_node": [1, 2, 4, 8], "intra_op_threads": some(dice, THREADS[:18], dice.randint(5, 10)),
         "memory_policy": ["default", "membind", "interleave"][: dice.randint(1, 3)], "onednn": ["0", "1"],
@@ -140,7 +140,7 @@ def hiccups(dice: random.Random) -> Drawn:
 
 
 def strangers(dice: random.Random) -> Drawn:
-    """Nothing but unknown columns: negatives, zero, decimals, many categories, numbers whose order means nothing."""
+    """Unknown columns only: negative values, zero, decimals, many categories, numbers without a meaningful order."""
     kernels = [f"k{number}" for number in range(dice.randint(3, 7))]
     grid: dict[str, Sequence[Any]] = {
         "alpha": some(dice, (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), dice.randint(3, 7)),
@@ -186,7 +186,7 @@ def holes(dice: random.Random) -> Drawn:
 
 
 def rugged(dice: random.Random) -> Drawn:
-    """Every candidate is off by its own 2 to 3 %, which nothing can foresee."""
+    """Every candidate has a random offset of 2 to 3 %, which no model can predict."""
     grid = {
         "ranks_per_node": [1, 2, 4, 8], "intra_op_threads": some(dice, THREADS, dice.randint(5, 10)),
         "inter_op_threads": [1, 2], "binding": ["compact", "scatter", "none"][: dice.randint(1, 3)],
@@ -203,13 +203,13 @@ def rugged(dice: random.Random) -> Drawn:
 
 
 def three_rows(dice: random.Random) -> Drawn:
-    """A centre's old records: three rows each."""
+    """Old records of a centre: three rows per candidate."""
     drawn = dice.choice((scalability, random_effects, strangers))(dice)
     return Drawn(candidates=drawn.candidates, speed=drawn.speed, noise=dice.uniform(0.02, 0.05), rows=3)
 
 
 def conditional(dice: random.Random) -> Drawn:
-    """Spinning counts only with the engine on, the memory policy only with NUMA binding."""
+    """Spinning matters only with the engine on, the memory policy only with NUMA binding."""
     grid: dict[str, Sequence[Any]] = {
         "onednn": ["true", "false"], "kmp_blocktime": [0, 1, 30, 200], "binding": ["numa", "none"],
         "intra_op_threads": some(dice, THREADS, dice.randint(4, 8)),
@@ -255,7 +255,7 @@ FAMILIES: dict[str, Callable[[random.Random], Drawn]] = {
 
 
 def write_family(name: str, seed: int, path: Path) -> None:
-    """Write the table of a family that `seed` draws: shuffled rows, shuffled columns."""
+    """Write the table that `seed` draws from a family, with rows and columns shuffled."""
     dice = random.Random(f"{name}/{seed}")
     drawn = FAMILIES[name](dice)
     rows = []

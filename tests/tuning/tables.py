@@ -1,4 +1,4 @@
-"""Tables of trials with a known shape, for the search: seeded, from 24 to 2,000 candidates, with 2 to 10 % noise."""
+"""Tables of trials with a known shape for the search: seeded, 24 to 2,000 candidates, 2 to 10 % noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A grid, the true images/s of a point of it (None: fails), the noise, and how many rows each candidate has."""
+    """A grid, the true images/s at a point (None: fails), the noise, and the number of rows per candidate."""
 
     grid: Mapping[str, tuple[Any, ...]]
     speed: Callable[[Row], float | None]
@@ -25,12 +25,12 @@ class Shape:
 
     @property
     def candidates(self) -> list[dict[str, Any]]:
-        """Every point of the grid."""
+        """Return every point of the grid."""
         return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
 
 def bump(value: float, best: float, width: float) -> float:
-    """1 at `best`, falling on both sides on a logarithmic scale."""
+    """Return 1 at `best`, falling on both sides on a logarithmic scale."""
     return math.exp(-((math.log(value / best) / width) ** 2))
 
 
@@ -41,13 +41,13 @@ def threads_only(row: Row) -> float:
 
 
 def ridge(row: Row) -> float:
-    """Only the product of ranks and threads counts, and slowly the number of ranks."""
+    """Only the product of ranks and threads matters, and slightly the number of ranks."""
     product = row["ranks_per_node"] * row["intra_op_threads"]
     return 400 * (0.2 + 0.8 * bump(product, 32, 0.9)) * (1 - 0.05 * abs(math.log2(row["ranks_per_node"] / 4)))
 
 
 def plateau(row: Row) -> float:
-    """Everything from 16 threads on is as good, except that NUMA binding helps a little."""
+    """From 16 threads on all counts are equal, but NUMA binding helps a little."""
     return (
         250
         * min(row["intra_op_threads"] / 16, 1.0) ** 0.8
@@ -56,7 +56,7 @@ def plateau(row: Row) -> float:
 
 
 def failing(row: Row) -> float | None:
-    """Too many ranks run out of memory; so does membind with more than two."""
+    """Too many ranks exhaust the memory; so does membind with more than two."""
     ranks, threads = row["ranks_per_node"], row["intra_op_threads"]
     if ranks >= 8 or (row["memory_policy"] == "membind" and ranks > 2):
         return None
@@ -79,7 +79,7 @@ def knl_cache(row: Row) -> float:
 
 
 def knl_flat(row: Row) -> float | None:
-    """MCDRAM is worth much, but binding to it fails beyond 4 ranks; 4 x 16 threads beat 1 x 64."""
+    """MCDRAM helps much, but binding to it fails beyond 4 ranks; 4 x 16 threads beat 1 x 64."""
     ranks, threads, policy = row["ranks_per_node"], row["intra_op_threads"], row["memory_policy"]
     if policy == "membind-fast" and ranks > 4:
         return None
@@ -109,13 +109,13 @@ def two_hills(row: Row) -> float:
 
 
 def unknown_columns(row: Row) -> float:
-    """Settings that the search has never heard of, one of them without effect."""
+    """Settings unknown to the search, one of them without effect."""
     compiler = {"gcc": 0.92, "icx": 1.0, "aocc": 0.97}[row["compiler"]]
     return 60 * compiler * bump(row["prefetch"], 4, 1.6) * bump(row["tile_kib"], 256, 1.8)
 
 
 def cliff(row: Row) -> float:
-    """Oversubscription falls off a cliff right beside the best point."""
+    """Oversubscription drops sharply right beside the best point."""
     total = row["ranks_per_node"] * row["intra_op_threads"] * (1 + 0.1 * (row["inter_op_threads"] - 1))
     speed = total**0.85 if total <= 112 else 0.35 * 112**0.85
     speed *= {"default": 1.0, "membind": 1.06, "interleave": 0.9}[row["memory_policy"]]
@@ -134,7 +134,7 @@ def everything(row: Row) -> float:
 
 
 def bumpy(row: Row) -> float:
-    """Smooth, but every candidate is off by its own 1 %."""
+    """A smooth function, but every candidate has a random offset of 1 %."""
     quirk = random.Random(repr(sorted(row.items()))).gauss(0, 0.01)
     return (
         threads_only(row)
@@ -227,7 +227,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def rows_of(shape: Shape, seed: int) -> Iterator[dict[str, Any]]:
-    """The rows of a table: every candidate's samples, shuffled together."""
+    """Yield the rows of a table: every candidate's samples, shuffled together."""
     dice = random.Random(seed)
     rows = []
     for candidate in shape.candidates:

@@ -9,7 +9,7 @@ from hpcdl.tuning.findings import main_effects, thread_curve
 
 
 def trials() -> list[TrialSummary]:
-    """Numa binding is worth 20 %, oneDNN 50 %; good engines were tried with bad bindings more often."""
+    """NUMA binding gains 20 %, oneDNN 50 %; good engines were tried with bad bindings more often."""
     dice = random.Random(1)
     found = []
     for threads, binding, onednn in itertools.product((1, 2, 4), ("none", "numa"), (False, True)):
@@ -30,7 +30,7 @@ def test_effects_are_told_apart_and_ranked() -> None:
     assert abs(effects["binding", "numa"] / effects["binding", "none"] - 1.2) < 0.03
     assert abs(effects["onednn", "true"] / effects["onednn", "false"] - 1.5) < 0.05
     assert main_effects(trials())[0].setting == "intra_op_threads"
-    assert not any(setting == "ranks_per_node" for setting, _ in effects)  # it never varied
+    assert not any(setting == "ranks_per_node" for setting, _ in effects)  # ranks_per_node never varied
 
 
 def test_no_effects_without_trials() -> None:

@@ -35,7 +35,7 @@ HEADER = {"fingerprint": TOPOLOGY.fingerprint}
 
 
 class Simulated:
-    """A node whose speed peaks at 2 ranks of 8 threads; each trial takes `seconds`."""
+    """A simulated node whose speed peaks at 2 ranks of 8 threads; each trial takes `seconds`."""
 
     def __init__(
         self, seconds: float = 0.0, change: Callable[[Settings, TrialOutcome], TrialOutcome] | None = None
@@ -139,7 +139,7 @@ def test_a_budget_of_samples_is_kept_however_long_each_takes(tmp_path: Path, max
 def test_when_no_trial_ends_in_time_the_defaults_are_reported(tmp_path: Path) -> None:
     found = tune(Simulated(seconds=30.0), tmp_path, budget_s=0.5)
     assert found.choice is None
-    assert found.trials == ()  # a trial cut short by the budget says nothing about its candidate
+    assert found.trials == ()  # a trial cut short by the time limit is not counted
     profile = as_profile(found, base())
     assert profile.settings == Settings()
     assert "the defaults" in profile.verdict
@@ -184,7 +184,9 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_the_best_so_far(number: signal.Signals, tmp_path: Path) -> None:
-    """Sent while the fourth trial runs, so that the speed of this machine does not matter."""
+    """A signal keeps the best result; it is sent during the fourth trial, so that this machine's speed is
+    irrelevant.
+    """
 
     def interrupting(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
         if len(node.settings) == 4:
@@ -200,7 +202,7 @@ def test_a_signal_keeps_the_best_so_far(number: signal.Signals, tmp_path: Path) 
 
 def test_an_engine_with_another_loss_is_rejected_and_named(tmp_path: Path) -> None:
     def wrong(settings: Settings, outcome: TrialOutcome) -> TrialOutcome:
-        if settings.xla:  # fast, but wrong
+        if settings.xla:  # fast, but wrong results
             return dataclasses.replace(outcome, images_per_second=500.0, loss=2.9)
         return outcome
 

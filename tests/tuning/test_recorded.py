@@ -75,7 +75,7 @@ def test_a_profile_keeps_what_the_report_needs(tmp_path: Path) -> None:
 def test_a_log_alone_says_what_was_found_so_far_and_is_left_as_it_is(tmp_path: Path) -> None:
     path = make_log(tmp_path / "x.trials.jsonl", counted="samples")
     with path.open("ab") as file:
-        file.write(b'{"settings": {"ranks_')  # killed while it wrote
+        file.write(b'{"settings": {"ranks_')  # the writer was killed here
     before = path.read_bytes()
     tuned = read_tuning(path)
     assert path.read_bytes() == before
@@ -138,7 +138,7 @@ def test_searches_are_found_below_a_folder_once_each(tmp_path: Path) -> None:
 
 
 def test_the_profiles_that_a_study_makes_for_its_runs_are_no_searches(tmp_path: Path) -> None:
-    """A weak study on one node has one for each number of ranks, and nothing was tried for them."""
+    """Profiles that a weak-scaling study writes for its numbers of ranks are no searches: no trial made them."""
     make_profile(tmp_path / "study" / "profiles" / "2-ranks-1-threads.toml", trials=[])
     make_profile(tmp_path / "tuned" / "profiles" / "p.toml")
     (tmp_path / "study" / "study.json").write_text("{}")

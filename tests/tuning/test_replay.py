@@ -72,7 +72,7 @@ def test_little_is_lost_on_a_few_of_those(name: str, tmp_path: Path) -> None:
 
 
 def test_the_search_knows_no_more_than_on_a_node(tmp_path: Path) -> None:
-    """One row each or the same row nine times: what it asks for is the same, since no count of rows is told."""
+    """Replaying tells the search nothing extra: one row or nine equal rows per candidate lead to the same trials."""
     rows = [f"{threads},{kind},{100 + 7 * (threads * 5 % 11) + kind}" for threads in range(1, 9) for kind in range(2)]
     results = []
     for times in (1, 9):
@@ -159,4 +159,4 @@ def test_2000_candidates_take_seconds_and_no_tensorflow(tmp_path: Path) -> None:
     begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin < patience(6)  # of a processor
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin < patience(6)  # processor time

@@ -116,7 +116,7 @@ def test_the_same_seed_asks_the_same() -> None:
 
 
 def test_an_interval_of_the_model_covers_the_truth() -> None:
-    """Over many noisy grids, the winner's 95 % interval holds its true speed about that often."""
+    """The winner's 95 % interval covers its true speed about that often, over many noisy grids."""
     covered = 0
     for seed in range(40):
         dice = random.Random(seed)

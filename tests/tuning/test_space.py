@@ -38,7 +38,7 @@ def tuning(machine: str | None = None) -> TuneConfig:
 def test_a_live_search_tries_what_is_published_for_its_node(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Machine
 ) -> None:
-    """On a node of a known kind, of which a job has the half; and with a file of one's own."""
+    """A live search tries published settings for its node: of a known kind, with half of it, and from a user's file."""
     node = machine("stampede2-knl")
     half = restricted(node, node.cpus[:34])
     for here, known in ((node, 2), (half, 0)):
@@ -66,7 +66,7 @@ def test_candidates_never_overlap_ranks_nor_repeat(machine: Machine, stock: Engi
 
 def test_levels_follow_topology_and_engine(machine: Machine, stock: Engine, openmp: Engine) -> None:
     flat = {c.settings.memory_policy for c in build_space(machine("stampede2-knl-quadrant-flat"), stock).candidates}
-    assert flat == {"default", "membind-fast", "preferred-fast"}  # one node has cores: nothing else to choose
+    assert flat == {"default", "membind-fast", "preferred-fast"}  # one node has cores, so there is no other choice
     plain = build_space(machine("stampede2-skx"), stock).candidates
     assert {c.settings.memory_policy for c in plain} == {"default", "membind", "interleave"}
     assert {c.settings.kmp_blocktime for c in plain} == {None}
@@ -104,7 +104,7 @@ def test_a_node_with_gpus_is_asked_how_many_host_threads_a_rank_needs(gpu_node: 
 
 
 def test_each_rank_of_a_candidate_takes_a_gpu_of_its_own_near_its_cores(gpu_node: Topology, stock: Engine) -> None:
-    """By the assignment that its ranks make themselves when they start."""
+    """Each rank takes its own GPU near its cores, by the assignment that ranks make when they start."""
     bound = [item.plan for item in build_space(gpu_node, stock).candidates if item.settings.binding == "devices"]
     for plan in bound:
         taken = nearest(4, [frozenset(cpus) for cpus in gpu_node.near_devices], plan.cpus_by_local_rank)

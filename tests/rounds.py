@@ -1,4 +1,4 @@
-"""How many rounds follow one another: what latency costs an algorithm, for tests of the cost formulas."""
+"""Count the rounds of an algorithm, which determine its latency, for tests of the cost formulas."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What one rank has done, in this group and in those split from it.
+    """What one rank has sent and received, in this group and in those split from it.
 
-    `rounds` counts in the one-port model, where a rank sends at most one message and receives at most one in a round,
-    and a message leaves after what its sender had received before (Lamport's clock, Communications of the ACM 21,
-    1978, with ports). The maximum over the ranks is what latency costs.
+    `rounds` counts in the one-port model: a rank sends at most one message and receives at most one in a round, and a
+    message leaves after what its sender had received before (Lamport's clock, Communications of the ACM 21, 1978, with
+    ports). The maximum over the ranks gives the latency.
     """
 
     messages: int = 0
@@ -34,17 +34,17 @@ class Counts:
         return max(self.last_sent, self.last_received)
 
     def sending(self) -> int:
-        """The round in which a message leaves now."""
+        """Return the round in which the next message leaves."""
         self.last_sent = self.rounds + 1
         return self.last_sent
 
     def received(self, round_sent: int) -> None:
-        """A message of that round has come."""
+        """Record the arrival of a message that was sent in `round_sent`."""
         self.last_received = max(self.last_received + 1, round_sent)
 
 
 class TracingCommunicator:
-    """Wraps a communicator and counts into `counts`; each message takes a clock along in a message of its own."""
+    """Wrap a communicator and count into `counts`; a second message carries the clock of each message."""
 
     def __init__(self, inner: Communicator, counts: Counts | None = None, clocks: Communicator | None = None) -> None:
         self._inner = inner
@@ -70,7 +70,7 @@ class TracingCommunicator:
         return TracingRequest(self._inner.irecv(buffer, source, tag), coming, clock, self.counts)
 
     def wait_any(self, requests: Sequence[Request], look: Callable[[], None] = lambda: None) -> int:
-        """Index of the first request that is done, and its clock taken over."""
+        """Return the index of the first finished request, after taking over its clock."""
         traced = [request for request in requests if isinstance(request, TracingRequest)]
         index = self._inner.wait_any([request.message for request in traced], look)
         traced[index].take_over()
@@ -95,27 +95,27 @@ class TracingCommunicator:
         return self._inner.allgather_json(value)
 
     def duplicate(self) -> TracingCommunicator:
-        """A group that counts into the same counts."""
+        """Return a group that counts into the same counts."""
         return TracingCommunicator(self._inner.duplicate(), self.counts)
 
     def split(self, color: int, key: int = 0) -> TracingCommunicator:
-        """A group that counts into the same counts."""
+        """Return a group that counts into the same counts."""
         return TracingCommunicator(self._inner.split(color, key), self.counts)
 
     def shared_array(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Not counted: memory is not sent."""
+        """Not counted: nothing is sent."""
         return self._inner.shared_array(shape, dtype)
 
     def remote_array(self, length: int, dtype: Any) -> TracingRemoteArray:
-        """Counts what is read from and added to other ranks."""
+        """Return a remote array that counts what is read from and added to other ranks."""
         return TracingRemoteArray(self._inner.remote_array(length, dtype), self.rank, self.counts)
 
     def failed(self) -> set[int]:
-        """As the wrapped communicator says."""
+        """Return what the wrapped communicator returns."""
         return self._inner.failed()
 
     def survivors(self, lost: AbstractSet[int] = frozenset()) -> TracingCommunicator:
-        """A group that counts into the same counts."""
+        """Return a group that counts into the same counts."""
         return TracingCommunicator(self._inner.survivors(lost), self.counts)
 
     def free(self) -> None:
@@ -124,12 +124,12 @@ class TracingCommunicator:
         self._inner.free()
 
     def abort(self, exit_code: int) -> None:
-        """End every rank of the job now."""
+        """End every rank of the job at once."""
         self._inner.abort(exit_code)
 
 
 class TracingRemoteArray:
-    """A remote array whose traffic is counted, as one message each, by the rank that asks for it."""
+    """A remote array whose traffic is counted as one message per operation, by the rank that asks for it."""
 
     def __init__(self, inner: RemoteArray, rank: int, counts: Counts) -> None:
         self._inner = inner
@@ -148,7 +148,7 @@ class TracingRemoteArray:
         self._inner.add(owner, values, start)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._inner.free()
 
     def _count(self, owner: int, values: Array) -> None:
@@ -167,12 +167,12 @@ class TracingRequest:
         self._counts = counts
 
     def wait(self) -> None:
-        """Wait for both, and take the clock over."""
+        """Wait for both, and take over the clock."""
         self.message.wait()
         self.take_over()
 
     def take_over(self) -> None:
-        """Set this rank's clock forward to the received one."""
+        """Advance this rank's clock to the received one."""
         self._clock_message.wait()
         if self._clock is not None:
             self._counts.received(int(self._clock[0]))

@@ -1,4 +1,4 @@
-"""The rules of the house, read from the source: who may import whom, and what may stand nowhere."""
+"""The rules of the architecture, checked in the source: who may import whom, and what the code must not contain."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAY_IMPORT["tuning"] = MAY_IMPORT["bench"] = MAY_IMPORT["doctor"] = MAY_IMPORT["
 MAY_IMPORT["predict"] = MAY_IMPORT["tuning"]
 MAY_IMPORT["study"] = MAY_IMPORT["tuning"] | {"tuning", "predict"}
 MAY_IMPORT["cli"] = MAY_IMPORT["study"] | {"study", "bench", "doctor"}
-"""Room -> the other rooms that it may import. A new room needs a line here first."""
+"""Top-level folder -> the other folders that it may import. A new folder needs a line here first."""
 
 _TENSORFLOW = (
     *("models/*", "strategies/*", "strategies/*/*", "data/read/pipeline.py"),
@@ -84,7 +84,7 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def imported(path: Path) -> list[tuple[str, int]]:
-    """Every module that `path` imports anywhere, with its line; `from a import b` counts as a.b."""
+    """Yield every module that `path` imports anywhere, with its line; `from a import b` counts as a.b."""
     return list(imports_in(path))
 
 
@@ -102,7 +102,7 @@ def imports_in(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def at_import_time(path: Path) -> Iterator[ast.stmt]:
-    """The statements that run when `path` is imported: not those in functions nor under TYPE_CHECKING."""
+    """Yield the statements that run when `path` is imported: not those in functions or under TYPE_CHECKING."""
     waiting: list[ast.stmt] = list(tree(path).body)
     while waiting:
         node = waiting.pop()
@@ -149,13 +149,13 @@ def module_name(path: Path) -> str:
 
 
 def imported_files(path: Path, names: dict[str, Path]) -> set[Path]:
-    """The house's own files that `path` imports, late or for types only."""
+    """Return hpcdl's own files that `path` imports, including late imports and imports for types."""
     wanted = (name if name in names else name.rpartition(".")[0] for name, _ in imported(path))
     return {names[name] for name in wanted if name in names} - {path}
 
 
 def test_every_name_that_tests_import_is_there() -> None:
-    """Also in programs that a test starts as ranks: a name that has moved would end them, or a whole file's tests."""
+    """Every name that tests import exists, also in programs that a test starts as ranks, where errors show late."""
     missing = []
     for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -167,7 +167,7 @@ def test_every_name_that_tests_import_is_there() -> None:
 
 @functools.cache
 def _names_of(module: str) -> set[str]:
-    """What can be imported from a module or folder: what it assigns, defines and imports, and its files."""
+    """Return what can be imported from a module or folder: what it assigns, defines and imports, and its files."""
     folder = ROOT.joinpath(*module.split("."))
     source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     names = {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
@@ -184,7 +184,7 @@ def _names_of(module: str) -> set[str]:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Nor do three in a ring: a circle says that the cut is in the wrong place, and a late import only hides it."""
+    """No files import each other in a circle: it shows a wrong division, which a late import only hides."""
     names = {module_name(path): path for path in MODULES}
     imports = {path: imported_files(path, names) for path in MODULES}
 
@@ -207,7 +207,8 @@ def test_no_two_files_import_each_other() -> None:
 
 
 def test_no_two_folders_import_each_other() -> None:
-    """Nor do three in a ring, late imports and imports for types included; a folder's `__init__` holds strings only."""
+    """No folders import each other in a circle, late and type imports included; a folder's `__init__` holds strings
+    only."""
     names = {module_name(path): path for path in MODULES if path.name != "__init__.py" and path.parent != PACKAGE}
     imports: dict[Path, dict[Path, str]] = {path.parent: {} for path in names.values()}
     for path in names.values():
@@ -229,7 +230,7 @@ def test_no_two_folders_import_each_other() -> None:
 
 
 def test_no_class_name_twice() -> None:
-    """Whoever searches for a name finds one thing; what starts with an underscore is a file's own."""
+    """No public class name is defined twice, so that a search finds one class; names with an underscore are private."""
     where: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(tree(path)):
@@ -278,7 +279,7 @@ TARGET = re.compile(r"(hpcdl(?:\.\w+)+):(\w+)")
 
 @functools.cache
 def targets() -> list[tuple[str, str, str]]:
-    """Every string "hpcdl.module:attribute" in the code: where it stands, module, attribute."""
+    """Return every string "hpcdl.module:attribute" in the code: its position, module, attribute."""
     found = []
     for path in MODULES:
         for node in ast.walk(tree(path)):
@@ -289,7 +290,7 @@ def targets() -> list[tuple[str, str, str]]:
 
 
 def defined_in(path: Path) -> set[str]:
-    """The names that the top level of `path` defines or imports."""
+    """Return the names that the top level of `path` defines or imports."""
     names: set[str] = set()
     for node in at_import_time(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -311,7 +312,7 @@ def test_registry_strings_lead_somewhere() -> None:
 
 
 def test_tables_import_no_member() -> None:
-    """A table of names must not load what it names; a table's own parts may stand in files beside it."""
+    """A table does not import the members that it names; the table's own parts may be in files beside it."""
     members = {module for _, module, _ in targets()}
     tables = {PACKAGE / where.split(":")[0] for where, _, _ in targets()}
     tables |= {path.parent / "__init__.py" for path in tables}
@@ -350,7 +351,7 @@ def test_pickled_sources_go_through_a_restricted_unpickler() -> None:
 
 
 def test_every_library_is_a_declared_dependency() -> None:
-    """What happens to be in a developer's environment is not in a centre's."""
+    """Every imported library is a declared dependency: a cluster has only those, unlike a developer's environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [
@@ -409,11 +410,11 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 NAMED_FILE = re.compile(r"(?<![\w/.-])(?:[a-z_0-9]+/)*[a-z_0-9]+\.py\b")
 EXAMPLE_FILES = {"path/to/file.py", "mnist.py", "script.py", "json.py", "random.py"}
-"""A user's files in messages and reasons."""
+"""Names of a user's files in messages and reasons."""
 
 
 def test_files_that_lines_name_are_there() -> None:
-    """Who reads "(shrink.py)" finds it, in this folder or another, whatever has moved since."""
+    """Every file that a comment or docstring names, such as "(shrink.py)", exists in this folder or another."""
     folders = (PACKAGE, *(ROOT / name for name in ("tests", "benchmarks", "scripts", "share")))
     there = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")}
     ends = {"/".join(parts[at:]) for parts in (name.split("/") for name in there) for at in range(len(parts))}

@@ -1,4 +1,4 @@
-"""What a failed test shows: where a command stood that took too long, and what its runs left."""
+"""What a failed test shows: the stacks of a command that exceeded its time limit, and what its runs left."""
 
 from __future__ import annotations
 

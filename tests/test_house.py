@@ -1,4 +1,4 @@
-"""The command line as a whole: light to start, helpful everywhere, and plain about mistakes."""
+"""The command line as a whole: quick to start, helpful everywhere, and clear about mistakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh Python holds after `statement`."""
+    """Return the top-level modules that a fresh Python has loaded after `statement`."""
     line = [sys.executable, "-c", PROBE, statement]
     finished = subprocess.run(line, capture_output=True, text=True, check=True, timeout=300)
     return {name.split(".")[0] for name in json.loads(finished.stdout)}
@@ -48,7 +48,7 @@ def test_starts_without_heavy_libraries(statement: str) -> None:
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path, groups included, from the app itself."""
+    """Yield every command with its path, groups included, from the app itself."""
     import typer.main
 
     from hpcdl.cli.app import app_for
@@ -82,7 +82,7 @@ def test_every_command_explains_itself(path: tuple[str, ...], command: Any) -> N
 
 @pytest.mark.parametrize("path, command", ALL, ids=[" ".join(("hpcdl", *path)) for path, _ in ALL])
 def test_one_flag_has_one_meaning(path: tuple[str, ...], command: Any) -> None:
-    """A switch on one command is no valued option on another."""
+    """A flag that is a switch on one command takes no value on another."""
     for parameter in command.params:
         for name in getattr(parameter, "opts", []):
             if name.startswith("--"):

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's table of promises: its pages and tests are there, and each keeps a test in `make test`."""
+"""CONTRIBUTING.md's table of promises: its pages and tests exist, and each promise keeps a test in `make test`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = "| promise | said in | shown by |"
 
 
 def rows() -> list[tuple[str, str, list[str]]]:
-    """Promise, page and test files of each row."""
+    """Return promise, page and test files of each row."""
     _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition(HEAD)
     found = []
     for line in table.splitlines()[2:]:
@@ -27,7 +27,7 @@ def rows() -> list[tuple[str, str, list[str]]]:
 
 
 def left_in_make_test(path: Path) -> list[str]:
-    """Its tests that are not wholly of the long version."""
+    """Return the tests of a file that are not wholly in the long version."""
     tree = ast.parse(path.read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     return [one.name for one in functions if "pytest.mark.soak" not in map(ast.unparse, one.decorator_list)]

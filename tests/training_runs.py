@@ -1,4 +1,4 @@
-"""Runs that several tests of training look at."""
+"""Training runs that several tests inspect."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHORT = [
 
 
 PLANTED = Path(__file__).with_name("planted.py")
-"""A file with a network that notes and breaks things, for --model."""
+"""A file with a network that records and fails on purpose, for --model."""
 
 
 EPOCHS = 6
 NOTED = [*SHORT, "--model", f"{PLANTED}:build", "--epochs", str(EPOCHS)]
-"""A short run that notes its samples, where RECORD_DIR says so."""
+"""A short run that records its samples in RECORD_DIR."""
 
 
 def record_of(run_dir: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:
 
 
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """What the journal tells of one kind."""
+    """Return the events of one kind in the journal."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]
@@ -60,12 +60,12 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def steps_done(run_dir: Path) -> int:
-    """The newest step that the journal tells of."""
+    """Return the newest step in the journal."""
     return max((event["step"] for kind in ("step", "epoch") for event in events(run_dir, kind)), default=0)
 
 
 def same_run(found: Path, expected: Path) -> None:
-    """The same losses and weights, bit for bit."""
+    """Assert that two runs have the same losses and weights, bit for bit."""
     keys = ("epoch", "step", "loss", "accuracy", "val_loss", "val_accuracy")
     ours, theirs = record_of(found), record_of(expected)
     assert [[point[key] for key in keys] for point in ours["history"]] == [
@@ -76,9 +76,9 @@ def same_run(found: Path, expected: Path) -> None:
 
 
 def written_by_ranks(run_dir: Path) -> set[str]:
-    """Names of what a launch has left beside its log: the table of all ranks alone, where each has ended well.
+    """Return the names of what a launch has left beside its log: only the table of all ranks, if every rank ended well.
 
-    Notes of the watch do not count: on a busy machine a rank may wait long enough to ask.
+    Notes of the stall watch do not count: on a busy machine a rank may wait long enough to write one.
     """
     return {path.name for path in (run_dir / "ranks").iterdir()} - {"launcher.log", "watch"}
 
@@ -90,17 +90,17 @@ def kill_rank(run_dir: Path, rank: int, number: int = signal.SIGKILL) -> None:
 
 
 def model_weights(run_dir: Path) -> list[numpy.ndarray]:
-    """The weights in a run's model.keras."""
+    """Return the weights in a run's model.keras."""
     return weights_in(run_dir / "model.keras")
 
 
 def weights_in(model: Path) -> list[numpy.ndarray]:
-    """The weights in a .keras file, without the optimizer's and without starting TensorFlow."""
+    """Return the weights in a .keras file, without the optimizer's and without starting TensorFlow."""
     return [value for _, value in sorted(named_weights_in(model).items())]
 
 
 def named_weights_in(model: Path) -> dict[str, numpy.ndarray]:
-    """The same, by their path in the file."""
+    """Return the weights in a .keras file by their path in the file, without the optimizer's."""
     with zipfile.ZipFile(model) as archive, archive.open("model.weights.h5") as file:
         found: dict[str, numpy.ndarray] = {}
         with h5py.File(io.BytesIO(file.read())) as weights:
@@ -109,14 +109,15 @@ def named_weights_in(model: Path) -> dict[str, numpy.ndarray]:
 
 
 def images_of(folder: Path) -> dict[tuple[int, int], list[int]]:
-    """By (rank, step), checksums of the images: of a step that was taken twice the last time, as the weights know it.
+    """Return the checksums of the images by (rank, step); of a repeated step those of the last time, which the weights
+    saw.
 
-    Only steps that a checkpoint did not keep are taken twice.
+    Only steps after the last checkpoint are repeated.
     """
     found = {}
     for rank in range(2):
         for text in (folder / f"rank-{rank}.jsonl").read_text().split("\n"):
-            if text.endswith("}"):  # else a rank was killed in the middle of its line
+            if text.endswith("}"):  # otherwise a rank was killed in the middle of its line
                 line = json.loads(text)
                 found[rank, line["step"]] = line["images"]
     return found

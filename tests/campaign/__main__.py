@@ -1,11 +1,11 @@
-"""A campaign of damaged files and of kills: nothing of a user's may be lost, and every end has to be told rightly.
+"""A campaign of damaged files and of kills: no user data may be lost, and every end must be reported correctly.
 
     python -m tests.campaign files [--mutations 3000] [--seed 1]
     python -m tests.campaign kills [--only train,run] [--tries 0] [--seed 1] [--folder DIR]
 
-`files` damages a valid example of every kind of file that hpcdl reads, other mutations with each seed; `kills` strikes
-commands at random moments, and takes up what is left. `--tries 0` is what TRIES says of each. What is wrong is told as
-it is found, its folder stays, and the exit code is 1.
+`files` damages a valid example of every kind of file that hpcdl reads, with other mutations for each seed; `kills`
+strikes commands at random moments, and resumes them. `--tries 0` takes the number of TRIES for each. Problems are
+reported when they are found, their folders stay, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fuzz.kinds import KINDS
 TRIES = {"train": 40, "run": 20, "shard": 30, "sweep": 15, "search": 15, "report": 15, "install": 20}
 """Three of four tries are SIGKILLs."""
 NEW = 1_000_000
-"""Mutations of smaller numbers are those of `pytest tests/fuzz`."""
+"""Smaller numbers are the mutations of `pytest tests/fuzz`."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def files(mutations: int, seed: int) -> int:
-    """Mutations of all kinds, in turn."""
+    """Run mutations of all kinds, in turn."""
     each = -(-mutations // len(KINDS))
     began_s, codes, bad = time.monotonic(), Counter[int](), 0
     for name in KINDS:
@@ -66,7 +66,7 @@ def files(mutations: int, seed: int) -> int:
 
 
 def kills(folder: Path, tries: dict[str, int], seed: int) -> int:
-    """So many tries of each command; the table of all at the end."""
+    """Run the given number of tries of each command; print the table of all at the end."""
     began_s, found = time.monotonic(), list[Try]()
     campaign = Campaign(folder, [*tries], seed)
     for name, number in tries.items():

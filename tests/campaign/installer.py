@@ -1,4 +1,4 @@
-"""`scripts/installer COMMAND` of the current folder, with everything of an installation but what pip brings."""
+"""`scripts/installer COMMAND` of the current folder, with all parts of an installation except what pip installs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ build = __import__("build")
 
 
 def filled(plan: Any) -> int:
-    """As `build.fill`: an environment, the share folder, programs, the receipt; then open it to everybody."""
+    """As `build.fill`: create an environment, the share folder, programs, the receipt; then open it to all users."""
     scratch = plan.tree / ".scratch"
     build.copy_sources(scratch / "source")
     build.run([sys.executable, "-m", "venv", "--without-pip", str(plan.tree / "venv")], "making the environment")

@@ -1,7 +1,7 @@
-"""Strikes commands at random moments, and looks at what is left: files of the user's own, processes, what goes on.
+"""Strike commands at random moments, and check what remains: a user's own files, processes, and the resumed command.
 
-Each try is a fresh folder with a TMPDIR of its own, by which its processes are known, and files of the user's own
-beside and in what the command writes. What was struck is taken up again, to the end.
+Each try is a fresh folder with a TMPDIR of its own, by which its processes are known, and with files of the user's own
+beside and in what the command writes. The struck command is then resumed to its end.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ASKED = ("SIGTERM", "SIGINT")
 GONE_S, END_S = 10.0, 300.0
 WORDS = b"what I wrote myself\n"
 _OF_FAILED = re.compile(r"trials/N/(.*/)?(\.hpcdl-lock|rank-N\.place)$")
-"""What a trial that has failed may hold."""
+"""Files that a failed trial may contain."""
 MOST_TRIES = 6
-"""To strike a command before it is over."""
+"""Attempts to strike a command before it is over."""
 
 
 @dataclass(kw_only=True)
 class Try:
-    """What came of one try: `end` is resumed, refused, or nothing where neither was so; `problems` has what is wrong.
+    """The result of one try: `end` is resumed, refused, or empty if neither; `problems` lists what is wrong.
 
-    `lost` is what was the user's, or was saved, and is there no more.
+    `lost` lists what was the user's, or was saved, and no longer exists.
     """
 
     command: str
@@ -69,7 +69,7 @@ class Whole:
 
 
 class Owner(threading.Thread):
-    """Somebody who puts a file of their own into each folder of `target` as soon as it is there."""
+    """A user who puts a file of their own into each folder of `target` as soon as it exists."""
 
     def __init__(self, place: Place, target: Target) -> None:
         super().__init__(name="owner", daemon=True)
@@ -87,7 +87,7 @@ class Owner(threading.Thread):
         self.join()
 
     def lost(self) -> list[str]:
-        """Files that are gone or others."""
+        """Return the files that are missing or changed."""
         kept = [path for path in self.files if path.is_file() and path.read_bytes() == WORDS]
         return [f"the user's {path.parent.name}/{path.name}" for path in self.files if path not in kept]
 
@@ -100,7 +100,7 @@ class Owner(threading.Thread):
 
 
 def processes_of(place: Place) -> list[int]:
-    """All processes whose TMPDIR is that of the try."""
+    """Return all processes whose TMPDIR is that of the try."""
     found, mark = [], f"TMPDIR={place.temporary}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _is_zombie(entry: Path) -> bool:
 
 
 def shapes_of(folder: Path) -> frozenset[str]:
-    """Paths below, without numbers; runs and trials that failed are kept for whoever looks into them."""
+    """Return the paths below, without numbers; failed runs and trials, which are kept for inspection, do not count."""
     names = {re.sub(r"\d+", "N", str(path.relative_to(folder))) for path in folder.rglob("*") if path.name != OWN}
     return frozenset(
         name for name in names if not name.startswith(("failed", "ranks/watch")) and not _OF_FAILED.match(name)
@@ -122,7 +122,7 @@ def shapes_of(folder: Path) -> frozenset[str]:
 
 
 class Campaign:
-    """Tries in `folder`; those with problems leave theirs."""
+    """Tries in `folder`; those with problems keep their folders."""
 
     def __init__(self, folder: Path, names: Sequence[str], seed: int) -> None:
         self._folder, self._seed = folder, seed
@@ -132,7 +132,7 @@ class Campaign:
         self._whole = {name: self._undisturbed(name) for name in needed}
 
     def tries(self, name: str, number: int) -> Iterator[Try]:
-        """So many tries of a command."""
+        """Yield the given number of tries of a command."""
         for each in range(number):
             yield self._tried(name, each)
 
@@ -157,7 +157,7 @@ class Campaign:
         return found
 
     def _struck(self, place: Place, target: Target, drawn: random.Random, found: Try) -> bool:
-        """Strike it, and go on; False where the command was over before."""
+        """Strike the command and resume it; return False if it was over before."""
         found.way = drawn.choices([*WAYS], OFTEN)[0]
         process = _started(place, target, again=False)
         owner = Owner(place, target)
@@ -184,7 +184,7 @@ class Campaign:
     def _wait(
         self, place: Place, target: Target, process: subprocess.Popen[str], drawn: random.Random, span_s: float
     ) -> str:
-        """Until a random moment: of the time, or of the steps, where the command tells of them."""
+        """Wait until a random moment: of the time, or of the steps if the command reports them."""
         if target.progress is None or drawn.random() < 0.4:
             seconds = drawn.uniform(0, span_s)
             _until(lambda: process.poll() is not None, seconds)
@@ -196,7 +196,7 @@ class Campaign:
         return f"{more_s:.2f} s after step {step} of {target.steps}"
 
     def _end(self, place: Place, target: Target, process: subprocess.Popen[str], found: Try) -> int:
-        """Wait until all of it is gone; the newest step that was saved then."""
+        """Wait until all its processes are gone; return the newest step that was saved then."""
         began_s = time.monotonic()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience(60))
@@ -211,7 +211,7 @@ class Campaign:
         return target.saved(place.out)
 
     def _look(self, place: Place, target: Target, found: Try) -> None:
-        """Exit code, last words, and what lies in TMPDIR."""
+        """Check the exit code, the last messages, and what is in TMPDIR."""
         nothing_written = not place.out.exists() or all(path.name == OWN for path in place.out.iterdir())
         allowed = {"one process": target.lost_rank, "SIGTERM": target.stopped, "SIGINT": target.stopped}
         codes = [*allowed.get(found.way, (-signal.SIGKILL,))]
@@ -223,11 +223,11 @@ class Campaign:
             last = (found.said.strip().splitlines() or [""])[-1]
             if "Traceback" in found.said or not last.startswith("hpcdl: "):
                 found.problems.append(f"no line of its own at the end: {found.said[-600:]}")
-        if found.way != "all processes" and (left := _left_in(place)):  # of all nobody is left to do it
+        if found.way != "all processes" and (left := _left_in(place)):  # else none is left to remove it
             found.problems.append(f"left in TMPDIR: {left}")
 
     def _go_on(self, place: Place, target: Target, found: Try, saved: int) -> None:
-        """Take up what is left, to its end, unless it is refused and nothing was saved."""
+        """Resume the command to its end, unless this is refused and nothing was saved."""
         again = _finished(_started(place, target, again=True))
         lines = [line for line in again.err.strip().splitlines() if line.startswith("hpcdl: ")]
         if again.code in (2, 3) and len(lines) == 1 and "Traceback" not in again.err:
@@ -281,7 +281,7 @@ def _finished(process: subprocess.Popen[str]) -> Finished:
 
 
 def _strike(process: subprocess.Popen[str], there: Sequence[int], found: Try, drawn: random.Random) -> bool:
-    """Send what the try's way says; False where what it strikes is not there."""
+    """Send the signal of the try; return False if its target does not exist."""
     others = [pid for pid in there if pid != process.pid and b"python" in program_of(pid)]
     if found.way == "one process" and not others:
         found.way = "the command"
@@ -291,7 +291,7 @@ def _strike(process: subprocess.Popen[str], there: Sequence[int], found: Try, dr
 
 
 def _end_all(place: Place, process: subprocess.Popen[str]) -> None:
-    """Nothing of a try stays, whatever became of it."""
+    """Kill all processes of a try, whatever its result."""
     send(signal.SIGKILL, [*([process.pid] if process.poll() is None else []), *processes_of(place)])
     process.wait()
 
@@ -317,7 +317,7 @@ HEADINGS = ("struck", *WAYS, "went on to the end", "refused in one line", "lost"
 
 
 def table(found: Sequence[Try]) -> str:
-    """Counts of each command, as Markdown."""
+    """Return the counts of each command, as Markdown."""
     rows = []
     for name in dict.fromkeys(one.command for one in found):
         own = [one for one in found if one.command == name]

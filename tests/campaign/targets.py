@@ -1,4 +1,4 @@
-"""The commands that are struck: how they are called, how what is left is taken up, and when it is whole."""
+"""The commands that are struck: how they are called, how they are resumed, and when their result is complete."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Words = Sequence[str | Path]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one try happens: the command writes into `out`; `common` is what all tries read."""
+    """The place of one try: the command writes into `out`; `common` is what all tries read."""
 
     folder: Path
     common: Path
@@ -65,12 +65,12 @@ def _line(*words: str | Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One command. `words` start it, `again` goes on with what a killed one has left.
+    """One command. `words` start it, `again` resumes what a killed one has left.
 
-    `lacks` says what is missing in a result, nothing where it is whole; `own` are the folders, below that of the try,
-    in which files of the user's own lie: those of `before` are there before the command starts. `progress` is how far
-    it is, by steps, where it tells, of `steps`. `saved` is the newest step that is kept. `stopped` are exit codes of
-    one that was asked to stop.
+    `lacks` returns what is missing in a result, empty if it is complete. `own` are the folders, below that of the try,
+    in which the user has files; those of `before` exist before the command starts. `progress` returns the number of
+    finished steps, of `steps`, if the command reports them. `saved` is the newest saved step. `stopped` are the exit
+    codes of a command that was asked to stop.
     """
 
     words: Callable[[Place], list[str]]
@@ -111,7 +111,7 @@ def _untrained(place: Place) -> str:
 
 
 def _saved(run_dir: Path) -> int:
-    """The newest step of a checkpoint that was whole when the run was struck."""
+    """Return the newest step of a checkpoint that was complete when the run was struck."""
     found = (run_dir / "checkpoints").glob("step-*/checkpoint.json")
     return max((int(path.parent.name.partition("-")[2]) for path in found if not path.parent.suffix), default=0)
 
@@ -125,7 +125,7 @@ def _shard(place: Place, *more: str) -> list[str]:
 
 
 def _other_shards(place: Place) -> str:
-    """The bytes of shards depend on their source and plan only."""
+    """Return the shards that are missing or changed: their bytes depend only on their source and plan."""
     mine, whole = place.out, place.common / "shard" / "out"
     names = {str(path.relative_to(whole)) for path in whole.rglob("*.h5")} | {"manifest.json"}
     others = [name for name in sorted(names) if not (mine / name).is_file()]
@@ -167,7 +167,7 @@ def _installed(place: Place) -> str:
 
 
 def _other_version(place: Place) -> None:
-    """Another version that is installed already."""
+    """Create another version that is installed already."""
     tree = place.out / "hpcdl" / "0.9"
     (tree / "venv").mkdir(parents=True)
     (tree / "install.json").write_text('{"version": "0.9"}')
@@ -219,11 +219,11 @@ TARGETS: dict[str, Target] = {
         variables=lambda place: {**clean_environment(place.folder), **_install_settings(place)},
     ),
 }  # fmt: skip
-"""What is struck, by name."""
+"""The commands that are struck, by name."""
 
 
 def make_common(common: Path, names: Sequence[str]) -> None:
-    """What the commands read: data, studies, a checkout."""
+    """Create what the commands read: data, studies, a checkout."""
     common.mkdir(parents=True)
     home = common / "home"
     home.mkdir()

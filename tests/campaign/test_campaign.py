@@ -24,7 +24,7 @@ def test_killed_while_shards_are_written_or_hpcdl_is_installed(tmp_path: Path) -
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_killed_at_many_moments(tmp_path: Path, name: str) -> None:
-    """Above of two commands; runs are killed in every test in tests/launch/test_resume_command.py."""
+    """Commands survive many kills; `make test` has two above, and runs in tests/launch/test_resume_command.py."""
     struck(tmp_path, [name], 10)
 
 

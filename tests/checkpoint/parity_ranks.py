@@ -1,7 +1,7 @@
-"""What each MPI rank of test_parity.py runs: `python parity_ranks.py FOLDER`; rank 0 writes FOLDER/result.json.
+"""The MPI ranks of test_parity.py: `python parity_ranks.py FOLDER`; rank 0 writes FOLDER/result.json.
 
-Each rank stands for a node. In each way of --background it copies its state while steps go on, the node of one rank is
-lost, and new ranks make it again.
+Each rank represents a node. For each mode of --background it copies its state during steps, the node of one rank is
+lost, and new ranks restore it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def snapshot(step: int, rank: int, size: int) -> Snapshot:
 
 
 def one_step(group: Observed) -> None:
-    """The last rank computes, the others wait for it."""
+    """Compute on the last rank while the others wait for it."""
     last = group.size - 1
     mine, theirs = numpy.ones(1000), numpy.zeros(1000)
     if group.rank == last:
@@ -51,7 +51,7 @@ def one_step(group: Observed) -> None:
 
 
 def case(group: Observed, folder: Path, redundancy: str, way: str) -> dict[str, Any]:
-    """What one rank has to say of it."""
+    """Return the messages and results of one rank."""
     rank, said = group.rank, []
     place = folder / f"{redundancy}-{way}" / group.host
     place.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Work that has time, in its three ways: alone with a rank that waits when the test says so, and on real ranks."""
+"""Background work in its three modes: without ranks, with gaps that the test controls, and on real ranks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_goes_wrong_is_for_who_waits(way: str) -> None:
 
 
 def test_slices_on_end_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on as it is looked at, and by a second where the work waits."""
+    """Consecutive slices are one span, although the clock advances in between; a pause of a second ends it."""
     now_s, spans = [0.0], []
 
     def monotonic() -> float:
@@ -146,7 +146,7 @@ def test_who_has_no_gaps_says_so() -> None:
 
 
 def test_no_more_than_an_interval_is_ever_lost() -> None:
-    """What is begun so much earlier is durable when the next one would have begun."""
+    """No more than an interval is lost: a checkpoint starts early enough to be durable when the next would start."""
     for asked_s, patience_s in ((100.0, 10.0), (6000.0, 60.0)):
         interval = CheckpointInterval(
             asked_s, node_mtbf_s=1.0, num_nodes=1, most_patience_s=most_patience_s(GAPS, 300.0)
@@ -176,7 +176,7 @@ def test_slices_make_the_file_that_numpy_makes(tmp_path: Path) -> None:
 
 
 def pending(tmp_path: Path) -> tuple[CheckpointWriter, BackgroundWork]:
-    """A writer with a checkpoint of step 1, and one of step 2 that waits for a gap."""
+    """Return a writer with a checkpoint of step 1, and one of step 2 that waits for a gap."""
     work = work_of(GAPS)
     writer = CheckpointWriter(tmp_path, alone(), 3, work=work)
     writer.start(Snapshot(step=1, shared=ARRAYS, own={}, facts={}))
@@ -215,7 +215,7 @@ def test_a_disk_that_fills_up_in_a_gap_costs_the_same_line(tmp_path: Path, monke
 
 
 SAMPLE = {"ring": WAYS, "async-easgd": (GAPS, OFF)}
-"""One that waits for all and one that does not, in a thread `ring` alone; `make soak` tries all of the others."""
+"""A synchronous and an asynchronous strategy, in a thread `ring` alone; `make soak` has all others."""
 OTHERS = [name for name, info in STRATEGIES.items() if info.features.mpi and name != "ring"]
 STEPS, RANKS = 24, 3
 
@@ -232,7 +232,7 @@ def settings(name: str, way: str, run_dir: Path) -> dict[str, Any]:
 
 
 def run_all(ways: Mapping[str, tuple[str, ...]], folder: Path) -> Path:
-    """A folder with a run of each of these strategies in each of its ways, all of them inside one mpiexec."""
+    """Return a folder with a run of each strategy in each of its modes, all of them inside one mpiexec."""
     mpiexec = find_mpiexec()
     cases = [settings(name, way, folder / f"{name}-{way}") for name in ways for way in ways[name]]
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -255,7 +255,7 @@ def other_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(folder: Path, name: str, ways: tuple[str, ...]) -> None:
-    """The same numbers whatever the way, whole checkpoints, and what the record and the trace say of the work."""
+    """Assert equal numbers in all modes, complete checkpoints, and what record and trace say of the work."""
     features = STRATEGIES[name].features
     for way in ways:
         run = folder / f"{name}-{way}"

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or absent, checked on reading; ranks as threads."""
+"""Checkpoint files are complete or absent, and checked on reading; ranks as threads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_what_was_written_last(tmp_path: Path) -> None:
-    """On more ranks, with more samples a step, a run goes on at a lower step than it was saved at."""
+    """The newest checkpoint is the last one written, even with a lower step, as on more ranks with larger batches."""
     write(tmp_path, [10, 20, 30])
     write(tmp_path, [18, 24])
     assert checkpoints.list_checkpoints(tmp_path / checkpoints.FOLDER) == [24, 18, 10]
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
 def test_one_flipped_bit_anywhere_is_found(
     place: float, bit: int, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In the files' own bytes and in what says so; what is left where nothing is told is what was written."""
+    """A flipped bit is found in the files' bytes and in their digests; without a warning the content is unchanged."""
     run_dir = tmp_path_factory.mktemp("flipped")
     write(run_dir, [1, 2])
     path = checkpoints.folder_of(run_dir / "checkpoints", 2) / name
@@ -147,7 +147,7 @@ def test_json_that_was_never_written_so_is_passed_over(wrong: str, digest: str, 
 
 
 def test_a_checkpoint_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
-    """It has no digest of its own JSON."""
+    """A checkpoint of an earlier version, without a digest of its own JSON, is accepted."""
     write(tmp_path, [1])
     path = checkpoints.folder_of(tmp_path / "checkpoints", 1) / "checkpoint.json"
     document = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""--checkpoint-every auto: an interval from what checkpoints cost and how often nodes fail."""
+"""--checkpoint-every auto: an interval from the cost of checkpoints and the failure rate of nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def auto(node_mtbf_s: float = 1e6, num_nodes: int = 4) -> CheckpointInterval:
 
 
 def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Of the time, to first order: a checkpoint per interval, half an interval per failure."""
+    """Return the lost share of the time, to first order: a checkpoint per interval, half an interval per failure."""
     return cost_s / interval_s + interval_s / 2 / mtbf_s
 
 
@@ -83,7 +83,7 @@ def test_auto_is_a_value_and_survives_run_toml(kind: type) -> None:
 def test_journal_and_record_tell_what_was_chosen(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """In every test a script's do (keras/test_kept.py)."""
+    """Journal and record contain the chosen interval; `make test` has a script's (keras/test_kept.py)."""
     features = STRATEGIES[strategy].features
     run_dir = tmp_path / "run"
     line = [*SHORT, "--model", "emulated:lenet:0.1s", "--strategy", strategy, "--ranks", "2", "--data", shards]

@@ -1,4 +1,4 @@
-"""Copies of the state in the nodes' memory: kept, checked, passed over where damaged, and gone when the run is over."""
+"""Copies of the state in the nodes' memory: kept, checked, skipped if damaged, and removed when the run is over."""
 
 from __future__ import annotations
 
@@ -180,9 +180,9 @@ def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
 def test_copies_that_are_damaged_are_told_and_not_taken(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """While new ranks start, all copies of rank 1 lose a bit; there is no checkpoint: the run begins again.
+    """Damaged copies are reported and not used: all copies of rank 1 lose a bit while new ranks start.
 
-    In every test without ranks, above: every damage of each file.
+    There is no checkpoint, so the run begins again. `make test` has every damage of each file without ranks, above.
     """
     run_dir, near = tmp_path / "run", tmp_path / "near"
     near.mkdir()
@@ -204,7 +204,7 @@ def test_copies_that_are_damaged_are_told_and_not_taken(
 def test_a_run_that_is_killed_as_a_whole_leaves_nothing(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Of `ring`; in every test one with a server does (test_launcher_command.py)."""
+    """A `ring` run that is killed whole leaves nothing; `make test`: one with a server (test_launcher_command.py)."""
     near = tmp_path / "near"
     near.mkdir()
     line = [*NOTED, "--epochs", "99", "--data", shards, "--run-dir", tmp_path / "run", *ELASTIC]
@@ -226,7 +226,7 @@ def test_every_strategy_goes_on_from_memory(
 ) -> None:
     features = STRATEGIES[strategy].features
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
-    # So many epochs that worker 0 comes to its step 30 where others do the work while it evaluates.
+    # Enough epochs for worker 0 to reach its step 30, if others do the work while it evaluates.
     line += [*ELASTIC, "--epochs", "12", "--stall-timeout", "10s", "--inject", "kill:rank=0@step=30"]
     line += ["--optimizer", features.optimizers[0], "--learning-rate", "0.01"] if features.optimizers else []
     line += [] if features.mpi else ["--allow-grpc"]

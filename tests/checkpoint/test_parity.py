@@ -1,4 +1,4 @@
-"""Copies that outlive a node: any node of each group may be lost, and what it held comes back bit for bit."""
+"""Copies that outlive a node: any node of each group may be lost, and its state is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def copies_of(
     way: str = THREAD,
     most_patience_s: float = LONG_S,
 ) -> LocalCopies:
-    """Each node's memory is a folder of its own."""
+    """Return the copies of a rank; a folder represents each node's memory."""
     keeps = GroupParity(communicator, redundancy, said.append, most_patience_s=most_patience_s)
     folder = tmp_path / communicator.host
-    for rank in range(communicator.size):  # temporary names are of processes, and these ranks are threads
+    for rank in range(communicator.size):  # temporary names contain the process, and these ranks are threads
         if rank == communicator.rank:
             work = BackgroundWork(way, RankMonitor(rank, communicator.size, communicator.host))
             copies = LocalCopies(folder, tmp_path / "run", rank, 10, said.append, work, keeps)
@@ -59,14 +59,14 @@ def copies_of(
 
 
 def snapshot(step: int, rank: int, size: int) -> Snapshot:
-    """Rank 0 keeps what all have in common; ranks keep different amounts of their own."""
+    """Return a snapshot: rank 0 has the common state; ranks have different amounts of their own."""
     values = numpy.random.default_rng(step + rank)
     shared = {"weights/0": values.normal(size=size).astype(numpy.float32)} if rank == 0 else {}
     return Snapshot(step=step, shared=shared, own={"totals": values.normal(size=3 + rank)}, facts={"ranks": size})
 
 
 def train(tmp_path: Path, hosts: list[str], redundancy: str, way: str = THREAD) -> dict[str, bytes]:
-    """Copies of STEPS on all nodes; the content of what they hold of the newest, by name."""
+    """Copy STEPS on all nodes; return the content of the newest copies, by name."""
     (tmp_path / "run").mkdir(parents=True)
     said: list[str] = []
 
@@ -83,7 +83,7 @@ def train(tmp_path: Path, hosts: list[str], redundancy: str, way: str = THREAD) 
 
 
 def go_on(tmp_path: Path, hosts: list[str], redundancy: str, said: list[str]) -> list[list[int]]:
-    """New ranks on `hosts`: the steps of which each has its copy whole."""
+    """Start new ranks on `hosts`; return the steps of which each has a complete copy."""
 
     def body(communicator: ThreadCommunicator) -> list[int]:
         copies = copies_of(communicator, tmp_path, redundancy, said)
@@ -96,7 +96,7 @@ def go_on(tmp_path: Path, hosts: list[str], redundancy: str, said: list[str]) ->
 @pytest.mark.parametrize("per_node", [1, 2])
 @pytest.mark.parametrize(("num_nodes", "redundancy"), [(2, PARTNER), (3, PARTNER), (4, PARTNER), (3, XOR), (5, XOR)])
 def test_any_node_may_be_lost(tmp_path: Path, num_nodes: int, per_node: int, redundancy: str) -> None:
-    """Another one takes its place, with nothing in its memory."""
+    """Any node may be lost; another one replaces it, with nothing in its memory."""
     hosts = hosts_of(num_nodes, per_node)
     kept = train(tmp_path, hosts, redundancy)
     assert len(kept) == 2 * len(hosts)
@@ -119,7 +119,7 @@ def test_any_node_may_be_lost(tmp_path: Path, num_nodes: int, per_node: int, red
 
 @pytest.mark.parametrize("redundancy", [PARTNER, XOR])
 def test_parity_is_the_same_whatever_the_way(tmp_path: Path, redundancy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In gaps, where there are none and somebody waits, by a thread, and in the step; in whatever slices."""
+    """Parity is the same in all modes and slices: in gaps or, without any, on demand, in a thread, and in the step."""
     found = []
     for way, slice_bytes in (*((way, 4096) for way in WAYS), (OFF, 1 << 20)):
         monkeypatch.setattr(parity, "_SLICE_BYTES", slice_bytes)
@@ -192,7 +192,7 @@ def test_a_rank_that_cannot_copy_is_told_and_keeps_nobody_waiting(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of four MPI ranks says, of all cases inside one mpiexec."""
+    """What each of four MPI ranks reports, of all cases inside one mpiexec."""
     folder = tmp_path_factory.mktemp("ranks")
     mpiexec = find_mpiexec()
     line = [str(mpiexec.path), "-n", "4", sys.executable, str(Path(__file__).with_name("parity_ranks.py")), str(folder)]
@@ -207,7 +207,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("redundancy", [XOR, PARTNER])
 def test_mpi_ranks_copy_while_steps_go_on(ranks: list[dict[str, Any]], redundancy: str, way: str) -> None:
-    """Each stands for a node; that of rank 1 is lost."""
+    """MPI ranks, each of which represents a node, copy their state during steps; the node of rank 1 is lost."""
     found = [of_rank[f"{redundancy}-{way}"] for of_rank in ranks]
     assert all(each["same"] for each in found), found
     told = [text for each in found for text in each["said"]]

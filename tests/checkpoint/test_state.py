@@ -1,4 +1,4 @@
-"""A model's state as arrays: moving statistics over ranks, copies that use memory again, weights from another model."""
+"""A model's state as arrays: moving statistics over ranks, copies that reuse memory, weights from another model."""
 
 from __future__ import annotations
 

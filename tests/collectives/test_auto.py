@@ -1,4 +1,4 @@
-"""The measured table: agreed on by all ranks, kept for the next run, measured again when damaged."""
+"""The measured table: agreed by all ranks, kept for the next run, measured again when damaged."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ def test_a_table_survives_the_file(tmp_path: Path) -> None:
 
 
 def test_a_disturbed_try_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy node tries take a hundred times longer now and then; a size that takes long is tried twice at least."""
+    """A disturbed measurement does not choose: on a busy node some take a hundred times longer.
+
+    A size that takes long is measured at least twice.
+    """
     tries = {"ring": iter([9.0, *[5.0, 0.1] * 3]), "tree": iter([9.0, *[0.2] * 6])}
     monkeypatch.setattr(measuring, "_time_once", lambda group, name, num_bytes, workspace: next(tries[name]))
 
@@ -127,7 +130,7 @@ def test_a_disturbed_try_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_algorithm_that_is_far_behind_is_not_timed_where_a_call_may_take_a_second() -> None:
-    """And one that is level at the size before may lose there: large sizes are measured, not guessed."""
+    """An algorithm that is far behind is not timed for calls near a second; large sizes are measured, not guessed."""
     seconds = {"ring": {1: 1.0, 32 << 20: 4.0}, "mpi": {1: 0.9, 32 << 20: 6.0}, "tree": {1: 2.0}}
     asked = []
 

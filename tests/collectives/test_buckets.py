@@ -1,4 +1,4 @@
-"""Plans of buckets: what leaves with what, and when."""
+"""Plans of buckets: which variables are sent together, and when."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.rounds import TracingCommunicator
 LENGTHS = (0, 1, 7, 1000, 100003)
 DTYPES = ("float32", "float64")
 UNCOUNTED = ("mpi",)
-"""The library's own messages are not seen."""
+"""The library's own messages cannot be counted."""
 OWN = [name for name in COLLECTIVES if name not in UNCOUNTED]
 
 
@@ -39,7 +39,7 @@ def values(rank: int, length: int, dtype: str) -> numpy.ndarray[Any, Any]:
 
 @functools.cache
 def outcome(name: str, num_ranks: int, hosts: tuple[str, ...] = ()) -> list[Any]:
-    """For each rank, by dtype and length: its sums (rank 0), their bits' digest, rounds and bytes."""
+    """For each rank, by dtype and length: its sums (rank 0), the digest of their bits, rounds and bytes."""
 
     def body(communicator: ThreadCommunicator) -> dict[tuple[str, int], tuple[Any, ...]]:
         workspace = Workspace(measure=False)
@@ -81,14 +81,14 @@ def test_counted_messages_are_what_cost_says(name: str, num_ranks: int) -> None:
         counted = [result[dtype, length][2:] for result in results]
         rounds, busiest = max(count[0] for count in counted), max(count[1] for count in counted)
         assert busiest == cost.bytes, (dtype, length)
-        # Pieces of nothing are sent on as well, so rounds do not depend on the length.
+        # Empty pieces are sent on as well, so rounds do not depend on the length.
         assert rounds == cost.rounds, (dtype, length)
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 9))
 @pytest.mark.parametrize("name", OWN)
 def test_a_record_s_rounds_are_what_cost_says(name: str, num_ranks: int) -> None:
-    """What a run counts without clocks of its own, on its busiest rank."""
+    """The rounds in a run's record, counted without clocks on its busiest rank, equal the cost formula's."""
 
     def body(communicator: ThreadCommunicator) -> Traffic:
         seen = observe(communicator).for_purpose(EXCHANGE)
@@ -125,7 +125,7 @@ SLICED = [name for name in OWN if name != "auto"]
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
 @pytest.mark.parametrize("name", SLICED)
 def test_slices_change_nothing(name: str, num_ranks: int) -> None:
-    """Many slices, two under way: the same sums and bytes, and no more rounds than slices times those of one."""
+    """Many slices, two in flight, change no sum and no byte, and need at most the rounds of one times the slices."""
     length = 5003
 
     def body(communicator: ThreadCommunicator) -> tuple[Any, int, int]:
@@ -148,7 +148,7 @@ def test_slices_change_nothing(name: str, num_ranks: int) -> None:
 @pytest.mark.parametrize("hosts", ["aaaa", "aabb", "aba"])
 @pytest.mark.parametrize("name", list(COLLECTIVES))
 def test_each_part_is_told_of_once_and_is_finished(name: str, hosts: str) -> None:
-    """In many slices: what is looked at has its last value, and nothing is left out."""
+    """In many slices each part is reported once, with its final value, and none is omitted."""
 
     def body(communicator: ThreadCommunicator) -> tuple[Any, Any]:
         buffer = values(communicator.rank, 5003, "float32")
@@ -183,7 +183,7 @@ NODES = [["a", "a", "b", "b"], ["a", "b", "a", "b", "b"], ["a", "b", "c"], ["a"]
 
 @pytest.mark.parametrize("hosts", NODES, ids="".join)
 def test_hierarchical_over_nodes(hosts: Sequence[str]) -> None:
-    """Equal and unequal nodes, in any order of ranks; several calls through one window."""
+    """Hierarchical over equal and unequal nodes, in any order of ranks; several calls through one window."""
 
     def body(communicator: ThreadCommunicator) -> tuple[list[Any], Any]:
         workspace = Workspace(message_bytes=1 << 12)
@@ -220,7 +220,7 @@ def test_hierarchical_sends_between_nodes_only(ranks_per_node: int, num_nodes: i
 @pytest.mark.parametrize("name", list(COLLECTIVES))
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_half_precision_is_rounded_once_per_addition(name: str, wire: str) -> None:
-    """Of p numbers the sum is off by at most p roundings, far from what the wire type would lose in long sums."""
+    """The sum of p half-precision numbers is off by at most p roundings, far less than a long sum in the wire type."""
     num_ranks, length = 6, 3001
 
     def body(communicator: ThreadCommunicator) -> Any:
@@ -279,7 +279,7 @@ def test_a_member_of_the_table_is_documented(name: str) -> None:
     st.sampled_from(["float32", "float64", "float16"]),
 )  # fmt: skip
 def test_any_length_ranks_and_slices(name: str, num_ranks: int, length: int, message: int, dtype: str) -> None:
-    """Whole numbers are summed exactly, whatever the order."""
+    """Integers are summed exactly, for any length, number of ranks and slices."""
 
     def body(communicator: ThreadCommunicator) -> Any:
         buffer = (numpy.arange(length) % 13 * (communicator.rank + 1)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Slices, spans, and scratch that is kept."""
+"""Slices, spans, and reused scratch memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_spans_cover_and_are_even(length: int, num_parts: int) -> None:
 
 
 def test_a_few_slices_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one slice waits the next has been posted, and the one after those under way has not."""
+    """While one slice waits the next has been posted, but the one beyond those in flight has not."""
     monkeypatch.setattr(slices, "SLOTS", 2)
     events: list[str] = []
 

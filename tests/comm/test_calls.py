@@ -1,4 +1,4 @@
-"""What MPI raises names the rank and its node."""
+"""Errors of MPI name the rank and its node."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpcdl.core.errors import BrokenGroup, RankError
 
 
 class Library:
-    """Stands for the mpi4py module."""
+    """A stand-in for the mpi4py module."""
 
     ERR_TRUNCATE, ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED = range(4)
 
     class Exception(RuntimeError):
-        """What the library raises."""
+        """The library's exception."""
 
         def __init__(self, text: str, error_class: int = 0) -> None:
             super().__init__(text)
@@ -28,7 +28,7 @@ class Library:
 
 
 class Asker:
-    """An object as comm/mpi/communicator.py has them."""
+    """An object with MPI calls, as in comm/mpi/communicator.py."""
 
     _mpi = Library
     rank, host = 3, "node7"
@@ -68,7 +68,7 @@ def test_a_group_that_has_lost_a_rank_says_so(error_class: int) -> None:
 def test_a_collective_that_ends_well_without_a_rank_has_broken_the_group(
     collective: Callable[[MpiCommunicator], Any],
 ) -> None:
-    """What Open MPI 5 does where a rank dies meanwhile; the buffer lacks that rank's part."""
+    """A collective that succeeds without a dead rank breaks the group: Open MPI 5 leaves out that rank's part."""
     library, group = MagicMock(Exception=Library.Exception), MagicMock()
     library.get_vendor.return_value = "none", (1,)
     group.Get_rank.return_value, group.Get_size.return_value = 0, 3
@@ -78,7 +78,7 @@ def test_a_collective_that_ends_well_without_a_rank_has_broken_the_group(
 
 
 def test_messages_of_a_revoked_group_are_not_looked_at() -> None:
-    """Open MPI would give those that are still on their way out back, and end the job when they get there."""
+    """Messages of a revoked group are not tested: Open MPI would free those in flight, and end the job on arrival."""
     handle, looked = MagicMock(), MagicMock()
     handle.Is_revoked.return_value = False
     library: Any = MagicMock(Exception=Library.Exception, Request=looked, get_vendor=lambda: ("played", (5, 0)))

@@ -1,4 +1,4 @@
-"""Control messages as a Communicator: what training asks of one, on real connections between threads."""
+"""Control messages as a Communicator: what training requires of one, on real connections between threads."""
 
 from __future__ import annotations
 

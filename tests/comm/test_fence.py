@@ -1,4 +1,4 @@
-"""A fenced socket is open to the job's hosts at the job's address, and closed to everybody else."""
+"""A fenced socket is open to the job's hosts at the job's address, and closed to all others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def programs_allowed() -> bool:
-    """Whether this kernel takes socket filters from this user."""
+    """Return whether this kernel accepts socket filters from this user."""
     with socket.socket() as plain:
         try:
             _attach(plain, _program("127.0.0.1", ["127.0.0.1"]))
@@ -88,7 +88,7 @@ def test_a_job_of_very_many_hosts_is_still_kept_to_its_address(port: int) -> Non
 
 
 def own_addresses() -> list[str]:
-    """This host's IPv4 addresses beside the loopback's."""
+    """Return this host's IPv4 addresses other than the loopback's."""
     answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
     return [address for address in answer.stdout.split() if ":" not in address]
 

@@ -17,7 +17,7 @@ from hpcdl.comm.observed import observe
 
 
 def remember(gaps: IdleGaps, *lengths_s: float) -> None:
-    """Gaps that are over, by a clock of the test's own."""
+    """Record finished gaps, by a clock of the test's own."""
     for length_s in lengths_s:
         with mock.patch.object(module, "time") as clock:
             clock.monotonic.return_value = length_s
@@ -36,7 +36,7 @@ def test_the_typical_gap_is_a_median_of_the_last_and_short_waits_do_not_count() 
 
 
 def test_no_slice_is_begun_that_would_outlast_the_gap() -> None:
-    """But for one that has lasted twice as long as gaps do: that is another kind."""
+    """No slice starts that would outlast the gap, except in a gap of twice the usual length: that is another kind."""
     gaps = IdleGaps()
     remember(gaps, *[10.0] * 3)
     assert not gaps.fits(0.0), "nobody waits"
@@ -79,7 +79,10 @@ def test_a_gap_is_taken_while_it_lasts_and_given_up_in_time() -> None:
 
 
 def test_who_waits_for_a_message_leaves_its_core_where_somebody_wants_it() -> None:
-    """And gets the message all the same, as one that fails does; unasked nothing is opened."""
+    """A rank that waits for a message frees its core if other work wants it, and still gets the message or its error.
+
+    Without such a wish nothing is opened.
+    """
 
     looked = [threading.Event(), threading.Event()]
 

@@ -1,4 +1,4 @@
-"""What an observed communicator says of a rank: counts, waits, spans; and that it changes nothing."""
+"""What an observed communicator reports of a rank: counts, waits, spans; and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcdl.core.errors import RankError
 from tests.conftest import patience
 
 LENGTH = 30_030
-"""Divides by every number of ranks used here."""
+"""Divisible by every number of ranks used here."""
 HOSTS = tuple(f"host{rank // 2}" for rank in range(8))
 
 
@@ -134,7 +134,7 @@ def test_a_rank_that_is_left_behind_ends_a_wait_for_it() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in ("mpi", "hierarchical", "auto")])
 def test_costs_are_what_is_counted(name: str, num_ranks: int) -> None:
-    """The formula gives the bytes that the busiest rank sends."""
+    """The cost formula gives the bytes that the busiest rank sends."""
     sent = [traffic.bytes_sent for traffic in watched(reduced_by(name), num_ranks)]
     module = __import__(COLLECTIVES.entry(name).target.partition(":")[0], fromlist=["cost"])
     assert max(sent) == pytest.approx(module.cost(num_ranks, 4 * LENGTH).bytes, rel=1e-3)
@@ -156,7 +156,7 @@ def test_auto_counts_what_it_has_chosen(num_ranks: int) -> None:
 
 
 def test_what_auto_measures_is_no_exchange(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is made by many all-reduces; what a step sends is one."""
+    """What auto measures is no exchange: many all-reduces make the table, but a step sends only one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for traffic in watched(reduced_by("auto", measure=True), 2):
         assert traffic.unknown or traffic.bytes_sent <= 2 * 4 * LENGTH

@@ -1,4 +1,4 @@
-"""Counting messages, bytes and rounds."""
+"""Counts of messages, bytes and rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.rounds import Counts, TracingCommunicator
 
 
 def chain(communicator: ThreadCommunicator) -> Counts:
-    """A message from rank to rank: as many rounds as links."""
+    """Send a message from rank to rank: as many rounds as links."""
     tracer = TracingCommunicator(communicator)
     buffer = numpy.zeros(3)
     if tracer.rank > 0:
@@ -23,7 +23,7 @@ def chain(communicator: ThreadCommunicator) -> Counts:
 
 
 def star(communicator: ThreadCommunicator) -> Counts:
-    """Rank 0 sends to everybody: one port, so as many rounds as receivers."""
+    """Send from rank 0 to all others: one port, so as many rounds as receivers."""
     tracer = TracingCommunicator(communicator)
     buffer = numpy.zeros(3)
     requests = [tracer.irecv(buffer, 0)] if tracer.rank else [tracer.isend(buffer, to) for to in range(1, tracer.size)]
@@ -33,7 +33,7 @@ def star(communicator: ThreadCommunicator) -> Counts:
 
 
 def swap(communicator: ThreadCommunicator) -> Counts:
-    """Both directions at once are one round."""
+    """Send in both directions at once: one round."""
     tracer = TracingCommunicator(communicator)
     requests = [tracer.isend(numpy.zeros(3), 1 - tracer.rank), tracer.irecv(numpy.zeros(3), 1 - tracer.rank)]
     for request in requests:

@@ -1,4 +1,4 @@
-"""MPICH's talk with Slurm while MPI starts: all of it gets through, and a longest value that is too long does not."""
+"""MPICH's messages to Slurm at the start of MPI: all of them arrive, and the maximum length of a value is lowered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN_FILES = Path("/proc/self/fd")
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A rank's end and Slurm's."""
+    """The two ends of the connection: the rank's and Slurm's."""
     rank, slurm = socket.socketpair()
     monkeypatch.setenv("PMI_FD", str(rank.fileno()))
     monkeypatch.setenv("SLURM_JOB_ID", "1")
@@ -102,7 +102,7 @@ def test_a_rank_says_to_mpichs_own_mpiexec_that_it_is_done(monkeypatch: pytest.M
     proxy.settimeout(20)
     with rank, proxy:
         monkeypatch.setenv("PMI_FD", str(rank.fileno()))
-        say_finalized()  # srun gives no number on the node, and has other lines
+        say_finalized()  # srun sets no local rank number, and has other messages
         monkeypatch.setenv("MPI_LOCALRANKID", "0")
         mpiexec = threading.Thread(target=answer)
         mpiexec.start()
@@ -114,7 +114,7 @@ def test_a_rank_says_to_mpichs_own_mpiexec_that_it_is_done(monkeypatch: pytest.M
 
 @pytest.mark.mpi
 def test_what_stands_between_mpiexec_and_a_rank_is_not_killed_at_the_end() -> None:
-    """As the process of a container does: mpiexec waits for it, and it ends after the rank."""
+    """A process between mpiexec and a rank, as a container has one, is not killed: it may end after the rank."""
     mpiexec = find_mpiexec()
     between = [sys.executable, "-c", BETWEEN, sys.executable, "-c", LEAVES]
     line = [mpiexec.path, *launch_flags(mpiexec.flavour), "-n", "2", *between]

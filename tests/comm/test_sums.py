@@ -15,7 +15,7 @@ FLOATS = st.floats(width=32)
 
 
 def both_neighbours(value: float) -> tuple[float, float]:
-    """The bfloat16 numbers just below and above a float32, by cutting off and stepping."""
+    """Return the bfloat16 numbers just below and above a float32, by truncating and stepping."""
     cut = numpy.float32(value).view(numpy.uint32) & numpy.uint32(0xFFFF0000)
     step = numpy.uint32(cut + numpy.uint32(0x10000))
     return float(cut.view(numpy.float32)), float(step.view(numpy.float32))

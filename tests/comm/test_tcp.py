@@ -29,7 +29,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def together(size: int, secret: Path, body: Callable[[tcp.TcpGroup], Any], timeout_s: float = 20.0) -> list[Any]:
-    """What `body` returned, or raised, on each of `size` threads."""
+    """Return what `body` returned, or raised, on each of `size` threads."""
     results: list[Any] = [None] * size
 
     def one(rank: int) -> None:
@@ -82,7 +82,7 @@ def test_no_wildcard(secret: Path, address: str) -> None:
 
 
 def test_only_the_job_can_join(secret: Path) -> None:
-    """Strangers with a wrong secret, with garbage or without a word do not disturb the ranks."""
+    """Only the job's ranks can join: strangers with a wrong secret, garbage or without a message disturb nothing."""
     announced = secret.with_name("secret.address")
     outcomes: list[str] = []
 
@@ -124,7 +124,7 @@ def test_a_changed_message_is_refused(secret: Path) -> None:
     def body(group: tcp.TcpGroup) -> Any:
         if group.rank == 1:
             channel = group._channels[0]
-            channel._num_sent += 1  # as if a message had been left out, or sent twice
+            channel._num_sent += 1  # as if a message had been lost or sent twice
             channel.send("hello")
             return None
         return group.gather_json(None)

@@ -28,7 +28,7 @@ def test_messages_keep_their_order_for_each_tag() -> None:
 
 
 def test_a_message_is_taken_when_both_sides_have_come() -> None:
-    """Whoever changes a buffer before its request is done sends the change: the mistake shows."""
+    """A message is copied only when both sides are ready, so a buffer that is changed too early shows the mistake."""
 
     def body(communicator: ThreadCommunicator) -> float:
         buffer = numpy.zeros(1)

@@ -1,4 +1,4 @@
-"""The table of faults in docs/safety.md, from what tests/faults/test_faults.py has written down.
+"""Print the table of faults in docs/safety.md, from the results of tests/faults/test_faults.py.
 
 HPCDL_FAULT_TABLE=faults.jsonl make soak PYTEST_ARGS="tests/faults/test_faults.py"
 python -m tests.faults.fault_table faults.jsonl
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Strategies down, faults across: exit codes, and the median seconds from the fault to the end."""
+    """Return the table, strategies down, faults across: exit codes, and the median seconds from fault to end."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         cells[row["strategy"], f"{row['fault']}, {row['role']}"].append(row)
@@ -30,7 +30,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def cell(rows: list[dict[str, Any]]) -> str:
-    """`1, 7 s`; several codes where tries differ."""
+    """Return `1, 7 s`, with several codes if tries differ."""
     if not rows:
         return ""
     codes = "/".join(map(str, dict.fromkeys(row["code"] for row in rows)))

@@ -1,9 +1,9 @@
 """Faults on every path: what happens to a run when a worker, rank 0, a server or the launcher is hit, by strategy.
 
-A sample runs with the tests, all of it three times with `make soak`; in the first try the run is resumed too, and
-compared with one that nothing hit where its strategy promises the same numbers. With HPCDL_FAULT_TABLE=FILE each try
-appends what came of it as a line of JSON; `python -m tests.faults.fault_table FILE` makes of these lines the table
-in docs/safety.md.
+A sample runs in `make test`, all of it three times with `make soak`. In the first try the run is also resumed, and
+compared with an undisturbed run if its strategy promises the same numbers. With HPCDL_FAULT_TABLE=FILE each try appends
+its result as a line of JSON; `python -m tests.faults.fault_table FILE` turns these lines into the table in
+docs/safety.md.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ TABLE = os.environ.get("HPCDL_FAULT_TABLE")
 """Read once: tests run without the caller's HPCDL_* variables."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 PLANTS = {"exception": "error", "NaN": "nan", "exit(0)": "exit"}
-"""Faults of the user's own code, by what tests/planted.py calls them."""
+"""Faults of the user's own code, with their names in tests/planted.py."""
 IN_EVERY_TEST = {
     ("ps", "SIGSTOP", "server", 1),
     ("async-easgd", "SIGSTOP", "worker", 0),
     ("sync-easgd", "NaN", "worker", 1),
 }
-"""The rest of the table is the long version's; the first try of a case is also resumed and held against a whole run.
+"""The rest of the table is in the long version; the first try of a case is also resumed and compared with a whole run.
 
-In every test `ps` does so in strategies/test_ps.py and `sync-easgd` in strategies/test_easgd_runs.py.
+`make test` does so for `ps` in strategies/test_ps.py and for `sync-easgd` in strategies/test_easgd_runs.py.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How a run ends: its exit codes, and a word of its last line or of its journal."""
+    """How a run should end: its exit codes, and a text in its messages."""
 
     codes: tuple[int, ...]
     word: str = ""
 
 
 def roles(fault: str, features: Features) -> list[str]:
-    """Whom a fault can hit."""
+    """Return the roles that a fault can hit."""
     if fault in PLANTS:
         return ["worker", "rank 0"]
     return [
@@ -79,7 +79,7 @@ def roles(fault: str, features: Features) -> list[str]:
 
 
 def expected(fault: str, role: str, features: Features) -> Expected:
-    """What is promised (docs/safety.md)."""
+    """Return the promised end (docs/safety.md)."""
     continues = not features.synchronous and role in ("worker", "rank 0")
     if role == "launcher":
         return Expected(codes=(-signal.SIGKILL,) if fault == "SIGKILL" else (75,))
@@ -94,7 +94,7 @@ def expected(fault: str, role: str, features: Features) -> Expected:
 
 
 def number_of(role: str) -> int:
-    """The rank that stands for a role."""
+    """Return the rank that represents a role."""
     return {"rank 0": 0, "worker": 1, "server": RANKS - 1}[role]
 
 
@@ -112,7 +112,7 @@ CASES = [
 
 
 def command(strategy: str, fault: str, run_dir: Path, shards: Path) -> list[str]:
-    """A run of the strategy: short where it is to go on to its end."""
+    """Return the command of a run of the strategy: short if it is to continue to its end."""
     features = STRATEGIES[strategy].features
     line = [*SHORT, "--strategy", strategy, "--ranks", RANKS, "--data", shards, "--run-dir", run_dir]
     line += ["--stall-timeout", f"{STALL_S}s", "--epochs", "4"]
@@ -128,7 +128,7 @@ def command(strategy: str, fault: str, run_dir: Path, shards: Path) -> list[str]
 
 
 def hit(fault: str, role: str, run_dir: Path, process: subprocess.Popen[str]) -> None:
-    """Carry a signal out; what is planted comes by itself."""
+    """Send a signal to the process; faults in the user's code happen by themselves."""
     if fault not in SIGNALS:
         return
     wait_for(lambda: steps_done(run_dir) > 2 or process.poll() is not None)
@@ -139,12 +139,12 @@ def hit(fault: str, role: str, run_dir: Path, process: subprocess.Popen[str]) ->
 
 
 Reference = Callable[[str, str], Path]
-"""The run that nothing hits, with the network and settings of a strategy's runs with a fault."""
+"""Returns the undisturbed run with the network and settings of a strategy's runs with a fault."""
 
 
 @pytest.fixture(scope="module")
 def reference(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Runs that nothing hits, each made when it is first asked for."""
+    """Undisturbed runs, each created on its first use."""
     made: dict[tuple[str, bool], Path] = {}
 
     def run(strategy: str, fault: str) -> Path:
@@ -180,7 +180,7 @@ def test_a_fault(
     began = time.monotonic()
     finished = finish(process)
     took_s = time.monotonic() - began
-    keep(strategy, fault, role, finished, took_s)  # what comes next may fail, and is in the table as it came
+    keep(strategy, fault, role, finished, took_s)  # kept in the table even if the assertions below fail
     promised = expected(fault, role, features)
     assert finished.code in promised.codes, finished.err
     said = finished.err + "".join(event["text"] for event in events(run_dir, "message"))
@@ -198,7 +198,7 @@ def test_a_fault(
 
 
 def nothing_is_left(run_dir: Path) -> None:
-    """No rank of the run lives, within the ten seconds that are promised."""
+    """Assert that no rank of the run is alive after the promised ten seconds."""
     pids = [status.pid for status in read_statuses(run_dir / "ranks")]
     deadline = time.monotonic() + patience(10)
     while any(is_rank(pid) for pid in pids):
@@ -207,7 +207,7 @@ def nothing_is_left(run_dir: Path) -> None:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether `pid` is a rank that lives: it may have ended, wait to be reaped, or be another process by now."""
+    """Return whether `pid` is a living rank: it may have ended, be a zombie, or belong to another process."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z" and b"hpcdl" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -216,7 +216,7 @@ def is_rank(pid: int) -> bool:
 
 
 def keep(strategy: str, fault: str, role: str, finished: Finished, took_s: float) -> None:
-    """Append the case to the table under way, where there is one."""
+    """Append the case to the table, if one is being written."""
     if TABLE:
         lines = finished.err.strip().splitlines() or [""]
         row = {"strategy": strategy, "fault": fault, "role": role, "code": finished.code, "seconds": round(took_s, 1)}

@@ -1,4 +1,4 @@
-"""A network that is not what it should be: nothing is lost or changed, what crosses it waits, the rest goes on."""
+"""An impaired network: nothing is lost or changed, messages that cross the impairment wait, the others arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcdl.faults.network import Impaired, Impairment
 
 HELD_S = 0.3
 LONG_S = 60.0
-"""Nobody waits for that long whose message crosses nothing, on a busy machine either."""
+"""Seconds: messages that cross no impairment never wait that long, even on a busy machine."""
 MIBIT_100 = 12.5e6
 
 
@@ -35,7 +35,7 @@ def impaired(body: Callable[[Observed, Impairment], Any], num_ranks: int) -> lis
 
 
 def part_for_a_while(network: Impairment, *ranks: int, held_s: float = HELD_S) -> float:
-    """Cut `ranks` off; when that began."""
+    """Cut `ranks` off for `held_s`; return when that began."""
     began_s = time.monotonic()
     network.parts = (frozenset(ranks),)
     healing = threading.Timer(held_s, lambda: setattr(network, "parts", ()))
@@ -80,7 +80,7 @@ def test_what_crosses_a_partition_waits_until_it_heals(how: str) -> None:
 
 
 def test_the_first_of_several_is_one_that_is_not_cut_off() -> None:
-    """Rank 1's message was sent first; the server serves rank 2 meanwhile, and rank 1 when the partition has healed."""
+    """The first of several is a message that is not cut off: rank 1 sent first, but rank 2 is served first."""
 
     def body(group: Observed, network: Impairment) -> list[int]:
         buffers = [numpy.zeros(1), numpy.zeros(1)]

@@ -1,4 +1,4 @@
-"""Faults on purpose: what --inject takes, and that runs under --elastic go on as if nothing had been."""
+"""Injected faults: the syntax of --inject, and runs with --elastic, which continue as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_faults_come_from_the_command_line_alone() -> None:
 
 @pytest.mark.parametrize("kind", [*STRUCK_FROM_BESIDE, *PLANTED])
 def test_every_kind_strikes_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a run that goes on: the second start of the same launch leaves it out."""
+    """Every kind strikes once, also in a resumed run: the second start of the same launch omits it."""
     (tmp_path / "ranks").mkdir()
     value = {"slow": ":x2", "exit": ":3"}.get(kind, "")
     text = f"{kind}:rank=1{value}@step=7"
@@ -154,7 +154,7 @@ def test_a_fault_is_asked_for_then_injected_or_not_reached(tmp_path: Path, monke
 
 
 def test_a_fault_goes_by_the_steps_of_a_whole_script() -> None:
-    """Over fits, loops with a commit, and loops in which only exchanges tell of steps."""
+    """A fault counts the steps of a whole script, over fits, loops with a commit, and loops that only exchange."""
     seen = RankMonitor(0, 2, "here")
     seen.role, steps = "script", seen.script_steps
     steps.reached(40)
@@ -167,7 +167,7 @@ def test_a_fault_goes_by_the_steps_of_a_whole_script() -> None:
             seen.doing("epoch 1", batch + 1)
         steps.counted = False
     assert seen.step == 3 and seen.step_of_run == 46
-    for _ in range(4):  # a loop of two optimizers: the last of its steps has begun, and is not over
+    for _ in range(4):  # a loop of two optimizers: its last step has begun, but is not over
         steps.exchange("generator")
         steps.exchange("discriminator")
     assert seen.step_of_run == 49
@@ -178,7 +178,7 @@ def test_a_fault_goes_by_the_steps_of_a_whole_script() -> None:
 def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every moment strikes one rank alone; what fell between two starts is left out, nothing strikes twice."""
+    """Random faults are the same on every rank, one rank at a time; faults due between two starts are omitted."""
     (tmp_path / "ranks").mkdir()
     struck: list[tuple[int, float]] = []
     text = "kill:rank=random@every=10s:seed=3"
@@ -279,7 +279,10 @@ def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
 def test_a_flipped_bit_is_found_where_weights_are_compared(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """The number stays finite: nothing but the comparison of weights can tell; in every test test_safety_command.py."""
+    """A flipped bit keeps numbers finite, so only the comparison of weights finds it.
+
+    `make test` shows it in test_safety_command.py.
+    """
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
     line += ["--epochs", "1", "--divergence-check-steps", "5", "--inject", "flip:bucket=0@step=7"]
     if strategy == "ps":
@@ -297,7 +300,7 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 def test_no_room_for_a_checkpoint_costs_a_warning(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, way: str
 ) -> None:
-    """In every test on a disk that is full in fact (test_full_disk.py)."""
+    """A full disk costs a checkpoint and a warning; `make test` has a disk that is really full (test_full_disk.py)."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
     finished = session_hpcdl([*line, "--inject", "full:checkpoint", "--background", way], timeout_s=300)
@@ -369,9 +372,9 @@ def line_of(strategy: str, run_dir: Path, shards: Path, epochs: int = 1) -> list
 def test_every_strategy_goes_on_when_a_partition_heals(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Round the last rank, a server where there are servers; on a link that is slow from the start on.
+    """Every strategy continues after a partition of its last rank, a server if it has any, and on a slow link.
 
-    In every test round a rank of a script (keras/test_kept.py) and a node (lab/test_network_faults.py).
+    `make test` cuts off a rank of a script (keras/test_kept.py) and a node (lab/test_network_faults.py).
     """
     faults = "partition:rank=2@step=20+1s,link:rank=1:500mbit"
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "10s", "--inject", faults]
@@ -389,7 +392,10 @@ def test_every_strategy_goes_on_when_a_partition_heals(
 def test_a_rank_that_stays_cut_off_is_named(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """In every test a node is (lab/test_network_faults.py), and a rank that is stopped (test_faults.py)."""
+    """A rank that stays cut off is named.
+
+    `make test` has it for a node (lab/test_network_faults.py), and for a rank that is stopped (test_faults.py).
+    """
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert "rank 1 on" in finished.err and "is not responding" in finished.err, finished.err
@@ -401,7 +407,7 @@ def test_a_rank_that_stays_cut_off_is_named(
 def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In every test where a node is (lab/test_network_faults.py)."""
+    """New ranks replace one that stays cut off; `make test` does so for a node (lab/test_network_faults.py)."""
     line = [*line_of("ring", tmp_path / "run", shards), *ELASTIC[:3], "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert finished.code == 0 and "new ranks go on" in finished.err, finished.err
@@ -413,7 +419,7 @@ def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
 def test_partitions_at_random_are_the_same_on_every_rank(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In every test without ranks, as all random ones, above."""
+    """Random partitions are the same on every rank; `make test` shows it without ranks, as all random ones, above."""
     line = [*line_of("ring", tmp_path / "run", shards, epochs=3), "--stall-timeout", "10s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=random@every=1s:seed=3+0.2s"], timeout_s=300)
     assert finished.code == 0, finished.err
@@ -431,12 +437,12 @@ SPIN, SLEEP = "while True: pass", "import time\nwhile True: time.sleep(0.01)"
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process, by its clock (clock_getcpuclockid)."""
+    """Return the processor time of a process, by its clock (clock_getcpuclockid)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def slowed(program: str, neighbours: int) -> tuple[float, float]:
-    """Processor time of what `slow:rank=R:x3` has struck, and of what takes it its share away, on one core."""
+    """Return the processor time of a process under `slow:rank=R:x3`, and of what takes its share, on one core."""
     core = sorted(os.sched_getaffinity(0))[0]
     python = ["taskset", "-c", str(core), sys.executable, "-S", "-c"]
     with contextlib.ExitStack() as stack:
@@ -459,7 +465,7 @@ def slowed(program: str, neighbours: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_a_slow_rank_is_slow_on_a_busy_core_too(neighbours: int) -> None:
-    """Of all that both get, it gets a third: as if its processor had a third of its speed, whoever else is there."""
+    """A slow rank gets a third of what both get on a busy core too, as if its processor had a third of its speed."""
     own_s, taken_s = slowed(SPIN, neighbours)
     assert own_s > 0.05 and own_s / (own_s + taken_s) == pytest.approx(1 / 3, rel=0.2)
 

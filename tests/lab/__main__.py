@@ -1,6 +1,6 @@
-"""A small HPC centre by hand: `python -m tests.lab [--rate 1gbit] [--cores 0.4] [--site]`: a shell on its login host.
+"""A small HPC cluster started by hand: `python -m tests.lab [--rate 1gbit] [--cores 0.4] [--site]` opens a login shell.
 
---site also installs hpcdl there as a module (two minutes). The centre is gone when the shell ends.
+--site also installs hpcdl there as a module (two minutes). The cluster is gone when the shell ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.lab import hosts, installed, needs, slurm
 
 
 def main() -> int:
-    """Start the lab, run a shell (or the command behind `--`) on `login`, stop the lab; the shell's exit code."""
+    """Start the lab, run a shell (or the command behind `--`) on `login`, stop the lab; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rate", default="", help="what each host may send, as tc spells it: 1gbit")

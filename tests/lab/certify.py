@@ -1,9 +1,9 @@
-"""The card of docs/reference/certify.md: `hpcdl certify` over four nodes of the lab's Slurm cluster.
+"""Write the card of docs/reference/certify.md: `hpcdl certify` over four nodes of the lab's Slurm cluster.
 
     python -m tests.lab.certify --out FOLDER [--mpi LIBRARY] [--ssh] -- WORDS OF CERTIFY
 
-`--mpi`: the file of an MPI library; without it mpi4py's own choice. srun starts the ranks, with `--ssh` MPI's own
-mpiexec. FOLDER gets the card and its runs; one that has a card already goes on. An allocation lasts an hour at most.
+`--mpi`: the file of an MPI library; without it mpi4py chooses. srun starts the ranks, with `--ssh` MPI's own mpiexec.
+FOLDER gets the card and its runs; if it has a card already, the work is resumed. An allocation lasts at most an hour.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NODES = 4
 
 
 def main() -> int:
-    """The exit code of `hpcdl certify`, whose words come through."""
+    """Return the exit code of `hpcdl certify`, after printing its output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mpi", type=Path)
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: types.FrameType | None) -> None:
-    """The lab is taken down on the way out."""
+    """Exit, so that the lab is stopped."""
     sys.exit(128 + number)
 
 

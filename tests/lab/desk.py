@@ -1,4 +1,4 @@
-"""A user's folder on the lab's shared file system, and this checkout's hpcdl in it."""
+"""A user's folder on the lab's shared file system, with this checkout's hpcdl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.slurm import SlurmLab
 
 @dataclass(frozen=True)
 class Desk:
-    """`folder` is every command's current one; `variables` come on top of a login shell's; `python` runs hpcdl."""
+    """Commands run in `folder`, by `python`, with `variables` on top of a login shell's."""
 
     lab: SlurmLab
     folder: Path
@@ -30,7 +30,7 @@ class Desk:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Settings and caches of this desk's own."""
+        """Settings and caches of this folder alone."""
         return {
             "PYTHONPATH": str(ROOT),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
@@ -40,11 +40,11 @@ class Desk:
         }
 
     def line(self, *words: str | Path) -> list[str | Path]:
-        """The command line of `hpcdl WORDS`."""
+        """Return the command line of `hpcdl WORDS`."""
         return [self.python, "-m", "hpcdl", *words]
 
     def submit(self, *words: str | Path, run: str) -> int:
-        """`hpcdl submit WORDS --run-dir RUN`, where `--` in WORDS stands before the words of `train`; its number."""
+        """Return the job number of `hpcdl submit WORDS --run-dir RUN`; in WORDS, `--` precedes the words of `train`."""
         split = words.index("--")
         before, after = words[:split], words[split + 1 :]
         finished = self.hpcdl("submit", *before, "--", "train", *after, "--run-dir", run)
@@ -52,37 +52,37 @@ class Desk:
         return int(finished.out.partition(".")[0])
 
     def view(self, number: int) -> dict[str, Any]:
-        """What `hpcdl jobs NUMBER` knows."""
+        """Return what `hpcdl jobs NUMBER` reports."""
         finished = self.hpcdl("jobs", str(number), "--json")
         assert finished.code == 0, finished.err
         view: dict[str, Any] = finished.json()["jobs"][0]
         return view
 
     def log(self, number: int) -> str:
-        """What the job has printed."""
+        """Return what the job has printed."""
         return "\n".join(path.read_text() for path in self.folder.rglob(f"log-{number}.*txt"))
 
     def record(self, run: str) -> dict[str, Any]:
-        """The run's record."""
+        """Return the run's record."""
         record: dict[str, Any] = json.loads((self.folder / run / "record.json").read_text())
         return record
 
     def status(self, run: str, rank: int) -> RankStatus:
-        """What is known of a rank."""
+        """Return the status of a rank."""
         return read_statuses(self.folder / run / "ranks")[rank]
 
     def checkpoints(self, run: str) -> list[str]:
-        """Names of the run's whole checkpoints."""
+        """Return the names of the run's complete checkpoints."""
         folder = self.folder / run / "checkpoints"
         return sorted(path.name for path in folder.glob("step-*") if not path.suffix)
 
     def events(self, run: str, kind: str) -> list[dict[str, Any]]:
-        """The run's events of one kind."""
+        """Return the run's events of one kind."""
         path = self.folder / run / "metrics.jsonl"
         text = path.read_text() if path.exists() else ""
-        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half-written
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     def wait_for_steps(self, run: str, timeout_s: float = 240.0) -> None:
-        """Return when the run has told of a step."""
+        """Return when the journal has a step of the run."""
         wait_until(lambda: bool(self.events(run, "step")), f"{run} makes steps", timeout_s)

@@ -1,4 +1,4 @@
-"""A rank that meets the others after its process has filled its heap, and freed every second block of it."""
+"""A rank that joins the others after its process has filled its heap, and freed every second block of it."""
 
 from __future__ import annotations
 

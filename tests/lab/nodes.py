@@ -1,4 +1,4 @@
-"""This checkout's hpcdl over the nodes of a lab's Slurm cluster, for whoever starts runs by CommandLine.start."""
+"""This checkout's hpcdl over the nodes of a lab's Slurm cluster, for callers of CommandLine.start."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.lab.hosts import LOGIN, NETWORK, lab_folder
 from tests.lab.slurm import SlurmLab
 
 TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": f"{NETWORK}.0/24"}
-"""The lab's hosts share a kernel, and Open MPI 5 must not go through its memory."""
+"""Settings for TCP: the lab's hosts share a kernel, and Open MPI 5 must not use its shared memory."""
 
 
 def hostfile_environment(path: Path, library: str) -> dict[str, str]:
-    """For a run over the hosts of `path`; UCX must not go through the kernel's memory either."""
+    """Return the environment of a run over the hosts of `path`; UCX must not use the kernel's shared memory either."""
     own = {"MPI4PY_LIBMPI": library} if library else {}
     return {"HPCDL_HOSTFILE": str(path), "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", **own}
 
 
 class OnNodes:
-    """Each run has an allocation of all nodes (salloc); or with `by_ssh` mpiexec starts its ranks on them."""
+    """Start each run in an allocation of all nodes (salloc), or with `by_ssh` by mpiexec on them."""
 
     def __init__(self, lab: SlurmLab, *, by_ssh: bool) -> None:
         folder = lab.shared / "desk"
@@ -35,7 +35,7 @@ class OnNodes:
     def start(
         self, arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start `hpcdl ARGUMENTS`, whose files every node has to see, for `finish`."""
+        """Start `hpcdl ARGUMENTS`, whose files must be visible on every node, for `finish`."""
         lab, desk, environment = self._desk.lab, self._desk, {**self._desk.environment, **TCP, **(env or {})}
         line, host = desk.line(*map(str, arguments)), LOGIN
         if self._by_ssh:
@@ -56,7 +56,7 @@ class OnNodes:
 
 @contextlib.contextmanager
 def on_nodes(num_nodes: int, *, by_ssh: bool) -> Iterator[OnNodes]:
-    """A cluster of its own for as long."""
+    """A cluster for the duration of the context."""
     with lab_folder() as folder:
         lab = SlurmLab(folder, num_nodes=num_nodes)
         try:

@@ -1,4 +1,4 @@
-"""A share of this machine's processors for each host, so that hosts do not take each other's."""
+"""A share of this machine's processors for each host, so that hosts do not slow each other down."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 10_000
-"""Short, so that a host is slow rather than stopped for a while in each step of training."""
+"""Short, so that a host is slow rather than stopped for a while in each training step."""
 
 
 def make_group(name: str, cores: float) -> Path:
-    """A control group (of version 1 or 2) whose processes get `cores` processors in all."""
+    """Create a control group (of version 1 or 2) whose processes get `cores` processors in all."""
     quota = str(round(cores * PERIOD_US))
-    weight = 1.25 ** -os.nice(0)  # a group of its own does not feel how nice its processes are
+    weight = 1.25 ** -os.nice(0)  # a new group ignores the nice values of its processes
     if (ROOT / "cpu").is_dir():
         group = ROOT / "cpu" / name
         group.mkdir()
@@ -31,7 +31,7 @@ def make_group(name: str, cores: float) -> Path:
 
 
 def entering(group: Path) -> list[str]:
-    """What stands before a command so that it, and all that it will start, is in `group`."""
+    """Return the prefix of a command that puts it, and all processes that it starts, into `group`."""
     return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group)]
 
 

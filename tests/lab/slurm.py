@@ -61,16 +61,16 @@ class SlurmLab(Lab):
     mpi_default: str = "pmix"
     first_job: int = 1
     node_timeout_s: int = 10
-    """Silence after which a node counts as down."""
+    """Seconds of silence after which a node counts as down."""
 
     @property
     def slurm(self) -> Path:
-        """Slurm's own files."""
+        """The folder of Slurm's own files."""
         return self.shared / "slurm"
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Where Slurm's commands find this cluster."""
+        """The variables by which Slurm's commands find this cluster."""
         return {"SLURM_CONF": str(self.slurm / "slurm.conf")}
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class SlurmLab(Lab):
         wait_until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), "every node is idle")
 
     def start_node(self, node: str) -> None:
-        """Start slurmd on a host that is up."""
+        """Start slurmd on a running host."""
         (self.slurm / "spool" / node).mkdir(exist_ok=True)
         self._daemon(node, "slurmd", "-N", node)
 
@@ -100,30 +100,30 @@ class SlurmLab(Lab):
         self.start_node(node)
 
     def states(self) -> dict[str, str]:
-        """State of every node, as sinfo says it."""
+        """Return the state of every node in sinfo's words."""
         finished = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"])
         return dict(line.split() for line in finished.out.splitlines())
 
     def submit(self, script: Path, *options: str, user: str = USER, cwd: Path | None = None) -> int:
-        """Hand `script` to sbatch; the job's number."""
+        """Submit `script` with sbatch; return the job number."""
         finished = self.run(["sbatch", "--parsable", *options, script], user=user, cwd=cwd)
         assert finished.code == 0, finished.err
         return int(finished.out.split(";")[0])
 
     def job(self, number: int) -> dict[str, str]:
-        """What scontrol knows of a job: JobState, ExitCode, Restarts, NodeList, ..."""
+        """Return what scontrol knows of a job: JobState, ExitCode, Restarts, NodeList, ..."""
         finished = self.run(["scontrol", "--oneliner", "show", "job", str(number)])
         assert finished.code == 0, finished
         return dict(re.findall(r"(\S+?)=(\S*)", finished.out))
 
     def wait_for_job(self, number: int, *, timeout_s: float = 300.0) -> dict[str, str]:
-        """The job when it has ended, whichever way."""
+        """Return the job when it has ended in any way."""
         done = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
         wait_until(lambda: self.job(number)["JobState"] in done, f"job {number} ends", timeout_s)
         return self.job(number)
 
     def cancel_all(self) -> None:
-        """End every job, so that the next test finds an empty queue."""
+        """Cancel every job, so that the next test finds an empty queue."""
         self.run(["scancel", "--user", USER])
         self.run(["scancel", "--user", "root"])
         wait_until(lambda: not self.run(["squeue", "--noheader"]).out.strip(), "the queue is empty", 60)

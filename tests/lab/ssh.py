@@ -1,4 +1,4 @@
-"""sshd on the lab's hosts, and an ssh that reaches them unasked: keys of the lab's own, nobody's ~/.ssh is touched."""
+"""sshd on the lab's hosts, and an ssh that reaches them without prompts: keys of the lab's own, ~/.ssh is untouched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Host *
     UserKnownHostsFile /dev/null
     LogLevel ERROR
 """
-# /run is this machine's: sshd's folder goes into one of the host's own.
+# /run is this machine's: sshd's folder is mounted on one of the host's own.
 _START = """
 set -eu
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -52,7 +52,7 @@ def start(lab: Lab) -> None:
 
 
 def start_on(lab: Lab, host: str) -> None:
-    """Start sshd on one host of a lab whose others have it."""
+    """Start sshd on one host of a lab whose other hosts run it already."""
     finished = lab.run(["bash", "-c", _START.format(folder=lab.shared / "ssh")], host=host)
     if finished.code:
         raise RuntimeError(f"sshd on {host}: {finished.err}")

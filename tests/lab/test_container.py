@@ -1,6 +1,6 @@
-"""The container of the recipe for Apptainer: built without Apptainer, run by bubblewrap the way that one runs it.
+"""The container of the recipe for Apptainer: built without Apptainer, run by bubblewrap the way Apptainer runs it.
 
-The root is read-only, without a mount of its own for what it lacks; home, /tmp and the working folder are the host's,
+The root is read-only, and mount points that it lacks are not created; home, /tmp and the working folder are the host's,
 as are network, processes and environment. Built once, in some minutes, from Debian's and PyPI's packages.
 """
 
@@ -30,7 +30,7 @@ DATA = ("--data", "synthetic:mnist", "--batch-size", "256")
 
 @dataclass(frozen=True)
 class Container:
-    """The tree below `root`, run with `folder` as home and working folder; `flags` are further ones of bubblewrap."""
+    """The tree below `root`, run with `folder` as home and working folder; `flags` are more options of bubblewrap."""
 
     root: Path
     folder: Path
@@ -38,7 +38,7 @@ class Container:
     environment: dict[str, str] = field(default_factory=dict)
 
     def line(self, *command: str | Path) -> list[str]:
-        """The words that run a command in it."""
+        """Return the words that run a command in it."""
         words = ["bwrap", *self.flags, "--tmpfs", "/"]
         for path in sorted(self.root.iterdir()):
             if path.is_symlink():
@@ -51,7 +51,7 @@ class Container:
         return [*words, "/bin/sh", "-c", WITH_ENVIRONMENT, "sh", *map(str, command)]
 
     def __call__(self, *command: str | Path, before: Sequence[str | Path] = ()) -> Finished:
-        """Run it, by the words `before` where there are some: a launcher that starts one container for each rank."""
+        """Run a command, preceded by the words `before`, such as a launcher that starts one container for each rank."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **self.environment}
         line = [*map(str, before), *self.line(*command)]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=600)
@@ -60,7 +60,7 @@ class Container:
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Path]:
-    """What the recipe makes; not below /tmp, where each of the lab's hosts has a folder of its own."""
+    """The tree that the recipe creates; not below /tmp, where each of the lab's hosts has a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="hpcdl-container.", dir="/var/tmp"))
     folder.chmod(0o755)
     root = folder / "root"
@@ -106,7 +106,7 @@ def test_the_mpi_inside_trains_and_infers_on_two_ranks(container: Container) -> 
 def test_mpich_outside_starts_a_container_for_each_rank(
     tree: Path, tmp_path: Path, mpi: Mpi, flags: Sequence[str]
 ) -> None:
-    """With a user namespace for each, as Apptainer makes them without its setuid program."""
+    """MPICH outside starts a container for each rank, also with user namespaces, as Apptainer without setuid does."""
     container = Container(tree, tmp_path, flags)
     done = container("hpcdl", *TRAIN, "--run-dir", "run", before=[*mpi.launcher, "-n", "2"])
     assert done.code == 0, done.err
@@ -116,7 +116,7 @@ def test_mpich_outside_starts_a_container_for_each_rank(
 
 @pytest.mark.lab("open-mpi")
 def test_open_mpi_outside_does_not_start_the_mpich_inside(container: Container) -> None:
-    """Open MPI speaks PMIx, which the MPICH of the recipe does not: it says so and ends before anything is written."""
+    """Open MPI outside speaks PMIx, but the recipe's MPICH does not: the run fails before anything is written."""
     launcher = ["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     done = container("hpcdl", *TRAIN, "--run-dir", "run", before=launcher)
     assert done.code != 0 and "unsupported PMI version PMIx" in done.err, done.err
@@ -124,7 +124,7 @@ def test_open_mpi_outside_does_not_start_the_mpich_inside(container: Container) 
 
 
 def test_srun_starts_a_container_for_each_rank_on_two_nodes(tree: Path, lab_slurm: SlurmLab) -> None:
-    """Training, and the outputs of what it trained, by the MPICH inside over Slurm's PMI 2."""
+    """srun starts containers on two nodes for training and inference, by the MPICH inside over Slurm's PMI 2."""
     folder = lab_slurm.shared / "contained"
     folder.mkdir()
     container = Container(tree, folder)

@@ -1,6 +1,6 @@
-"""Faults planted for real, on a host of the lab, in its Slurm or in the kernel's answers: the doctor names each.
+"""Real faults, on a host of the lab, in its Slurm or in the kernel's answers: the doctor names each.
 
-tests/doctor plants the same ten without a lab, some of them by answers that are played.
+tests/doctor has the same ten faults without a lab, some of them by simulated answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 
-# A kernel that knows no flock: a filter for this process and its children, as a seccomp profile of a container has it.
+# A kernel without flock: a filter for this process and its children, as in a container's seccomp profile.
 WITHOUT_FLOCK = """
 import ctypes, os, struct, sys
 
@@ -48,7 +48,7 @@ def findings(text: str, level: str) -> list[dict[str, Any]]:
 
 
 def test_full_scratch_and_shared_memory(desk: Desk) -> None:
-    """A tmpfs of a megabyte stands in the place of a full /tmp; /dev/shm is filled by a file."""
+    """The doctor finds a full /tmp, played by a tmpfs of a megabyte, and a /dev/shm that is filled by a file."""
     words = ("doctor", "--only", "scratch", "--only", "shared-memory", "--json")
     sound = desk.hpcdl(*words, host="node4")
     assert sound.code == 0 and not findings(sound.out, "failure"), sound.out
@@ -72,7 +72,7 @@ def test_one_core_mask(desk: Desk) -> None:
 
 
 def test_locks_that_the_kernel_refuses(desk: Desk) -> None:
-    """What the doctor says of it is what h5py then meets."""
+    """The doctor finds that the kernel refuses locks, and h5py fails as the doctor says."""
     (desk.folder / "without_flock.py").write_text(WITHOUT_FLOCK)
     refuse = [desk.python, str(desk.folder / "without_flock.py")]
     line = [*refuse, *desk.line("doctor", "--only", "locking", "--json")]
@@ -100,7 +100,7 @@ def test_a_pmi_that_this_srun_has_not(desk: Desk) -> None:
 
 
 def test_a_clock_and_threads_in_a_job(desk: Desk) -> None:
-    """On one node of the job `date` is thirty seconds ahead; the environment asks for 64 threads a rank."""
+    """The doctor finds a node of a job whose `date` is thirty seconds ahead, and a setting of 64 threads per rank."""
     (desk.folder / "date").write_text('#!/bin/sh\nexec /usr/bin/env -i /bin/.date -d "+30 seconds" "$@"\n')
     (desk.folder / "date").chmod(0o755)
     real = Path("/bin/date").resolve()

@@ -1,4 +1,4 @@
-"""`hpcdl doctor --nodes all` in a real job of four nodes, each of which has something of its own."""
+"""`hpcdl doctor --nodes all` in a real job of four nodes, each of which has a fault of its own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CHANGES = {
     "node3": ("tc qdisc add dev eth0 root tbf rate 20mbit burst 32kb latency 50ms", "tc qdisc del dev eth0 root"),
     "node4": ("mount -t tmpfs tmpfs {data}", "umount {data}"),
 }
-"""A full disk of the node's own; a clock ahead; a slow link; a file system that is not mounted."""
+"""A full local disk; a clock ahead; a slow link; a file system that is not mounted."""
 
 
 @contextlib.contextmanager
 def changed(lab: SlurmLab, data: str) -> Iterator[None]:
-    """node3 gets a tenth of a processor; all what CHANGES says."""
+    """Apply all CHANGES, and give node3 a tenth of a processor."""
     group = quota.make_group(f"{lab.folder.name}-slow", 0.1)
     procs, parent = group / "cgroup.procs", group.parent / "cgroup.procs"
     number = f"$(cat {lab.slurm}/run/slurmd.node3.pid)"
@@ -57,10 +57,10 @@ def test_each_node_is_named_with_what_it_has_of_its_own(lab_slurm: SlurmLab) -> 
     text = desk.log(number)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", text
     rates = [float(rate) for rate in re.findall(r"^node\d +([\d.]+) ", text, re.MULTILINE)]
-    # Not "node3 is first": beside other work the others' share of a core may be less than the tenth that it has.
+    # Not "node3 is first": beside other work the other nodes' share of a core may be less than a tenth.
     assert len(rates) == 4 and rates == sorted(rates), f"the slowest stands first\n{text}"
     for line in (
-        # On a busy machine the other hosts have not much more: then one of the two is left that shows it.
+        # On a busy machine the other hosts may be hardly faster: then at least one of the two measurements shows it.
         r"warning  (gflops|copy-gib-s) +node3: [\d.]+ G\S+/s \([a-z ]+\), \d+% of the median node's",
         r"warning  links +node3, over all of its links: 1 MiB takes",
         r"FAILURE  clocks +the clock of node2 is ahead by (2\d|30)(\.\d+)? s or more",

@@ -1,4 +1,4 @@
-"""Runs started on a node that has none of their ranks: what is asked of them there reaches the others."""
+"""Runs started on a node without any of their ranks: signals that are sent there reach the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN = ("train", "--model", "lenet", "--data", "synthetic:cifar10", "--batch-si
 
 
 def started(lab: SlurmLab, by_ssh: bool, library: str, *more: str) -> tuple[Desk, subprocess.Popen[str]]:
-    """A run of two ranks on `node1` and `node2`, from `login`, that has made a step."""
+    """Return a run of two ranks on `node1` and `node2`, started from `login`, that has made a step."""
     folder = lab.shared / "desk"
     folder.mkdir()
     desk = Desk(lab, folder, {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", **TCP})
@@ -49,7 +49,7 @@ def started(lab: SlurmLab, by_ssh: bool, library: str, *more: str) -> tuple[Desk
     ids=["srun", "mpich-ssh", "openmpi-ssh"],
 )
 def test_who_is_asked_to_stop_has_them_save(frail_lab: SlurmLab, by_ssh: bool, library: str) -> None:
-    """salloc leaves a user on the login node."""
+    """SIGTERM to the process on the login node, where salloc leaves a user, makes the ranks save."""
     desk, process = started(frail_lab, by_ssh, library)
     os.kill(_hpcdl(process), signal.SIGTERM)
     finished: Finished = finish(process, 60)
@@ -58,7 +58,7 @@ def test_who_is_asked_to_stop_has_them_save(frail_lab: SlurmLab, by_ssh: bool, l
 
 
 def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
-    """srun would ask them first, for KillWait (5 s in the lab, 30 s by default): they cannot follow without it."""
+    """A killed rank ends the others at once; srun would first wait for KillWait (5 s in the lab, 30 s by default)."""
     desk, process = started(frail_lab, False, "", "--elastic", "--checkpoint-every", "1s")
     began_s = time.time()
     os.kill(ranks_of(desk.folder / "run")[1], signal.SIGKILL)
@@ -72,9 +72,9 @@ def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
 
 
 def _hpcdl(process: subprocess.Popen[str]) -> int:
-    """The process that has started the ranks: the first that is Python itself.
+    """Return the process that has started the ranks: the first that runs Python itself.
 
-    Until its exec each of its children has the same command line, and the signal would be theirs.
+    Until its exec each of its children has the same command line, and could get the signal instead.
     """
     lines = ((pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in family(process.pid))
     return next(pid for pid, line in lines if b"python" in line.split(b"\0")[0] and b"hpcdl\0train" in line)

@@ -1,4 +1,4 @@
-"""The first day's pages as typed on a cluster by somebody without rights: with the module, and without it."""
+"""The first day's pages as typed on a cluster by an unprivileged user: with the module, and without it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ ON_A_NODE = tuple(page for page in TASKS if page not in ("batch-job", "install-f
 
 
 def cases(pages: tuple[str, ...], *each_time: tuple[str, str]) -> list[Any]:
-    """Each page, either way; but for `each_time` in the long version, as test_session.py submits with the module."""
+    """Parametrize each page in both ways; those not in `each_time` run in the long version.
+
+    `make test` submits with the module in test_session.py.
+    """
     every = [(way, page) for way in WAYS for page in pages]
     return [pytest.param(*case, marks=() if case in each_time else pytest.mark.soak) for case in every]
 
 
 def jobs_of(page: str) -> list[str]:
-    """The lines of a page that submit a job, beside those of its blocks that a test runs elsewhere."""
+    """Return the lines of a page that submit a job, apart from its blocks, which another test runs."""
     text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
     return re.findall(r"^ {4}(hpcdl submit .*)$", text, re.MULTILINE)
 
 
 def desk(lab: SlurmLab, name: str, page: str) -> Path:
-    """A folder of the user's, with what the page takes as given."""
+    """Return a user's folder with the files that the page assumes."""
     folder = lab.home / name
     folder.mkdir()
     TASKS[page][0](folder)
@@ -46,7 +49,7 @@ def desk(lab: SlurmLab, name: str, page: str) -> Path:
 
 
 def whole(site: Site, way: str, *commands: str) -> str:
-    """A script of bash that begins as a user does."""
+    """Return a bash script that starts as a user's session does."""
     return site.script(*commands) if way == "module" else site.script_without_module(*commands)
 
 
@@ -61,7 +64,7 @@ def records(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def assert_cores(lab: SlurmLab, folder: Path, nodes: int, before: frozenset[Path] = frozenset()) -> None:
-    """Every run that a page has made tells, in its record, of all CPUs of its nodes."""
+    """Assert that every run of a page has all CPUs of its nodes, by its record."""
     made = {path: record for path, record in records(folder).items() if path not in before}
     for path, record in made.items():
         assert record["status"] == "finished" and len(set(record["hosts"])) == nodes, (path, record["hosts"])
@@ -71,7 +74,7 @@ def assert_cores(lab: SlurmLab, folder: Path, nodes: int, before: frozenset[Path
 
 @pytest.mark.parametrize("way, page", cases(WITH_JOBS, ("module", "slow-node"), ("environment", "batch-job")))
 def test_jobs_get_the_cores_that_they_ask_for(site: Site, lab_slurm: SlurmLab, way: str, page: str) -> None:
-    """As the batch system has the job, and as the run's record has it: four nodes, each with its four CPUs."""
+    """Jobs get the cores that they request, by Slurm and by the run's record: four nodes, each with its four CPUs."""
     folder = desk(lab_slurm, f"jobs-{way}-{page}", page)
     lines = jobs_of(page)
     assert lines

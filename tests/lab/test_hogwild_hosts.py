@@ -1,4 +1,4 @@
-"""Hogwild between hosts: one-sided where the MPI makes progress by itself, by messages, with a word, where not."""
+"""Hogwild between hosts: one-sided if the MPI progresses by itself, otherwise by messages, with a notice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_no_update_is_lost_between_hosts(settings: dict[str, str], way: str) -> 
         assert found["way"] == way
         assert found["lost"] < 1e-3 < found["moved"]
         assert found["updates"] == HOSTS * STEPS
-        # One-sided, an exchange sends what it changes but for this rank's own part; by messages that part goes along,
-        # and the server in this rank's process answers all workers with its own part.
+        # One-sided, an exchange sends its changes except this rank's own part. By messages that part is sent too, and
+        # the server in this rank's process answers all workers with its own part.
         sent = found["megabytes_sent"] / (4e-6 * LENGTH)
         if way == "RemoteLink":
             assert sent == pytest.approx(STEPS * (HOSTS - 1) / HOSTS, rel=0.01)

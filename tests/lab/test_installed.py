@@ -1,4 +1,4 @@
-"""hpcdl as a centre has it: installed by `make install`, loaded as a module, used by somebody without rights."""
+"""hpcdl on a cluster: installed by `make install`, loaded as a module, used by an unprivileged user."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_second_install_is_refused(site: Site) -> None:
 
 
 def test_a_tree_in_use_is_not_replaced(site: Site, lab_slurm: SlurmLab) -> None:
-    """A job of another user, on a node of this machine, holds the tree."""
+    """A tree is not replaced while a job of another user, on a node of this machine, uses it."""
     script = site.script("exec hpcdl-python -c 'import numpy, time; print(1, flush=True); time.sleep(60)'")
     line = lab_slurm.command(["bash", "-c", script], user=USER, host="node2")
     with subprocess.Popen(line, stdout=subprocess.PIPE) as job:
@@ -127,7 +127,7 @@ def test_two_versions_swap(site: Site, lab_slurm: SlurmLab) -> None:
 
 @pytest.mark.parametrize("version, library", [("1.0", "MPICH Ve"), ("1.1-openmpi", "Open MPI")])
 def test_mpiexec_of_a_page_starts_ranks_of_one_job(site: Site, lab_slurm: SlurmLab, version: str, library: str) -> None:
-    """`mpiexec -n 2 python ...`: the tree's own mpiexec, or the site's, with the module's `python`."""
+    """`mpiexec -n 2 python ...` starts ranks of one job: the tree's own or the site's, with the module's `python`."""
     finished = site.run(lab_slurm, f'mpiexec -n 2 python -c "{WORLD}"', version=version, host="node1")
     assert finished.code == 0, finished.err
     assert finished.out.splitlines() == [f"2 1 {library}"] * 2
@@ -144,9 +144,9 @@ def test_ranks_on_four_nodes_are_one_job(site: Site, lab_slurm: SlurmLab, versio
 
 @pytest.mark.soak
 def test_shards_and_training_as_a_user(site: Site, lab_slurm: SlurmLab) -> None:
-    """The embedded MPI starts two ranks on one node; data, run and settings lie in the user's home.
+    """The embedded MPI starts two ranks on one node; data, run and settings are in the user's home.
 
-    In every test a user shards and trains in test_session.py.
+    In `make test` a user shards and trains in test_session.py.
     """
     assert DIGITS.is_dir()
     commands = (

@@ -1,4 +1,4 @@
-"""The lab is what it says: separate hosts, a shaped network, a Slurm that runs jobs, and nothing left behind."""
+"""The lab works as described: separate hosts, a shaped network, a Slurm that runs jobs, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_batch_job_ends_with_its_own_code(lab_slurm: SlurmLab) -> None:
 
 @pytest.mark.lab("hosts")
 def test_a_shaped_network_is_as_slow_as_asked() -> None:
-    """Never faster. How much slower depends on who else uses the cores: the fastest of up to five transfers counts."""
+    """A shaped network is never faster than its rate. It may be slower: the fastest of up to five transfers counts."""
     with hosts.lab_folder() as folder:
         lab = Lab(folder, num_nodes=2, rate="200mbit")
         try:
@@ -82,7 +82,7 @@ def test_a_shaped_network_is_as_slow_as_asked() -> None:
 
 @pytest.mark.lab("hosts", "delayed-hosts")
 def test_a_switch_delays_and_limits_what_it_carries() -> None:
-    """A connection is there after a delay each way, and its bytes take as long as on a link of that rate."""
+    """A switch adds its delay to a connection in each direction, and limits the rate of its bytes."""
     with hosts.lab_folder() as folder:
         lab = Lab(folder, num_nodes=2, rate="200mbit", delay_ms=50.0)
         try:
@@ -90,7 +90,7 @@ def test_a_switch_delays_and_limits_what_it_carries() -> None:
             switch = lab.holders["wires"]
             rate = megabits_per_second(lab)
             began = time.monotonic()
-            assert lab.run(["bash", "-c", "echo > /dev/tcp/node1/1"], host="node2").code  # nobody listens there
+            assert lab.run(["bash", "-c", "echo > /dev/tcp/node1/1"], host="node2").code  # no process listens there
             answered_s = time.monotonic() - began
         finally:
             lab.stop()
@@ -100,7 +100,7 @@ def test_a_switch_delays_and_limits_what_it_carries() -> None:
 
 
 def megabits_per_second(lab: Lab) -> float:
-    """Of 25 MB that node2 sends to node1."""
+    """Return the rate of 25 MB that node2 sends to node1."""
     receiver = lab.command(["/usr/bin/python3", "-c", RECEIVE], host="node1")
     with subprocess.Popen(receiver, stdout=subprocess.PIPE) as server:
         assert server.stdout and server.stdout.readline() == b"ready\n"
@@ -130,7 +130,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def users_of(folder: Path) -> list[str]:
-    """Command lines of this machine's processes that name `folder`."""
+    """Return the command lines of this machine's processes that name `folder`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -143,6 +143,6 @@ def users_of(folder: Path) -> list[str]:
 
 
 def addresses() -> list[str]:
-    """Names of this machine's network interfaces."""
+    """Return the names of this machine's network interfaces."""
     shown = subprocess.run(["ip", "-json", "link"], capture_output=True, text=True, check=True).stdout
     return sorted(str(link["ifname"]) for link in json.loads(shown))

@@ -1,4 +1,4 @@
-"""A node goes away under a job: the job ends in bounded time, says which node, and goes on elsewhere."""
+"""A job loses a node: it ends in bounded time, names the node, and continues elsewhere."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.lab.slurm import SlurmLab
 pytestmark = pytest.mark.lab
 TRAIN = ("--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8", "--checkpoint-every", "1s")
 SLOW = ("--model", "emulated:lenet:0.2s", *TRAIN[2:])
-"""Steps that leave time, and the cores to others."""
+"""Steps that leave time, and leave the cores to other processes."""
 FOR_EVER = (*TRAIN, "--steps", "100000")
 GONE = "hpcdl: node node2 with rank 1 went down or cannot be reached; continue with --resume"
 BOUND_S = 90.0
-"""Slurm's SlurmdTimeout is 10 s in the lab, and it looks at each node three times; then it kills the job."""
+"""Slurm's SlurmdTimeout is 10 s in the lab, and it checks each node three times; then it kills the job."""
 
 
 def desk_of(lab: SlurmLab) -> Desk:
@@ -45,7 +45,7 @@ def lose(lab: SlurmLab, node: str, how: str) -> None:
     update = ["scontrol", "update", f"nodename={node}", "reason=a test"]
     lines = {
         "link": [["ip", "link", "set", "eth0", "down"]],
-        "drained": [[*update, "state=drain"], [*update, "state=down"]],  # down alone ends with slurmd's next word
+        "drained": [[*update, "state=drain"], [*update, "state=down"]],  # slurmd's next message ends down alone
     }[how]
     for line in lines:
         assert lab.run(line, host=node if how == "link" else "login").code == 0
@@ -85,7 +85,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["power", "link", "drained"])
 def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
-    """In every test from the memory of those nodes, below."""
+    """A run continues on the remaining nodes; `make test` restores it from the memory of those nodes, below."""
     desk = desk_of(frail_lab)
     words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
     number = desk.submit("--nodes", "4", "--time", "10m", "--", *words, run="lost")
@@ -101,7 +101,7 @@ def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str)
 
 @pytest.fixture
 def patient_lab() -> Iterator[SlurmLab]:
-    """A cluster that leaves a job a node which is away for two minutes."""
+    """A cluster that keeps a silent node in a job for two minutes."""
     with lab_folder() as folder:
         lab = SlurmLab(folder, num_nodes=4, node_timeout_s=120)
         try:
@@ -113,7 +113,7 @@ def patient_lab() -> Iterator[SlurmLab]:
 
 @pytest.mark.soak
 def test_a_run_grows_back_when_its_node_returns(patient_lab: SlurmLab) -> None:
-    """By itself: nobody asks for it."""
+    """A run grows again when its node returns, without a request."""
     desk = desk_of(patient_lab)
     words = (*SLOW, "--steps", "600", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
     number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
@@ -131,7 +131,7 @@ def test_a_run_grows_back_when_its_node_returns(patient_lab: SlurmLab) -> None:
 
 @pytest.mark.soak
 def test_a_node_that_slurm_has_taken_away_does_not_come_back(frail_lab: SlurmLab) -> None:
-    """A job keeps running without a node that went down, but never gets it back; who asks is told so."""
+    """A node that Slurm removed from a job does not come back; the answer to a request for more workers says so."""
     desk = desk_of(frail_lab)
     words = (*SLOW, "--steps", "500", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
     number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
@@ -150,7 +150,7 @@ def test_a_node_that_slurm_has_taken_away_does_not_come_back(frail_lab: SlurmLab
 
 @pytest.mark.soak
 def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
-    """Where no scheduler knows the nodes ssh finds out; the request is there at once."""
+    """A run over the hosts of a file grows again: without a scheduler ssh checks the nodes, after a request at once."""
     desk = desk_of(frail_lab)
     (desk.folder / "hosts").write_text("node1\nnode2\nnode3\n")
     environment = hostfile_environment(desk.folder / "hosts", "")
@@ -174,7 +174,7 @@ def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
     ("redundancy", "way"), [("xor", "gaps"), pytest.param("partner", "thread", marks=pytest.mark.soak)]
 )
 def test_a_lost_nodes_state_comes_from_the_others_memory(frail_lab: SlurmLab, redundancy: str, way: str) -> None:
-    """There is no checkpoint on the file system: with the lost node's copies the run would begin again."""
+    """A lost node's state is restored from other nodes' memory, without any checkpoint on the file system."""
     desk = desk_of(frail_lab)
     saving = ("--checkpoint-every", "1h", "--local-checkpoint-every", "5", "--local-checkpoint-redundancy", redundancy)
     words = (*TRAIN, *saving, "--background", way, "--steps", "200", "--elastic", "--min-workers", "3")
@@ -209,7 +209,7 @@ def test_below_the_least_number_of_workers_a_job_ends_with_what_is_saved(frail_l
 
 @pytest.mark.soak
 def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
-    """Nobody is left to say anything: Slurm itself requeues what was submitted with --until-done."""
+    """The node of the batch script goes down: Slurm itself requeues the job, which was submitted with --until-done."""
     desk = desk_of(frail_lab)
     number = desk.submit("--nodes", "2", "--time", "10m", "--until-done", "--", *TRAIN, "--steps", "400", run="lost")
     at_work(desk, "lost")
@@ -235,7 +235,7 @@ def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
 def test_a_node_goes_down_where_no_scheduler_sees_it(
     frail_lab: SlurmLab, library: str, how: str, expected: str
 ) -> None:
-    """mpiexec over ssh may wait for minutes; --stall-timeout ends the run."""
+    """A node goes down without a scheduler: mpiexec over ssh may wait for minutes, and --stall-timeout ends the run."""
     desk = desk_of(frail_lab)
     (desk.folder / "hosts").write_text("node1\nnode2\n")
     environment = hostfile_environment(desk.folder / "hosts", library)
@@ -255,9 +255,9 @@ def test_a_node_goes_down_where_no_scheduler_sees_it(
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [1, 0])
 def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
-    """One is killed: on a node of its own, or beside the process that has started all.
+    """A run continues in place after a rank is killed on another node, or beside the process that started all.
 
-    On one node in every test (training/test_in_place.py).
+    `make test` has it on one node (training/test_in_place.py).
     """
     desk = desk_of(frail_lab)
     shutil.copytree(open_mpi_5, frail_lab.shared / "openmpi", symlinks=True)

@@ -1,4 +1,4 @@
-"""Between real hosts: a node that is cut off, one with a slow link, one whose clock is ahead."""
+"""Faults between real hosts: a node that is cut off, one with a slow link, one whose clock is ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def desk_of(lab: SlurmLab, name: str) -> Desk:
 
 
 def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -> None:
-    """On a network with one slow link and one clock that is ahead. Root may use tc, which is gone with the run."""
+    """A run continues after a partition, with a slow link and a clock ahead; root's tc setting is gone at the end."""
     desk = desk_of(lab_slurm, "impaired")
     faults = "skew:host=2:+5s,link:host=1:100mbit,partition:host=2@step=20+2s"
     words = (*TRAIN, "--steps", "60", "--stall-timeout", "20s", "--inject", faults)
@@ -41,7 +41,7 @@ def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -
 
 @pytest.mark.soak
 def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
-    """In every test where others go on without it, below."""
+    """A node that stays cut off is named; `make test` has runs that continue without one, below."""
     desk = desk_of(lab_slurm, "parted")
     words = (*TRAIN, "--steps", "1000", "--stall-timeout", "8s", "--inject", "partition:host=1@step=20")
     number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="parted")
@@ -51,7 +51,7 @@ def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
 
 
 def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
-    """It stays so for new ranks, which are lost there once more; Slurm, whose network is whole, sees nothing of it."""
+    """A run continues without a node that stays cut off, also for new ranks; Slurm's own network still works."""
     desk = desk_of(lab_slurm, "left-out")
     words = (*TRAIN, "--steps", "80", "--stall-timeout", "8s", "--checkpoint-every", "0.2s")
     words += ("--elastic", "--min-workers", "2", "--inject", "partition:host=1@step=50")

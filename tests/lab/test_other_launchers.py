@@ -1,7 +1,7 @@
-"""Launchers other than srun with real ranks on several hosts: mpiexec over ssh, and doubles of ibrun and of PBS.
+"""Launchers other than srun with real ranks on several hosts: mpiexec over ssh, and substitutes for ibrun and PBS.
 
-Neither an ibrun nor a PBS is to be had here: tests/lab/doubles.py says what stands in for them. The ranks, the MPIs,
-ssh and, for ibrun, Slurm are real.
+No ibrun or PBS is available here: tests/lab/doubles.py describes the substitutes. The ranks, the MPIs, ssh and, for
+ibrun, Slurm are real.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.lab.slurm import SlurmLab
 pytestmark = pytest.mark.lab
 TRAIN = ("--model", "lenet", "--data", "synthetic:cifar10", "--batch-size", "8")
 OPEN_MPI = {"MPI4PY_LIBMPI": "libmpi.so.40", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
-"""Debian's; the lab's hosts share a kernel, and UCX must not go through its memory."""
+"""Debian's Open MPI; the lab's hosts share a kernel, and UCX must not use its shared memory."""
 PBS_JOB = ("--nodes", "2", "--ranks-per-node", "1", "--time", "4m")
 BOTH = pytest.mark.parametrize(
     "variables", [{}, pytest.param(OPEN_MPI, marks=pytest.mark.soak)], ids=["mpich", "openmpi"]
@@ -45,7 +45,7 @@ def pbs_desk(lab: SlurmLab, folder: Path, variables: dict[str, str]) -> Desk:
 
 @BOTH
 def test_mpiexec_over_the_hosts_of_a_file(lab_ssh: SlurmLab, folder: Path, variables: dict[str, str]) -> None:
-    """A rank on the second host is killed, and it is that one that is named."""
+    """mpiexec runs over the hosts of a file; a rank that is killed on the second host is named."""
     (folder / "hosts").write_text("# two of the lab's\nnode1 slots=1\nnode[2]:1\n")
     desk = Desk(lab_ssh, folder, {"HPCDL_HOSTFILE": str(folder / "hosts"), **variables})
     words = ("train", *TRAIN, "--ranks", "2", "--run-dir", "two", "--steps", "100000")
@@ -71,9 +71,9 @@ def test_a_host_that_is_not_there(lab_ssh: SlurmLab, folder: Path) -> None:
 
 @pytest.mark.soak
 def test_ibrun(lab_ssh: SlurmLab, folder: Path) -> None:
-    """`submit` takes ibrun where $TACC_SYSTEM is set, and its job starts ranks on two nodes by the double.
+    """`submit` uses ibrun if $TACC_SYSTEM is set, and its job starts ranks on two nodes by the substitute.
 
-    In every test srun, PBS and mpiexec over ssh start some; ibrun's line is in cluster/test_launchers.py.
+    `make test` has srun, PBS and mpiexec over ssh; ibrun's command line is in cluster/test_launchers.py.
     """
     programs = doubles.write_ibrun(folder / "tacc", Path(sys.executable).with_name("mpiexec.hydra"))
     desk = Desk(lab_ssh, folder, {"TACC_SYSTEM": "lab", "PATH": f"{programs}:/usr/bin:/bin"})
@@ -89,7 +89,7 @@ def test_ibrun(lab_ssh: SlurmLab, folder: Path) -> None:
 
 @BOTH
 def test_pbs(lab_ssh: SlurmLab, folder: Path, variables: dict[str, str]) -> None:
-    """A job of two nodes shows how far it is; cancelled, it saves and leaves nothing running."""
+    """A job of two nodes shows its progress; cancelled, it saves and leaves nothing running."""
     desk = pbs_desk(lab_ssh, folder, variables)
     number = desk.submit(*PBS_JOB, "--", *TRAIN, "--steps", "100000", run="two")
     desk.wait_for_steps("two")
@@ -107,7 +107,7 @@ def test_pbs(lab_ssh: SlurmLab, folder: Path, variables: dict[str, str]) -> None
 
 @pytest.mark.soak
 def test_pbs_at_its_time_limit(lab_ssh: SlurmLab, folder: Path) -> None:
-    """PBS warns nobody: the script says until when a run may work, and the next job goes on."""
+    """PBS sends no warning: the script sets the run's time limit, and the next job continues."""
     desk = pbs_desk(lab_ssh, folder, {})
     number = desk.submit(*PBS_JOB, "--warning", "210s", "--", *TRAIN, "--steps", "100000", run="two")
     wait_until(lambda: desk.view(number)["state"] == "completed", "the job leaves before its limit", 200)

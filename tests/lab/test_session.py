@@ -27,12 +27,12 @@ def commands() -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_tutorial_runs_as_written(site: Site, lab_slurm: SlurmLab, version: str) -> None:
-    """Only the version is added to `module load hpcdl`, since both stand side by side here."""
+    """The tutorial works as written; only the version is added to `module load hpcdl`, because two are installed."""
     home = lab_slurm.home / version
     text = commands().replace("module load hpcdl\n", f"module load hpcdl/{version}\nset -e\n")
     lines = (f"source {LMOD}/init/bash", f"module use {site.moduledir}", f"mkdir {home} && cd {home}", text)
     script = "\n".join(lines)
-    # The lab's hosts share one kernel: without this Open MPI would go through its memory, not through the network.
+    # The lab's hosts share one kernel: otherwise Open MPI would use its shared memory, not the network.
     environment = {"LMOD_PAGER": "none", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
     line = ["bash", "--noprofile", "--norc", "-c", script]
     finished = lab_slurm.run(line, host=LOGIN, user=USER, env=environment, timeout_s=900)

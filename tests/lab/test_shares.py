@@ -15,7 +15,7 @@ from tests.lab.slurm import SlurmLab
 pytestmark = pytest.mark.lab
 
 NORMAL = ("async-easgd",)
-"""With a server, which has no data; the others run in the long version."""
+"""A strategy with a server, which has no data; the others run in the long version."""
 CASES = [
     pytest.param(name, way, marks=[] if name in NORMAL and way == "local" else pytest.mark.soak)
     for name in STRATEGIES if name != "single" for way in ("global", "local")

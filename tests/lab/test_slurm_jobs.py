@@ -19,7 +19,7 @@ from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 
-# The first life of the job is slow, so that the warning finds it at work; sleeping changes no number.
+# The job's first start is slow, so that the warning arrives during training; sleeping changes no number.
 SLOW_AT_FIRST = """
 import os, time
 import keras, numpy, tensorflow as tf
@@ -50,7 +50,7 @@ def desk(lab_slurm: SlurmLab, shards: Path) -> Iterator[Desk]:
 
 
 def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
-    """MPICH tells Slurm what lies behind its address: in lines that are too long, where Slurm has its way."""
+    """Ranks start whatever is on their heaps: MPICH would send Slurm the memory behind its address, in long lines."""
     if find_mpiexec().flavour != "mpich":
         pytest.skip("srun --mpi=pmi2 starts MPICH's ranks")
     line = ["timeout", "60", "srun", "--mpi=pmi2", "-N4", "-n4", desk.python, "-m", "tests.lab.dirty_rank"]
@@ -60,7 +60,7 @@ def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
 
 @pytest.mark.soak
 def test_a_job_trains_on_four_nodes(desk: Desk) -> None:
-    """In every test as the tutorial has it (test_session.py)."""
+    """A job trains on four nodes; `make test` has the tutorial's (test_session.py)."""
     number = desk.submit(
         "--nodes", "4", "--time", "10m", "--",
         "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", run="four",
@@ -121,7 +121,7 @@ def test_a_cancelled_job_saves_and_is_not_requeued(desk: Desk) -> None:
 
 
 def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
-    """srun --mpi=none starts as many jobs of one rank as there are ranks."""
+    """An MPI that does not match is refused: srun --mpi=none starts as many jobs of one rank as there are ranks."""
     (desk.folder / "wrong.sh").write_text(
         f"#!/bin/bash\nexport HPCDL_SRUN_MPI=none\nexec {sys.executable} -m hpcdl train --model lenet --data shards "
         "--ranks 2 --batch-size 8 --steps 2 --run-dir wrong\n"
@@ -137,9 +137,9 @@ def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
 
 @pytest.mark.soak
 def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
-    """srun by hand: a stop with something to resume is 75 once and for all ranks; a rank that fails ends the others.
+    """Under the user's own srun a stop that can be resumed is 75 for all ranks; a rank that fails ends the others.
 
-    In every test those of a script do (below).
+    `make test` shows it for ranks of a script (below).
     """
     train = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl train --model lenet --data shards --batch-size 8"
     (desk.folder / "own.sh").write_text(
@@ -154,7 +154,7 @@ def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
     first, _, second = said.partition("\nfirst ")
     assert second.startswith("75\n"), said
     assert first.count("continue with --resume") == 1 and list((desk.folder / "own-stop" / "checkpoints").iterdir())
-    # srun counts ranks that it has killed as 137, whatever the one that failed has said.
+    # srun reports 137 for ranks that it killed, whatever the code of the failed one.
     assert ("\nsecond 1\n" in said or "\nsecond 137\n" in said) and "Traceback" not in second, said
     assert "hpcdl: rank " in second and "at step" in second
 
@@ -174,7 +174,7 @@ communicator().barrier()
 
 
 def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
-    """However it was started: its ranks, its record, and the end that one rank gives it."""
+    """A script runs in a submitted job and under srun, with its ranks, its record, and the end that one rank causes."""
     (desk.folder / "script.py").write_text(SCRIPT)
     words = ["--nodes", "2", "--time", "5m", "--", "run", "--run-dir", "script-submitted", "script.py", "plain"]
     submitted = desk.hpcdl("submit", *words)
@@ -205,7 +205,7 @@ def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
 
 
 def test_a_models_outputs_are_computed_on_two_nodes(desk: Desk) -> None:
-    """As a submitted job and by srun in a script of the user's own: the bytes that one rank writes."""
+    """Inference on two nodes, as a submitted job and by srun in a user's script, writes the same bytes as one rank."""
     train = ("--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", "--run-dir", "served")
     assert desk.hpcdl("train", *train).code == 0
     words = ("infer", "served", "--data", "shards", "--deterministic", "--out")
@@ -229,7 +229,7 @@ def test_a_models_outputs_are_computed_on_two_nodes(desk: Desk) -> None:
 
 @pytest.mark.soak
 def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
-    """In every test at nodes of which each has a fault of its own (test_doctor_nodes.py)."""
+    """The doctor checks all nodes of a job; `make test` has nodes with a fault each (test_doctor_nodes.py)."""
     words = ("--nodes", "4", "--name", "look", "--time", "5m", "--", "doctor", "--json", "--data", "shards")
     finished = desk.hpcdl("submit", *words)
     assert finished.code == 0, finished.err
@@ -252,9 +252,9 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
 def test_benchmarks_spread_over_the_nodes_of_a_job(
     desk: Desk, steps: tuple[str, ...], transports: tuple[str, ...]
 ) -> None:
-    """A step and a message, over MPI and over gRPC, on ranks that hpcdl starts from the batch script.
+    """Benchmarks of a step and a message, over MPI and gRPC, run on ranks that hpcdl starts from the batch script.
 
-    Messages in every test on one node (bench/test_pingpong.py).
+    `make test` has messages on one node (bench/test_pingpong.py).
     """
     step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --allow-grpc --json"
     message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 200 --allow-grpc --json"
@@ -278,9 +278,9 @@ def test_benchmarks_spread_over_the_nodes_of_a_job(
 
 @pytest.mark.soak
 def test_ranks_of_two_nodes_read_at_once(desk: Desk) -> None:
-    """The input of a job's ranks, whether srun has started them or hpcdl does.
+    """Ranks of two nodes read input at once, started by srun or by hpcdl.
 
-    In every test both of one node's (bench/test_input.py).
+    `make test` has both on one node (bench/test_input.py).
     """
     bench = f"{sys.executable} -m hpcdl bench input shards --batch-size 8 --steps 8 --json"
     srun = "srun -K1 --mpi=pmi2 -N2 -n4 --overcommit"

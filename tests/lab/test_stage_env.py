@@ -1,4 +1,4 @@
-"""--stage-env on several nodes: packed once, unpacked by each node onto its own storage, and gone afterwards."""
+"""--stage-env on several nodes: packed once, unpacked by each node onto its own storage, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
 
-# Each rank writes down which Python runs it and where this module's sibling came from.
+# Each rank records which Python runs it and where it found the module beside this one.
 MODEL = """
 import json, os, pathlib, sys
 import keras
@@ -31,7 +31,7 @@ def build(num_classes, input_shape):
 
 
 def small_environment(folder: Path) -> Path:
-    """A virtual environment that borrows TensorFlow and all else from this one, and has one module of its own."""
+    """Return a virtual environment that borrows TensorFlow and the rest from this one, and has a module of its own."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=300)
     packages = next(folder.glob("lib/python*/site-packages"))
     (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
@@ -51,7 +51,7 @@ def test_each_node_runs_from_its_own_copy(lab_slurm: SlurmLab) -> None:
     number = desk.submit(*words, *more, run="staged")
     job = lab_slurm.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(number)
-    assert "for itself" not in desk.log(number)  # one node reads, the other hears it over MPI
+    assert "for itself" not in desk.log(number)  # one node reads, the other receives it over MPI
     prefixes = set()
     for node in ("node1", "node2"):
         place = json.loads((folder / f"where-{node}.json").read_text())
@@ -67,14 +67,14 @@ def test_each_node_runs_from_its_own_copy(lab_slurm: SlurmLab) -> None:
 
 
 def test_a_node_without_room_is_named(lab_slurm: SlurmLab) -> None:
-    """A node's own storage is full: the job ends before a rank starts, and nothing stays on either node."""
+    """A node's full storage is named: the job ends before a rank starts, and nothing stays on either node."""
     folder = lab_slurm.shared / "full"
     folder.mkdir()
     python = small_environment(folder / "venv") / "bin" / "python"
     mpi = {"MPI4PY_LIBMPI": str(Path(sysconfig.get_path("data")) / "lib" / "libmpi.so.12")}
     desk = Desk(lab_slurm, folder, {**mpi, "HPCDL_NODE_STORAGE": "/tmp/own"}, python=str(python))
     lab_slurm.change("mkdir /tmp/own", host="node1")
-    full = ("node2", "node3", "node4")  # whichever two nodes the job gets, one of them has no room
+    full = ("node2", "node3", "node4")  # of any two nodes that the job may get, one has no space
     for node in full:
         lab_slurm.change("mkdir /tmp/own; mount -t tmpfs -o size=4k tmpfs /tmp/own", host=node)
     words = ("--nodes", "2", "--time", "10m", "--stage-env", "--", "--model", "lenet")

@@ -61,7 +61,7 @@ class Desk:
         return self.lab.run(line, host=LOGIN, cwd=self.folder, env=environment, timeout_s=300)
 
     def submit(self, *words: str) -> dict[int, dict[str, Any]]:
-        """`hpcdl sweep --jobs`: what it says of the parts, by their nodes."""
+        """Return what `hpcdl sweep --jobs` says of the parts, by their number of nodes."""
         finished = self.hpcdl("sweep", "study.toml", "--jobs", "--time", "10m", "--out", "out", "--json", *words)
         assert finished.code == 0, finished.err
         return {part["nodes"]: part for part in finished.json()["jobs"]}
@@ -95,7 +95,7 @@ def test_runs_go_side_by_side_in_one_job(queue: SlurmLab) -> None:
 
 
 def test_no_run_is_begun_that_the_jobs_end_would_take_along(queue: SlurmLab) -> None:
-    """In an allocation that is over in a minute: not every run fails for want of it, they are left for --resume."""
+    """In an allocation with one minute left, runs are not started to fail; they are left for --resume."""
     desk = Desk(queue, queue.shared / "late", repeats=1)
     line = ["salloc", "--quiet", "--nodes=2", "--time=1", sys.executable, "-m", "hpcdl", "sweep", "study.toml"]
     finished = queue.run([*line, "--out", "out"], host=LOGIN, cwd=desk.folder, timeout_s=100)
@@ -105,7 +105,7 @@ def test_no_run_is_begun_that_the_jobs_end_would_take_along(queue: SlurmLab) -> 
 
 
 def test_a_study_as_jobs_survives_a_dead_rank_and_a_killed_sweep(queue: SlurmLab) -> None:
-    """One job for each number of nodes; what had finished when a sweep was killed is kept, byte for byte."""
+    """A study has one job per number of nodes; runs that finished before a sweep was killed are kept byte for byte."""
     desk = Desk(queue, queue.shared / "jobs", repeats=2)
     first = desk.submit()
     assert sorted(first) == [1, 2] and all(part["submitted"] for part in first.values())
@@ -158,9 +158,9 @@ profile = "none"
 
 @pytest.mark.soak
 def test_trials_of_a_search_go_side_by_side_on_nodes_of_their_own(queue: SlurmLab) -> None:
-    """More ranks than a node has cores: each trial has two whole nodes of the job's four, and two are under way.
+    """Trials of a search run side by side on nodes of their own: each takes two of the job's four, for lack of cores.
 
-    In every test the runs of a study do so, above.
+    `make test` has the runs of a study, above.
     """
     desk = Desk(queue, queue.shared / "search", repeats=1)
     (desk.folder / "planted").touch()

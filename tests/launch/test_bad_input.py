@@ -1,4 +1,4 @@
-"""What the user hands in is checked before anything is written: one line, exit 2 (3 for damage), no traceback."""
+"""User input is checked before anything is written: one line, exit 2 (3 for damage), no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full for a while: a small real file system, which the run directory lies on."""
+"""A run on a small real file system that is full for a while."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ shift 2 && "$@" || code=$?
 cp -r "$DISK/run" "$KEPT"
 exit $code
 """
-"""Runs a command in a mount namespace of its own, and carries the run out of it at the end."""
+"""Run a command in a mount namespace of its own, and copy the run out of it at the end."""
 
 
 def fill(folder: Path) -> Path:
-    """Take all the room there is."""
+    """Fill the disk completely."""
     ballast = folder / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096):
@@ -51,7 +51,7 @@ def test_a_disk_that_fills_up_costs_warnings_only(
     inside = Path(f"/proc/{process.pid}/root{disk}")
     wait_for(lambda: (checkpoints(inside) and steps_done(inside / "run") > 60) or process.poll() is not None)
     ballast = fill(inside)
-    time.sleep(min(patience(1.5), 3.0))  # checkpoints fall due, and steps are left
+    time.sleep(min(patience(1.5), 3.0))  # long enough for checkpoints to become due, short enough for steps to remain
     good = checkpoints(inside)
     step = steps_done(inside / "run")
     ballast.unlink()
@@ -62,11 +62,11 @@ def test_a_disk_that_fills_up_costs_warnings_only(
     record = record_of(kept)
     (first, *_) = [warning for warning in record["warnings"] if "no checkpoint at step" in warning]
     assert "No space left on device" in first
-    assert finished.err.count(f"warning: {first}") == 1  # said when it happened, or as soon as there was room again
+    assert finished.err.count(f"warning: {first}") == 1  # printed when it happened, or as soon as there was space again
     assert step < 264, "the disk was full while steps were still to be taken"
     same_run(kept, undisturbed.run_dir)
 
 
 def checkpoints(inside: Path) -> set[str]:
-    """Names of the finished ones."""
+    """Return the names of the finished checkpoints."""
     return {path.name for path in (inside / "run" / "checkpoints").glob("step-*")}

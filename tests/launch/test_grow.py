@@ -1,4 +1,4 @@
-"""A run that goes on with fewer workers has more again: what comes back, who may ask for it, and on which samples."""
+"""A run that lost workers grows again: which nodes come back, who may ask for it, and which samples it takes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.run.test_shrink import Nodes, config, lost, notes
 from tests.training_runs import NOTED, SHORT, events, record_of, start, steps_done, wait_for
 
 Launch = Callable[[Path], None]
-"""What the ranks of a launch do, in the folder of their words."""
+"""The work of the ranks of a launch, in their status folder."""
 Starts = list[tuple[Any, str]]
 
 
 def makes_room(folder: Path) -> None:
-    """Ranks that train until they are asked to make room for more."""
+    """Train until the ranks are asked to make room for more."""
     wait_for(lambda: (folder / LEAVE).exists(), 20)
     raise StoppedEarly("saved", grows=True)
 
@@ -46,7 +46,7 @@ def ends_with(error: Exception) -> Launch:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts]:
-    """Starts a run on played nodes whose ranks do each of `launches` in turn, then are done; its settings each time."""
+    """A function that runs `launches` in turn on simulated nodes; returns each start's settings and excluded nodes."""
     (tmp_path / "ranks").mkdir()
     (tmp_path / "checkpoints" / "step-0000000007").mkdir(parents=True)
     monkeypatch.setattr(relaunch, "TICK_S", 0.01)
@@ -89,7 +89,7 @@ def test_a_node_that_answers_again_is_used_again(run: Callable[..., Starts], tmp
 
 
 def test_a_node_that_fails_twice_is_left_out_for_good_and_named(run: Callable[..., Starts], tmp_path: Path) -> None:
-    """Not even a request brings it back; another one that has failed once may come."""
+    """A node that fails twice is excluded for good, even after a request; another that failed once may come back."""
     nodes = Nodes("n1", "n2", "n3", "n4")
 
     def asked(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_node_that_fails_twice_is_left_out_for_good_and_named(run: Callable[..
 
 
 def test_a_node_that_is_silent_and_then_gone_has_failed_once() -> None:
-    """Cut off, its ranks are missed first; that the node is gone is known when they cannot be started again."""
+    """A silent node that turns out to be gone counts as one failure; it shows when its ranks cannot restart."""
     places = RankSlots(Nodes("n1", "n2", "n3"), 3)
     assert places.leave_out(lost("n2"), 40, lambda ranks: True) == ""
     assert places.leave_out(lost("n2", node="n2"), 40, lambda ranks: True) == "n2 is left out"
@@ -116,7 +116,7 @@ def test_a_node_that_is_silent_and_then_gone_has_failed_once() -> None:
 
 
 def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
-    """Slurm has a step there that never ended, and the new one must not wait for it."""
+    """The launcher learns of a formerly excluded node, so that it does not wait for Slurm's old step there."""
     places = RankSlots(Nodes("n1", "n2"), 2)
     assert places.environment == {}
     places.leave_out(lost("n2", node="n2"), 0, lambda ranks: True)
@@ -214,7 +214,7 @@ def grows(
     env: Mapping[str, str] | None = None,
     ask: Callable[[Path], None] = ask_to_grow,
 ) -> Finished:
-    """Run `line`; as soon as it is `smaller` ask for more; how it ended."""
+    """Run `line`, ask for more workers once the run is `smaller`, and return how it ended."""
     job = start(hpcdl, [*line, "--run-dir", run_dir], env=env)
     wait_for(lambda: smaller() or job.poll() is not None, 240)
     assert job.poll() is None, finish(job, 10).err
@@ -226,7 +226,7 @@ def grows(
 def test_every_sample_of_an_epoch_comes_once_where_a_run_grows_back(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Three workers become two at the start; those are asked to be three in the middle of the first epoch."""
+    """Three workers become two at the start, and three in the first epoch; each sample is taken once per epoch."""
     run_dir, note = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.1"}
     line = [*NOTED, "--data", shards, "--ranks", "3", "--batch-size", "17", "--keep-batch", "33", "--epochs", "2"]
     line += ["--elastic", "--min-workers", "2", "--inject", "kill:rank=2@step=1,kill:rank=2@step=1"]
@@ -252,7 +252,7 @@ def test_every_sample_of_an_epoch_comes_once_where_a_run_grows_back(
 
 
 def record_exists(run_dir: Path, workers: int) -> bool:
-    """Whether the run now goes on with so many workers."""
+    """Return whether the run continues with `workers` workers."""
     return (run_dir / "record.json").exists() and record_of(run_dir)["workers"] == workers
 
 
@@ -262,7 +262,7 @@ def record_exists(run_dir: Path, workers: int) -> bool:
 def test_every_strategy_grows_back(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:  # fmt: skip
-    """Three workers, two, three; `ring` in every test, above."""
+    """Every strategy goes from three workers to two and back; `make test` does so with `ring`, above."""
     run_dir = tmp_path / "run"
     features = STRATEGIES[strategy].features
     servers = 1 if features.servers else 0
@@ -295,7 +295,7 @@ def test_every_strategy_grows_back(
 def test_a_run_that_shrank_in_place_grows_back(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In every test one that shrank with new ranks does, above."""
+    """A run that shrank in place grows back; `make test` has one that shrank with new ranks, above."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--model", "emulated:lenet:0.05s", "--data", shards, "--ranks", "3", "--epochs", "8"]
     line += ["--checkpoint-every", "1h", "--elastic", "--min-workers", "2", "--inject", "kill:rank=0@step=20"]
@@ -308,7 +308,7 @@ def test_a_run_that_shrank_in_place_grows_back(
 
 
 def test_what_is_lost_while_ranks_make_room_is_a_loss(run: Callable[..., Starts], tmp_path: Path) -> None:
-    """The request stays, and the next launch hears it."""
+    """A loss while ranks make room is handled as a loss; the request remains, and the next launch reads it."""
 
     def lost_instead(folder: Path) -> None:
         (folder / REQUEST).touch()

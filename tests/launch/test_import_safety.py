@@ -1,4 +1,4 @@
-"""Nothing is imported from the current folder, and no code of another user's run without being asked for."""
+"""Nothing is imported from the current folder, and no code of another user's run without an explicit request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_files_in_the_current_folder_change_nothing(session_hpcdl: CommandLine, 
 
 
 def test_own_programs_are_started_in_one_way() -> None:
-    """Which keeps the current folder off their path."""
+    """hpcdl starts its Python programs with -P, which keeps the current folder off their path."""
     direct = re.compile(r'(sys\.executable|python),\s*"-(?!P)')
     found = [path for path in (ROOT / "hpcdl").rglob("*.py") if direct.search(path.read_text())]
     assert found == []

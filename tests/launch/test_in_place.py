@@ -1,4 +1,4 @@
-"""A run goes on in place, with the ranks that are left: which runs do, and what becomes of their steps and samples."""
+"""A run continues in place with the remaining ranks: which runs can, and what happens to their steps and samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ IN_PLACE = [name for name, info in STRATEGIES.items() if info.features.in_place]
 SERVED = [name for name, method in METHODS.items() if not method.lock_free]
 """Methods whose servers hold the center."""
 PERIODIC = ["local-sgd", "slowmo", "diloco"]
-"""Methods whose workers exchange every so many steps, all weights at once."""
+"""Methods whose workers exchange all weights at once, every few steps."""
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
@@ -162,7 +162,7 @@ def test_fewer_ranks_have_the_settings_of_a_run_that_is_resumed_on_them() -> Non
 
 
 def test_those_that_are_left_keep_their_roles() -> None:
-    """In place nobody becomes a server; new ranks are workers and servers in the proportion of the start."""
+    """In place every rank keeps its role; new ranks are workers and servers in the proportion of the start."""
     before = shrunk_of(config(strategy="ps", ranks=8, servers=4))
     for ranks, servers in ((7, 3), (6, 4), (5, 1)):
         now = before.on(ranks, servers)
@@ -175,7 +175,7 @@ def test_those_that_are_left_keep_their_roles() -> None:
 
 
 def test_a_rank_that_was_left_behind_alive_cannot_be_shrunk_away(tmp_path: Path) -> None:
-    """A worker that gave no sign of life, and whose process is there still: a smaller group would wait for it."""
+    """A silent worker whose process still exists prevents shrinking: the smaller group would wait for it."""
     monitor = RankMonitor(0, 3, "a")
     watch = Watchdog(monitor=monitor, folder=tmp_path, actions=Actions(end=lambda error: None))
     monitor.lost = frozenset({2})
@@ -192,7 +192,7 @@ def test_a_rank_that_was_left_behind_alive_cannot_be_shrunk_away(tmp_path: Path)
 
 
 def left_of(lost: dict[int, str], size: int) -> Any:
-    """The group that is left of a world without `lost`."""
+    """Return the group that remains of a world without `lost`."""
     members = tuple(rank for rank in range(size) if rank not in lost)
     seen = SimpleNamespace(lost=frozenset(lost))
     return SimpleNamespace(lane=SimpleNamespace(members=members), size=len(members), monitor=seen)
@@ -209,7 +209,7 @@ def test_too_few_workers_and_no_server_end_the_launch() -> None:
 
 
 def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Path) -> None:
-    """Open MPI takes a while to end the others: by then they had gone on, and its words were gone."""
+    """A failed rank ends the run and keeps its message, although Open MPI ends the other ranks only later."""
     StatusReport(folder=tmp_path, rank=2).publish("failed", message="no luck")
     monitor = RankMonitor(0, 3, "a")
     actions = Actions(end=lambda error: None, failed=lambda ranks: failed_of(tmp_path, ranks))
@@ -267,7 +267,7 @@ def test_a_broken_group_comes_through_a_graph_as_itself() -> None:
 
 
 def played_group(made: list[str]) -> SimpleNamespace:
-    """A group of MPI's of which this rank does not know yet that one is dead; `made` is told what is done to it."""
+    """Return a simulated MPI group that does not yet know of a dead rank; `made` records what is done to it."""
     revoked: list[bool] = []
 
     def revoke() -> None:
@@ -289,7 +289,7 @@ def played_group(made: list[str]) -> SimpleNamespace:
 
 
 def test_a_rank_that_does_not_know_of_the_dead_yet_shrinks_the_group_with_the_others() -> None:
-    """Each group of the family is revoked once, and what was revoked before is left alone."""
+    """Each group of the family is revoked once, and already revoked groups are left alone."""
     made: list[str] = []
     played = SimpleNamespace(Exception=OSError, get_vendor=lambda: ("played", (5, 0)))
     group = MpiCommunicator(played, played_group(made))
@@ -303,7 +303,7 @@ def test_a_rank_that_does_not_know_of_the_dead_yet_shrinks_the_group_with_the_ot
 
 
 def test_a_barrier_over_a_group_in_which_a_rank_died_meanwhile_does_not_return_well() -> None:
-    """Open MPI's own does, where the rank had come to it before."""
+    """A barrier fails if a rank died before its end; Open MPI's own succeeds if that rank had already reached it."""
     died: list[int] = []
     handle = SimpleNamespace(
         Get_rank=lambda: 0,
@@ -320,12 +320,12 @@ def test_a_barrier_over_a_group_in_which_a_rank_died_meanwhile_does_not_return_w
 
 
 def library(prefix: Path) -> dict[str, str]:
-    """The environment of a run under this Open MPI."""
+    """Return the environment of a run under this Open MPI."""
     return {"MPI4PY_LIBMPI": str(prefix / "lib" / "libmpi.so.40")}
 
 
 def recoveries(run_dir: Path) -> list[dict[str, Any]]:
-    """What the journal tells of each."""
+    """Return each recovery in the journal."""
     return [event["recovery"] for event in events(run_dir, "message") if "recovery" in event]
 
 
@@ -340,7 +340,7 @@ BY_STRATEGY = {"ring": FOUR, "ps": [*FOUR, "--strategy", "ps", "--servers", "2",
 def whole(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """By strategy a run of four workers of which none is lost."""
+    """Runs of four workers without losses, by strategy."""
 
     @functools.cache
     def trained(strategy: str) -> Path:
@@ -376,7 +376,10 @@ def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
     strategy: str,
     victims: tuple[int, ...],
 ) -> None:
-    """Within the rounding of sums over other numbers of workers; two are lost at once, rank 0 and, of ps, a server."""
+    """Weights after a loss equal the undisturbed run's, within the rounding of sums over fewer workers.
+
+    Two ranks are lost at once: rank 0 and another one, with ps a server.
+    """
     faults = ",".join(f"kill:rank={rank}@step=30" for rank in victims)
     line = [*BY_STRATEGY[strategy], "--data", shards, "--inject", faults, "--run-dir", tmp_path / "struck"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
@@ -399,7 +402,7 @@ def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
 def test_every_sample_of_an_epoch_comes_once(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """The step that was under way counts as its survivors took it; its first try left no trace in the model's count."""
+    """Each sample is taken once per epoch; the interrupted step is counted once, as its survivors took it."""
     run_dir, env = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.02", **library(open_mpi_5)}
     line = [*NOTED, "--epochs", "2", "--data", shards, "--run-dir", run_dir, "--ranks", "3", "--batch-size", "17"]
     line += ["--keep-batch", "33", "--elastic", "--min-workers", "2", "--inject", "kill:rank=1@step=20"]
@@ -428,7 +431,7 @@ def test_every_sample_of_an_epoch_comes_once(
 def test_ranks_may_be_lost_between_steps(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, moment: str
 ) -> None:
-    """While a checkpoint is written after every step, in the last one, and in a pass over the held-out samples."""
+    """Ranks may be lost during a checkpoint after a step, in the last step, and during evaluation."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--ranks", "3", "--batch-size", "16", "--run-dir", run_dir, "--elastic"]
     line += ["--min-workers", "2", "--steps", "58"]  # two epochs
@@ -447,7 +450,10 @@ def test_ranks_may_be_lost_between_steps(
 def test_below_the_least_number_of_workers_new_ranks_go_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In every test two are lost where enough are left, above, and new ranks go on where none can in place."""
+    """Below --min-workers new ranks start. `make test` has two losses with enough workers left, above.
+
+    It also has new ranks if none can continue in place.
+    """
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--ranks", "3", "--run-dir", run_dir, "--elastic", "--min-workers", "2"]
     line += ["--epochs", "2", "--checkpoint-every", "0.001s", "--inject", "kill:rank=0@step=40,kill:rank=2@step=40"]
@@ -463,9 +469,9 @@ def test_below_the_least_number_of_workers_new_ranks_go_on(
 def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In place, or with new ranks: which of both depends on the moment, that it goes on does not.
+    """A rank lost during a recovery leaves a run that continues, in place or with new ranks, depending on the moment.
 
-    In every test two are lost at once, above.
+    `make test` loses two ranks at once, above.
     """
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--ranks", "4", "--run-dir", run_dir, "--elastic", "--min-workers", "1"]
@@ -514,7 +520,7 @@ def test_every_other_strategy_goes_on_in_place_too(
 def test_a_worker_that_is_killed_between_exchanges_costs_no_other_a_step(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, period: int, seed: int
 ) -> None:
-    """Those left may be some steps apart. Each has taken every step once, whatever its number, when the run is over."""
+    """Survivors may be some steps apart; at the end each has taken every step once, whatever its number."""
     drawn, run_dir = random.Random(f"{strategy} {period} {seed}"), tmp_path / "run"
     line = [*NOTED, "--strategy", strategy, "--period", period, "--epochs", "3", "--data", shards, "--ranks", "4"]
     line += ["--run-dir", run_dir, "--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
@@ -545,7 +551,7 @@ def test_a_worker_that_is_killed_between_exchanges_costs_no_other_a_step(
 def test_replicas_and_their_center_outlive_two_failures(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, variant: str
 ) -> None:
-    """Of the exchange that was under way, and of the one after it: what was learned before is still there."""
+    """Losses in an exchange and in the next one keep what was learned before."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--strategy", "sync-easgd", "--variant", variant, "--optimizer", "sgd", "--learning-rate", "0.05"]
     line += ["--data", shards, "--ranks", "4", "--run-dir", run_dir, "--epochs", "6", "--elastic", "--min-workers", "2"]
@@ -562,11 +568,11 @@ def test_replicas_and_their_center_outlive_two_failures(
 CENTERED = [*SHORT, "--batch-size", "16", "--ranks", "5", "--servers", "2", "--epochs", "6"]
 CENTERED += ["--elastic", "--min-workers", "2", "--checkpoint-every", "1h"]
 RATES = {"async-sgd": "0.02", "async-msgd": "0.002", "async-measgd": "0.005"}
-"""Learning rates of the methods that do not go with 0.05."""
+"""Learning rates of the methods that do not converge with 0.05."""
 
 
 def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Path, strategy: str, faults: str) -> Any:
-    """The record of a run that has lost workers or servers in place and has learned all the same."""
+    """Return the record of a run that lost workers or servers in place and still learned."""
     optimizer = STRATEGIES[strategy].features.optimizers[0]
     line = [*CENTERED, "--strategy", strategy, "--optimizer", optimizer, "--data", data, "--run-dir", run_dir]
     line += ["--learning-rate", RATES.get(strategy, "0.05"), "--inject", faults]
@@ -586,9 +592,9 @@ def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Pat
 def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """One after the other: the next worker evaluates and writes, and what it has not seen is in the history."""
+    """Worker 0 and then a server are lost: the next worker evaluates and writes, and the history is complete."""
     run_dir = tmp_path / "run"
-    faults = "kill:rank=0@step=40,kill:rank=4@step=200"  # of the run's steps, which become 264 of 174 with two workers
+    faults = "kill:rank=0@step=40,kill:rank=4@step=200"  # of the run, whose 174 steps become 264 with two workers
     record = trained_with_loss(session_hpcdl, open_mpi_5, shards, run_dir, "async-easgd", faults)
     assert [one["lost"] for one in recoveries(run_dir)] == [[0], [4]]
     assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in recoveries(run_dir))
@@ -609,7 +615,7 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
 def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, victim: int
 ) -> None:
-    """In every test `async-easgd` does, above."""
+    """Every method with servers survives a lost worker or server; `make test` shows it for `async-easgd`, above."""
     run_dir = tmp_path / "run"
     faults = f"kill:rank={victim}@step=30"
     record = trained_with_loss(session_hpcdl, open_mpi_5, shards, run_dir, strategy, faults)
@@ -622,7 +628,7 @@ def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
 def test_without_its_last_server_new_ranks_go_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """That `roles_left` says so is tested every time, above."""
+    """Without its last server a run continues with new ranks; `make test` checks that `roles_left` says so, above."""
     run_dir = tmp_path / "run"
     line = [*CENTERED, "--strategy", "async-sgd", "--optimizer", "sgd", "--servers", "1", "--data", shards]
     line += ["--checkpoint-every", "0.001s", "--run-dir", run_dir, "--inject", "kill:rank=4@step=40"]
@@ -635,7 +641,7 @@ def test_without_its_last_server_new_ranks_go_on(
 def test_the_only_rank_left_is_missed_when_it_is_stopped(
     open_mpi_5: Path, session_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
-    """No other rank is left to notice: who has started it does, and new ranks go on."""
+    """A stopped last rank is noticed by the process that started it, and new ranks continue."""
     run_dir = tmp_path / "run"
     line = ["train", "--model", "lenet", "--data", "synthetic:mnist@200", "--ranks", "2", "--strategy", "ring"]
     line += ["--steps", "600", "--profile", "none", "--elastic", "--min-workers", "1", "--checkpoint-every", "1s"]

@@ -1,4 +1,4 @@
-"""`hpcdl infer` with real ranks: what it writes, what it goes on with, what it refuses."""
+"""`hpcdl infer` with real ranks: what it writes, what it resumes, what it refuses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def trained(session_hpcdl: CommandLine, shards: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plain Keras models, made by Keras alone."""
+    """Plain Keras models, created by Keras alone."""
     folder = tmp_path_factory.mktemp("models")
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
     subprocess.run([sys.executable, "-c", MODELS, str(folder)], check=True, capture_output=True, env=environment)
@@ -73,12 +73,12 @@ def alone(session_hpcdl: CommandLine, shards: Path, trained: Path) -> Path:
 
 
 def files_of(out: Path) -> dict[str, bytes]:
-    """The shards and the manifest, by name."""
+    """Return the shards and the manifest, by name."""
     return {str(path.relative_to(out)): path.read_bytes() for path in [*out.rglob("*.h5"), out / "manifest.json"]}
 
 
 def read(out: Path, split: str = "val") -> dict[str, np.ndarray]:
-    """All outputs of a split, and the samples' numbers, in the order of the shards."""
+    """Return all outputs of a split, and the samples' numbers, in the order of the shards."""
     found: dict[str, list[np.ndarray]] = {}
     for entry in json.loads((out / "manifest.json").read_text())["splits"][split]["shards"]:
         with h5py.File(out / entry["file"]) as file:
@@ -184,7 +184,7 @@ def num_shards(out: Path) -> int:
 
 
 def entered(out: Path) -> dict[str, int]:
-    """The inodes of the shards that the ranks have noted as whole, by name."""
+    """Return the inodes of the shards that the ranks have recorded as complete, by name."""
     lines = [line for path in out.glob("manifest.partial.*") for line in path.read_text().splitlines()[1:]]
     files = [json.loads(line)["entry"]["file"] for line in lines if line.endswith("}")]
     return {Path(file).name: (out / file).stat().st_ino for file in files}
@@ -198,7 +198,7 @@ def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
     ended = session_hpcdl([*slow(models, shards, out, 2), "--inject", "kill:rank=1@step=5", "--trace"])
     assert ended.code == 1 and "injected: kill:rank=1@step=5" in ended.err and "rank 1" in ended.err, ended.err
     kept = entered(out)
-    # Each rank may have been killed between a shard's rename and the line that notes it.
+    # Each rank may have been killed between a shard's rename and the line that records it.
     assert 1 <= num_shards(out) - 2 <= len(kept) <= num_shards(out) < num_shards(whole)
     assert not (out / "manifest.json").exists()
     failed = read_record(out)
@@ -208,7 +208,7 @@ def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
     command = start(session_hpcdl, [*slow(models, shards, out, 4), "--resume"])
     there = num_shards(out)
     wait_for(lambda: num_shards(out) > there + 3)
-    command.kill()  # nobody can be told: the ranks find it out
+    command.kill()  # the ranks get no message and notice it themselves
     command.communicate()
     wait_for(lambda: state_of(out) == "lost")
     between = num_shards(out)
@@ -234,7 +234,10 @@ if "hpcdl.rank.infer" in sys.orig_argv:
 def test_ranks_start_from_a_staged_copy_and_their_batches_are_steps_of_a_trace(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, tmp_path: Path, mpi: Mpi
 ) -> None:
-    """The environment is one that borrows TensorFlow from the tests' own: packing that takes minutes."""
+    """Ranks start from a staged copy, and their batches are steps of a trace.
+
+    The environment borrows TensorFlow from the tests' own: packing that takes minutes.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = next((tmp_path / "venv").glob("lib/python*/site-packages"))
     (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
@@ -382,7 +385,7 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
     "a trace that is none": (["{run}", "--out", "{new}", "--trace", "steps=9:1"], "steps=9:1 is not a range"),
     "no row for each sample": (["{models}/mixed.keras", *PLAIN], "one row for each sample"),
 }
-"""What is typed, and what the only line says; exit code 2."""
+"""The arguments, and the only line of output; exit code 2."""
 
 
 @pytest.mark.parametrize("case", REFUSED)

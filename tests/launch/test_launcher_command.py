@@ -1,4 +1,4 @@
-"""Nothing outlives the process that started it, and a run directory has one writer; real ranks, both MPIs."""
+"""No process outlives the one that started it, and a run directory has one writer; real ranks, both MPIs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ENDLESS = [*SHORT, "--epochs", "500"]
 
 
 def mark_of(run_dir: Path) -> str:
-    """The word that all processes of a launch bear."""
+    """Return the mark that all processes of a launch carry in their environment."""
     pid = read_statuses(run_dir / "ranks")[0].pid
     words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return next(word.partition("=")[2] for word in words if word.startswith(f"{LAUNCH_VARIABLE}="))
 
 
 def shared_by(mark: str) -> set[Path]:
-    """The files in /dev/shm that a launch's processes have in their memory."""
+    """Return the files in /dev/shm that a launch's processes have mapped."""
     lines = [
         line for pid in marked(LAUNCH_VARIABLE, mark) for line in Path(f"/proc/{pid}/maps").read_text().split("\n")
     ]
@@ -41,7 +41,7 @@ def shared_by(mark: str) -> set[Path]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[Path]:
-    """A run directory, whose ranks do not outlive the test either."""
+    """A run directory; ranks that outlive the test are killed."""
     path = tmp_path / "run"
     yield path
     for status in read_statuses(path / "ranks"):
@@ -59,7 +59,7 @@ def _command_line(pid: int) -> str:
     ["async-easgd", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ring", "single", "grpc-ring"))],
 )
 def test_ranks_end_with_a_launcher_that_is_killed(mpi: Mpi, shards: Path, run_dir: Path, strategy: str) -> None:
-    """Workers and a server, with the copies of their state that they keep in memory."""
+    """Workers and a server end with a killed launcher, and so do the copies of their state in memory."""
     near = run_dir.with_name("near")
     near.mkdir()
     arguments = ["train", "--model", "lenet", "--strategy", strategy, "--ranks", "1" if strategy == "single" else "3"]
@@ -106,7 +106,7 @@ def test_a_second_writer_is_refused_and_names_the_first(mpi: Mpi, shards: Path, 
 
 
 def start_under(launcher: list[str], mpi: Mpi, arguments: list[object]) -> str:
-    """What `hpcdl ARGUMENTS` complains of as ranks of somebody else's launcher."""
+    """Return hpcdl's error lines of `hpcdl ARGUMENTS` as ranks of another launcher."""
     line = [*launcher, sys.executable, "-m", "hpcdl", *map(str, arguments)]
     done = subprocess.run(line, env=mpi.environment, cwd=mpi.hpcdl.home, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0

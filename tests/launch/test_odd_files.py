@@ -1,4 +1,4 @@
-"""One run in a folder with an odd name: its advice is typed as it stands; what is damaged of it is told in one line."""
+"""A run in a folder with an odd name: the advised commands work as printed, and damage is reported in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = "synthetic:mnist@200"
 
 @pytest.fixture(scope="module")
 def odd(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished run with checkpoints, and what it said. Read only."""
+    """A finished run with checkpoints, and its output. Read only."""
     folder = tmp_path_factory.mktemp("odd")
     arguments = ["train", "--model", "lenet", "--data", DATA, "--steps", "20", "--batch-size", "8", "--profile", "none"]
     finished = session_hpcdl([*arguments, "--run-dir", NAME, "--checkpoint-every", "0.2s"], cwd=folder)
@@ -38,14 +38,14 @@ def run_dir(odd: tuple[Path, str], tmp_path: Path) -> Path:
 
 
 def advised(text: str) -> str:
-    """The last command that is advised."""
+    """Return the last command that is advised."""
     return re.split(r"next: |, or |; (?=hpcdl )", text.strip().splitlines()[-1])[-1]
 
 
 def test_what_is_advised_can_be_typed(
     odd: tuple[Path, str], session_hpcdl: CommandLine, ask_hpcdl: CommandLine
 ) -> None:
-    """In bash, for a folder whose name has a blank, a semicolon and a command."""
+    """Advised commands work in bash, for a folder whose name contains a blank, a semicolon and a command."""
     run, said = odd
     lines = [advised(said), advised(ask_hpcdl(["checkpoints", NAME], cwd=run.parent).err)]
     assert [line.split()[1] for line in lines] == ["report", "evaluate"]
@@ -60,7 +60,7 @@ def test_what_is_advised_can_be_typed(
 
 
 def with_facts(run_dir: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Every checkpoint's facts changed, with a digest that fits."""
+    """Change every checkpoint's facts, and update the digest."""
     for path in run_dir.glob("checkpoints/step-*/checkpoint.json"):
         document = json.loads(path.read_text())
         document["facts"] = change(document["facts"])
@@ -94,7 +94,7 @@ def test_nothing_goes_on_from_a_checkpoint_without_facts(session_hpcdl: CommandL
 
 
 def test_text_in_place_of_numbers_is_one_line(ask_hpcdl: CommandLine, run_dir: Path, tmp_path: Path) -> None:
-    """In a journal, in a record and in a record's settings, to every command that reads them."""
+    """Text in place of a number, in a journal, a record or its settings, gives one line in every command."""
     before = (run_dir / "record.json").read_text()
     journal = run_dir / "metrics.jsonl"
     events = journal.read_text()

@@ -44,7 +44,7 @@ def test_target_accuracy_then_fine_tuning_with_tensorboard(
 
 @pytest.mark.soak
 def test_a_model_that_is_no_classifier(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    """On pictures; docs/test_data_tutorials trains one on series in every test."""
+    """A regression model trains on images; docs/test_data_tutorials trains one on series in `make test`."""
     run_dir = tmp_path / "run"
     arguments = [*ALONE, "--model", f"{PLANTED}:build_regression", "--data", shards, "--epochs", "3",
                  "--learning-rate", "0.002", "--loss", "mean_squared_error",
@@ -71,7 +71,7 @@ def test_a_model_that_is_no_classifier(session_hpcdl: CommandLine, shards: Path,
 def test_half_precision_scales_the_loss_alike_on_all_ranks(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """As far as a CPU goes: the loss falls, the weights stay float32 and alike, the scale is in the checkpoint."""
+    """Half precision on CPUs: the loss falls, weights stay float32 and equal on all ranks, the scale is saved."""
     run_dir = tmp_path / "run"
     arguments = ["train", "--model", f"{PLANTED}:build", "--strategy", "ring", "--ranks", "2", "--data", shards,
                  "--precision", "mixed_float16", "--epochs", "2", "--learning-rate", "0.05", "--profile", "none",

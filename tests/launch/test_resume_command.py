@@ -1,4 +1,4 @@
-"""Stopped at random moments and resumed, a run gives the same numbers, and each sample its turn once an epoch."""
+"""Stopped at random moments and resumed, a run gives the same numbers, and takes each sample once per epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS_PER_EPOCH, GLOBAL_BATCH = 44, 32
 
 
 def test_an_epoch_takes_each_sample_once(undisturbed: Undisturbed) -> None:
-    """Over both ranks; 1437 samples give 44 whole global batches."""
+    """An epoch takes each sample once over both ranks; 1437 samples give 44 whole global batches."""
     for epoch in range(EPOCHS):
         steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
         taken = [image for step in steps for rank in range(2) for image in undisturbed.images[rank, step]]
@@ -47,7 +47,7 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
     run_dir = folder / "run"
     arguments = [*NOTED, "--data", shards, "--run-dir", run_dir, "--resume", "--checkpoint-every", "0.1s"]
     arguments += ["--background", ("gaps", "thread", "off")[seed % 3]]
-    longest_s = 0.6 / moments  # in units of the time that all steps take at least
+    longest_s = 0.6 / moments  # in units of the minimum time of all steps
     all_steps_s = 0.03 * EPOCHS * STEPS_PER_EPOCH
     slowly = {"RECORD_DIR": str(folder), "STEP_S": "0.03"}
     for moment in range(moments):
@@ -78,7 +78,7 @@ def interrupt(hpcdl: CommandLine, shards: Path, folder: Path, moments: int, seed
 
 
 def nothing_repeated_or_lost(folder: Path, undisturbed: Undisturbed) -> None:
-    """The weights saw, step by step, what those of the undisturbed run saw."""
+    """Assert that the weights saw, step by step, the samples of the undisturbed run, and ended equal."""
     same_run(folder / "run", undisturbed.run_dir)
     assert images_of(folder) == undisturbed.images
 
@@ -88,7 +88,7 @@ def test_stopped_at_three_random_moments(
 ) -> None:
     resumed = interrupt(session_hpcdl, shards, tmp_path, moments=3, seed=3)
     nothing_repeated_or_lost(tmp_path, undisturbed)
-    assert len(resumed) >= 2  # after a stop there is a checkpoint, after a kill before the first one there is none
+    assert len(resumed) >= 2  # a stop leaves a checkpoint, a kill before the first checkpoint leaves none
     assert resumed == sorted(resumed)
 
 
@@ -106,9 +106,9 @@ def test_stopped_at_a_hundred_random_moments(
 def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
     mpi: Mpi, undisturbed: Undisturbed, shards: Path, tmp_path: Path
 ) -> None:
-    """By SIGUSR1 to the process that the user started; one that comes early is heard too.
+    """SIGUSR1 to the process that the user started stops a run, which can then be resumed; an early signal works too.
 
-    In every test it is Slurm's warning (lab/test_slurm_jobs.py), and SIGTERM (above).
+    `make test` has Slurm's warning (lab/test_slurm_jobs.py), and SIGTERM (above).
     """
     run_dir = tmp_path / "run"
     process = start(mpi.hpcdl, [*NOTED, "--data", shards, "--run-dir", run_dir], {"STEP_S": "0.02"})
@@ -126,7 +126,7 @@ def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
 
 
 def test_on_another_rank_count_and_997_held_out_samples(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Begun on two ranks, ended on four: every step is taken, and evaluation counts each sample once."""
+    """Started on two ranks, finished on four: every step is taken, and evaluation counts each sample once."""
     from hpcdl.data.format.dataset import open_dataset
     from tests.conftest import DIGITS
 
@@ -152,7 +152,7 @@ def test_on_another_rank_count_and_997_held_out_samples(session_hpcdl: CommandLi
 
 
 def same_as_counted_by_numpy(run_dir: Path, data: Path, point: dict[str, object]) -> None:
-    """Top-1 and top-5 of the run's own weights: with the moving statistics that the four ranks agreed on."""
+    """Assert that numpy counts the same top-1 and top-5, with the moving statistics that the four ranks agreed on."""
     import h5py
 
     from tests.training_runs import named_weights_in
@@ -171,7 +171,7 @@ def same_as_counted_by_numpy(run_dir: Path, data: Path, point: dict[str, object]
 
 
 def predicted(weights: dict[str, numpy.ndarray], flat: numpy.ndarray) -> numpy.ndarray:
-    """The network of tests/planted.py in numpy."""
+    """Compute the network of tests/planted.py in numpy."""
 
     def values(layer: str) -> list[numpy.ndarray]:
         found = {name: value for name, value in weights.items() if f"/{layer}/" in f"/{name}"}

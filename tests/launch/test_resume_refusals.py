@@ -1,4 +1,4 @@
-"""A run goes on with the data and the settings that it began with, or says which differ."""
+"""A run is resumed with the data and settings of its start, or the error names those that differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(**values: Any) -> ResolvedConfig[TrainConfig]:
 
 
 def another(item: Setting) -> Any:
-    """A value that is not the setting's default."""
+    """Return a value that is not the setting's default."""
     if item.choices:
         return next(choice for choice in item.choices if choice != item.default)
     if item.kind == "float":
@@ -83,7 +83,7 @@ def test_a_run_from_before_scale_goes_on_with_bytes_divided_by_255_or_is_refused
         rundir.check_resumed(tmp_path, config().config, "c1", keeps_bytes=True)
     rundir.check_resumed(tmp_path, config(scale="0..1").config, "c1", keeps_bytes=True)
     rundir.check_resumed(tmp_path, config(allow="scale").config, "c1", keeps_bytes=True)
-    rundir.check_resumed(tmp_path, config().config, "c1")  # of pictures auto does the same
+    rundir.check_resumed(tmp_path, config().config, "c1")  # for images auto does the same
 
 
 @pytest.mark.parametrize(("dtype", "shape", "kept"), [

@@ -1,4 +1,4 @@
-"""Runs whose clocks are set in the middle, or that stand still for a while: no number moves, nobody is blamed."""
+"""Clocks that are set during a run, and runs that are stopped for a while, change no number and blame no rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINE = [
     "--profile", "none", "--checkpoint-every", "1s",
 ]  # fmt: skip
 LONG_S = 100.0
-"""Longer than any step takes, and shorter than what the clock is set by."""
+"""Seconds, longer than any step takes, and shorter than the change of the clock."""
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: apt-get install gcc libc6-dev"),
@@ -43,13 +43,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stepped(library: Path, file: Path, seconds: float, rank: int | None = None) -> dict[str, str]:
-    """The environment of a run whose clock (that of `rank` alone) is set by so much once there is that file."""
+    """Return the environment of a run whose clock (that of `rank`, if given) jumps by `seconds` once `file` exists."""
     only = {} if rank is None else {"STEPPED_RANK": str(rank)}
     return {"LD_PRELOAD": str(library), "STEPPED_FILE": str(file), "STEPPED_BY": str(seconds), **only}
 
 
 def check_numbers(run_dir: Path, how: str) -> dict[str, Any]:
-    """What a record tells of times fits together, and its time stamps and those of the journal go on evenly."""
+    """Assert that a record's times are consistent, and that its time stamps and the journal's advance evenly."""
     record = record_of(run_dir)
     assert [text for text in record["warnings"] if f"was set {how} by " in text] == record["warnings"][-1:]
     workers = [rank for rank in record["rank_records"] if rank["role"] == "worker"]
@@ -70,7 +70,7 @@ def check_numbers(run_dir: Path, how: str) -> dict[str, Any]:
 
 
 def check_trace(run_dir: Path, ranks: int) -> None:
-    """The parts of a step follow each other, step after step, and nothing lasts as long as the clock was set by."""
+    """Assert that the parts of all steps follow each other, and that nothing lasts as long as the clock's change."""
     for rank in range(ranks):
         trace = read_trace(run_dir / "trace" / f"rank-{rank}.trace")
         records = trace.records
@@ -121,7 +121,10 @@ def test_a_clock_that_is_set_moves_no_number(
 def test_a_script_s_clock_that_is_set_moves_no_number(
     session_hpcdl: CommandLine, library: Path, tmp_path: Path
 ) -> None:
-    """By less, for TensorFlow's own waits between epochs follow that clock; trainings are tried every time."""
+    """A script's clock that is set changes no number; by less, because TensorFlow's own waits follow that clock.
+
+    `make test` shows it for trainings.
+    """
     run_dir, file = tmp_path / "run", tmp_path / "now"
     line = ["run", "--ranks", "2", "--run-dir", run_dir, HERE / "keras" / "clocked_script.py", file]
     finished = session_hpcdl(line, env=stepped(library, file, -30))
@@ -139,7 +142,7 @@ def test_a_script_s_clock_that_is_set_moves_no_number(
 def test_a_clock_that_is_set_moves_no_time_limit(
     session_hpcdl: CommandLine, library: Path, tmp_path: Path, seconds: int
 ) -> None:
-    """The clocks of runs are tried every time by test_a_clock_that_is_set_moves_no_number."""
+    """A clock that is set moves no time limit; `make test` runs test_a_clock_that_is_set_moves_no_number."""
     run_dir, file, limit_s = tmp_path / "run", tmp_path / "now", round(patience(20))
     line = [*LINE, "--strategy", "ring", "--ranks", 2, "--steps", 100_000, "--time-limit", f"{limit_s}s"]
     process = start(session_hpcdl, [*line, "--run-dir", run_dir], stepped(library, file, seconds))
@@ -153,7 +156,7 @@ def test_a_clock_that_is_set_moves_no_time_limit(
 
 
 def test_a_run_that_stood_still_goes_on_and_blames_nobody(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """All of its processes, as those of a virtual machine that is paused."""
+    """All processes of a run are stopped, as in a paused virtual machine; it continues and blames no rank."""
     run_dir, stall_s = tmp_path / "run", patience(4)
     line = [*LINE, "--strategy", "ring", "--ranks", 2, "--steps", 2 * STEPS, "--stall-timeout", f"{stall_s:.0f}s"]
     process = start(session_hpcdl, [*line, "--run-dir", run_dir])

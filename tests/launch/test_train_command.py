@@ -1,4 +1,4 @@
-"""`hpcdl train` on the digits with real ranks: what it reaches and what it leaves."""
+"""`hpcdl train` on the digits with real ranks: its accuracy and its files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_records_say_where_each_rank_computed(trained: Path, capsys: pytest.Capt
     for rank in record.rank_records:
         assert set(parse_list(rank.processors)) <= os.sched_getaffinity(0) and rank.processors
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_DISPLAY_AFFINITY", "TRUE")  # a centre's own page says so
+        patch.setenv("OMP_DISPLAY_AFFINITY", "TRUE")  # a cluster's documentation asks for it
         say_affinity(record)
     lines = capsys.readouterr().err.splitlines()
     threads = f"{record.intra_op_threads} thread{'s' if record.intra_op_threads != 1 else ''} an operation"
@@ -90,14 +90,14 @@ def test_what_a_run_leaves_behind(trained: Path) -> None:
 
 
 def of_each(*sample: str) -> pytest.MarkDecorator:
-    """Every strategy; those not in `sample` in the long version alone."""
+    """Parametrize with every strategy; those not in `sample` run in the long version only."""
     return pytest.mark.parametrize(
         "strategy", [name if name in sample else pytest.param(name, marks=pytest.mark.soak) for name in STRATEGIES]
     )
 
 
 def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
-    """A run of a strategy as short as can be."""
+    """Return the command of a run with four steps."""
     features = STRATEGIES[strategy].features
     ranks = 1 if strategy == "single" else 3 if features.servers else 2
     arguments = [*SHORT, "--strategy", strategy, "--ranks", str(ranks), "--data", shards]
@@ -113,9 +113,9 @@ def four_steps(strategy: str, shards: Path, run_dir: Path) -> list[str | Path]:
 def test_ranks_that_end_well_leave_one_table(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """On a shared file system a file for each of ten thousand ranks takes minutes; workers and servers alike.
+    """Ranks that end well leave one table: on a shared file system a file for each of ten thousand ranks takes minutes.
 
-    Of `ps` and `ring` in every test, where other things are asked of such runs.
+    It holds workers and servers. `make test` checks it for `ps` and `ring` among other tests of such runs.
     """
     finished = session_hpcdl(four_steps(strategy, shards, tmp_path / "run"), timeout_s=300)
     assert finished.code == 0, finished.err
@@ -128,7 +128,7 @@ def test_ranks_that_end_well_leave_one_table(
 def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """As Keras's fit has it: networks with a branch that the loss does not see train on."""
+    """A weight without a gradient stays unchanged and causes a warning; as in Keras's fit, the network still trains."""
     line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_with_idle_weight"]
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err
@@ -163,7 +163,7 @@ def test_evaluate_finds_the_accuracy_that_training_found(
 ) -> None:
     finished = session_hpcdl(["evaluate", trained, "--data", shards, "--json"])
     assert finished.code == 0, finished.err
-    assert finished.err == ""  # TensorFlow's own chatter is silenced
+    assert finished.err == ""  # TensorFlow's own messages are silenced
     document = finished.json()
     assert (document["split"], document["num_samples"]) == ("val", 359)
     assert document["accuracy"] == record_of(trained)["accuracy"]
@@ -171,7 +171,7 @@ def test_evaluate_finds_the_accuracy_that_training_found(
 
 
 def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Of some of the classes alone each has another number in its own folder; of others the model knows nothing."""
+    """evaluate matches classes by name if a data set has only some of them; unknown names are refused."""
     for name in ("3", "5", "8"):
         shutil.copytree(DIGITS / name, tmp_path / "some" / name)
     made = session_hpcdl(["shard", tmp_path / "some", tmp_path / "shards", "--image-size", "28"])
@@ -256,7 +256,10 @@ def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path
 def test_training_on_a_staged_copy_gives_the_same_numbers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """With a server too: its ranks have no data to stage. In every test over nodes in lab/test_shares.py."""
+    """Training on a staged copy gives the same numbers, also with servers, whose ranks have no data to stage.
+
+    `make test` shows it over several nodes in lab/test_shares.py.
+    """
     near = tmp_path / "near"
     near.mkdir()
     base = ["train", "--model", "lenet", "--data", shards, "--strategy", strategy, "--steps", "20",

@@ -1,4 +1,4 @@
-"""What each MPI rank of test_collectives.py runs: `python allreduce_ranks.py RESULT [dies]`; rank 0 writes RESULT."""
+"""The MPI ranks of test_collectives.py: `python allreduce_ranks.py RESULT [dies]`; rank 0 writes RESULT."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def values(rank: int, length: int, dtype: str) -> Any:
 
 
 def all_algorithms(communicator: MpiCommunicator, names: Iterable[str]) -> dict[str, Any]:
-    """Greatest error (in units of the last place of 1) and digest of each algorithm's sums, and bfloat16's error."""
+    """Return greatest error (in units of the last place of 1) and digest of each algorithm, and bfloat16's error."""
     ranks = range(communicator.size)
     own = {(kind, n): values(communicator.rank, n, kind) for kind, lengths in LENGTHS.items() for n in lengths}
     exact = {(kind, n): sum(values(rank, n, kind).astype(numpy.float64) for rank in ranks) for kind, n in own}
@@ -53,7 +53,7 @@ def all_algorithms(communicator: MpiCommunicator, names: Iterable[str]) -> dict[
 
 
 def basics(communicator: MpiCommunicator) -> dict[str, Any]:
-    """Groups, shared memory, JSON, first come first served, wide messages."""
+    """Check groups, shared memory, JSON, first come first served, wide messages."""
     rank, size = communicator.rank, communicator.size
     group = communicator.split(rank % 2, -rank)
     shared: Any = communicator.shared_array((size, 3), numpy.int64)
@@ -84,7 +84,7 @@ def basics(communicator: MpiCommunicator) -> dict[str, Any]:
 
 
 def die(communicator: MpiCommunicator) -> None:
-    """Rank 1 is killed in the middle of an endless exchange."""
+    """Kill rank 1 in the middle of an endless exchange."""
     workspace = Workspace()
     buffer = numpy.ones(300_000, numpy.float32)
     for step in range(10**9):
@@ -101,7 +101,7 @@ def main() -> None:
         if "dies" in sys.argv:
             die(communicator)
         result = {"basics": basics(communicator), "one_node": all_algorithms(communicator, COLLECTIVES)}
-        # Two nodes on one machine: shared memory is asked for only among ranks of equal names.
+        # Two simulated nodes: only ranks with equal host names share memory.
         communicator.host = f"node{communicator.rank // 2}"
         result["two_nodes"] = all_algorithms(communicator, ["hierarchical"])
         results = communicator.allgather_json(result)

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).with_name("allreduce_ranks.py")
 
 @pytest.fixture(scope="module", params=["default", pytest.param("openmpi", marks=pytest.mark.lab("open-mpi"))])
 def mpiexec(request: pytest.FixtureRequest) -> Any:
-    """The MPI that mpi4py finds by itself, and Debian's Open MPI."""
+    """The MPI that mpi4py finds by default, and Debian's Open MPI."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "openmpi":
             patch.setenv("MPI4PY_LIBMPI", str(DEBIAN_OPEN_MPI))

@@ -1,4 +1,4 @@
-"""Starting MPI: the launcher and the library must belong together."""
+"""Starting MPI: the launcher and the library must match."""
 
 from __future__ import annotations
 

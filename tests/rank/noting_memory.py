@@ -1,4 +1,4 @@
-"""A tiny network that notes its process's memory: NOTES is a folder, NOTE_AT the training steps, as `2000,20000`."""
+"""A tiny network that records its process's memory: NOTES is a folder, NOTE_AT the training steps, as `2000,20000`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ AT = [int(step) for step in os.environ["NOTE_AT"].split(",")]
 
 
 def resident_bytes() -> int:
-    """What this process has in memory, after what is free has been given back."""
+    """Return the resident memory of this process, after free memory has been returned."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Counter(keras.layers.Layer):
-    """Counts training steps and notes the memory at some of them."""
+    """A layer that counts training steps and records the memory at some of them."""
 
     def build(self, input_shape: Any) -> None:
-        """Nothing is done yet."""
+        """Do nothing: the layer has no weights."""
         self.seen = 0
         self.noted: dict[int, int] = {}
 
     def call(self, images: Any, training: bool | None = None) -> Any:
-        """Pass on."""
+        """Return the inputs unchanged."""
         if not training:
             return images
         noted = tf.numpy_function(self._note, [tf.zeros([])], tf.float32)
@@ -48,7 +48,7 @@ class Counter(keras.layers.Layer):
 
 
 def build(num_classes: int, input_shape: Any) -> Any:
-    """The network."""
+    """Build the network."""
     inputs = keras.Input(input_shape)
     flat = keras.layers.Flatten()(Counter()(inputs))
     return keras.Model(inputs, keras.layers.Dense(num_classes)(flat))

@@ -1,4 +1,4 @@
-"""TensorFlow that says it sees a GPU, where this is imported; and a function for --preprocess that takes time."""
+"""Make TensorFlow report a GPU in the importing process; and a function for --preprocess that takes time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ tf.config.experimental.get_device_details = lambda device: {"device_name": "GPU 
 
 
 def slowly(inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """What it is given, BATCH_S later, so that a run of some batches takes longer than the start of a program."""
+    """Return the batch unchanged after BATCH_S, so that a run of some batches takes longer than a program's start."""
 
     def wait(images: Any) -> Any:
         time.sleep(BATCH_S)

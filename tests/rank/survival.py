@@ -1,15 +1,15 @@
-"""Runs of LeNet that lose ranks at random, again and again, held against one that nobody has touched.
+"""Runs of LeNet that lose ranks at random, again and again, compared with an undisturbed run.
 
     python -m tests.rank.survival --data SHARDS [--mpi LIBRARY] [--ranks 2] [--runs 8] [--strikes 12] [--seed 0]
                                       [--strategy NAME] [--servers 2] [--nodes srun|ssh]
 
-`--mpi`: the file of an MPI library; without it mpi4py's own choice. With `--servers` so many of the ranks serve, and
-are struck as workers are; the strategy is `ps` then, else `ring`, where `--strategy` says no other. With `--nodes` each
-rank has a node of the lab's Slurm cluster, where `srun` starts it, or `mpiexec` over ssh, whose ranks may go on in
-place. Something beside the run kills its ranks (SIGKILL) or stops one (SIGSTOP) every now and then: one, two at once,
-or one more while the others are going on. Each run has to end with exit code 0, to have fed every sample of each epoch
-once, and to reach the accuracy of the undisturbed one within the noise of its held-out samples; of asynchronous methods
-and EASGD the last alone. What did not is told, and its folder stays.
+`--mpi`: the file of an MPI library; without it mpi4py chooses. With `--servers` that many of the ranks are servers, and
+are struck as workers are; the strategy is then `ps`, else `ring`, unless `--strategy` names another. With `--nodes`
+each rank has a node of the lab's Slurm cluster. There `srun` starts it, or `mpiexec` over ssh, whose ranks may continue
+in place. From time to time a thread kills ranks (SIGKILL) or stops one (SIGSTOP): one, two at once, or one more during
+a recovery. Each run must end with exit code 0, take every sample of each epoch once, and reach the accuracy of the
+undisturbed run within the noise of its held-out samples; asynchronous methods and EASGD need not take every sample.
+Runs that fail are reported, and their folders stay.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from tests.lab.nodes import OnNodes, on_nodes
 from tests.training_runs import PLANTED, SHORT, record_of, steps_done
 
 BATCH = 48
-"""Comes out even for one worker to four."""
+"""Divisible by one to four workers."""
 PER_EPOCH, HELD_OUT = 1437 // BATCH, 360
 """Steps of an epoch of the digits, and samples in their split `val`."""
 STALL_S = 30.0
-"""After this time a stopped rank counts as lost."""
+"""Seconds after which a stopped rank counts as lost."""
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _RANK_PROGRAM = b"hpcdl.rank.main"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """A rank, killed or stopped `at` that time."""
+    """A rank that was killed or stopped `at` that time."""
 
     at: float
     rank: int
@@ -60,7 +60,7 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovered:
-    """How so many failures were made good, and the seconds from the first of them to the end of a step without."""
+    """How `failures` were recovered from, and the seconds from the first failure to the end of the next step."""
 
     way: str
     failures: int
@@ -70,7 +70,7 @@ class Recovered:
 
 @dataclass(kw_only=True)
 class Survival:
-    """What became of a run; it has survived where there are no `problems`."""
+    """The result of a run; it has survived if it has no `problems`."""
 
     seed: int
     strikes: list[Strike] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Survival:
 
 
 def ranks_of(run_dir: Path) -> dict[int, int]:
-    """The processes that are ranks of a run now, by rank. A single one is started without MPI and has no number."""
+    """Return the run's present rank processes, by rank. A single one is started without MPI and has no number."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -96,9 +96,9 @@ def ranks_of(run_dir: Path) -> dict[int, int]:
 
 
 class Striker(threading.Thread):
-    """Strikes the run in `run_dir` of `steps` steps `num` times, in equal parts of it; the last time in its last epoch.
+    """Strike the run in `run_dir` of `steps` steps `num` times, in equal parts of it; the last time in its last epoch.
 
-    The journal tells of some steps only, but of every epoch's end; on an idle machine an epoch takes 0.15 s.
+    The journal has only some of the steps, but every epoch's end; on an idle machine an epoch takes 0.15 s.
     """
 
     def __init__(self, run_dir: Path, steps: int, num: int, drawn: random.Random) -> None:
@@ -111,7 +111,7 @@ class Striker(threading.Thread):
         self._last = steps - PER_EPOCH
 
     def run(self) -> None:
-        """Until the run is over."""
+        """Strike until the run is over."""
         for moment, most_later_s in [*((moment, 0.5) for moment in self._moments), (self._last, 0.05)]:
             while steps_done(self._run_dir) < moment:
                 if self.over.wait(0.02):
@@ -131,7 +131,7 @@ class Striker(threading.Thread):
             if self.over.wait(0.05):
                 return
         if len(there) == 1:
-            kind = "kill"  # nobody would be left to notice that it is stopped
+            kind = "kill"  # no rank would be left to notice a stopped one
         for rank in self._drawn.sample(sorted(there), min(num, len(there))):
             with suppress(ProcessLookupError):
                 now_s = time.time()
@@ -140,7 +140,7 @@ class Striker(threading.Thread):
 
 
 def recoveries(events: Sequence[Mapping[str, Any]], strikes: Sequence[Strike]) -> Iterator[Recovered]:
-    """Each time that a run went on, from its journal. One that nothing had struck has no failures."""
+    """Yield each recovery of a run from its journal. A recovery that no strike caused has no failures."""
     left, waiting, began, parts = list(strikes), list[Strike](), 0.0, dict[str, float]()
     for event in events:
         at = event["at"]
@@ -162,21 +162,21 @@ def recoveries(events: Sequence[Mapping[str, Any]], strikes: Sequence[Strike]) -
 
 
 def _recovered(way: str, struck: Sequence[Strike], at: float, parts: dict[str, float]) -> Recovered:
-    """A rank that is stopped is found by --stall-timeout alone: told apart."""
+    """Return a recovery, marked if a rank was stopped, because only --stall-timeout finds that."""
     stopped = ", one was stopped" if any(strike.kind == "stop" for strike in struck) else ""
     first = min((strike.at for strike in struck), default=at)
     return Recovered(way=way + stopped, failures=len(struck), seconds=at - first, parts=dict(parts))
 
 
 def samples_of(folder: Path) -> dict[int, list[int]]:
-    """Checksums of the samples of each step, by what its last try was fed: ranks note what they get, and when.
+    """Return the checksums of each step's samples in its last try, from the ranks' records of what they got, and when.
 
-    Those took part in the last try who had the same share of the batch as whoever noted something last.
+    The last try includes the ranks whose share of the batch has the size of the latest record.
     """
     notes: dict[int, dict[int, list[tuple[float, list[int]]]]] = defaultdict(lambda: defaultdict(list))
     for path in folder.glob("rank-*.jsonl"):
         for line in path.read_text().splitlines():
-            if line.endswith("}"):  # else a rank was killed in the middle of it
+            if line.endswith("}"):  # otherwise a rank was killed in the middle of a line
                 note = json.loads(line)
                 notes[note["step"]][int(path.stem[5:])].append((note["at"], note["images"]))
     found = {}
@@ -189,14 +189,14 @@ def samples_of(folder: Path) -> dict[int, list[int]]:
 
 
 def noise(accuracy: float) -> float:
-    """Three standard deviations of the difference of two networks' accuracies on the held-out samples."""
+    """Return three standard deviations of the difference of two networks' accuracies on the held-out samples."""
     part = min(max(accuracy, 1 / HELD_OUT), 1 - 1 / HELD_OUT)
     return 3 * math.sqrt(2 * part * (1 - part) / HELD_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Runs of so many epochs on so many ranks, under the MPI of `environment`."""
+    """Runs of `epochs` epochs on `ranks` ranks, under the MPI of `environment`."""
 
     hpcdl: CommandLine | OnNodes
     data: Path
@@ -206,11 +206,11 @@ class Trial:
     environment: Mapping[str, str]
     servers: int = 0
     strategy: str = "ring"
-    """Another one than an all-reduce or `ps` keeps each worker's batch, and does not take the same samples again."""
+    """Strategies other than an all-reduce or `ps` keep each worker's batch, and do not take the same samples again."""
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether a step holds the same samples on however many workers."""
+        """Whether a step takes the same samples for any number of workers."""
         return find_strategy(self.strategy).features.equals_single
 
     def _start(self, folder: Path, *more: object) -> Any:
@@ -227,7 +227,7 @@ class Trial:
         return self.hpcdl.start(line, env={**self.environment, "RECORD_DIR": str(folder)})
 
     def undisturbed(self) -> Path:
-        """The folder of a run that nothing strikes; one that is there is taken."""
+        """Return the folder of a run without strikes; an existing one is used."""
         folder = self.folder / "undisturbed"
         if not (folder / "run" / "model.keras").exists():
             finished = finish(self._start(folder), 900)
@@ -235,7 +235,7 @@ class Trial:
         return folder
 
     def struck(self, whole: Path, num_strikes: int, seed: int) -> Survival:
-        """A run that is struck so many times, held against the `whole` one."""
+        """Run with `num_strikes` strikes, and compare with the run in `whole`."""
         folder, drawn, began_s = self.folder / f"seed-{seed}", random.Random(seed), time.monotonic()
         found = Survival(seed=seed, load=os.getloadavg()[0])
         process = self._start(
@@ -260,7 +260,7 @@ class Trial:
         return found
 
     def _differences(self, folder: Path, whole: Path) -> Iterator[str]:
-        """Where a run is not what the undisturbed one is."""
+        """Yield the differences from the undisturbed run."""
         if self.keeps_samples:
             yield from self._other_samples(folder, whole)
         ours, theirs = (record_of(one / "run")["history"] for one in (folder, whole))
@@ -271,7 +271,7 @@ class Trial:
             yield f"its last epoch is {ours[-1]['epoch']}"
 
     def _other_samples(self, folder: Path, whole: Path) -> Iterator[str]:
-        """Which steps took other samples, and which epochs not each sample once."""
+        """Yield the steps that took other samples, and the epochs that did not take each sample once."""
         taken, expected = samples_of(folder), samples_of(whole)
         if sorted(taken) != [*range(self.epochs * PER_EPOCH)]:
             yield f"its steps were {sorted(taken)}"
@@ -288,14 +288,14 @@ class Trial:
 
 
 def journal_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Its events; a line that broke off is left out."""
+    """Return the events of a journal, without an incomplete line."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def summary(found: Sequence[Survival]) -> str:
-    """Runs, failures, and the seconds of each way to go on."""
+    """Return a text with runs, failures, and the seconds of each way of recovery."""
     survived = sum(not one.problems for one in found)
     failures = sum(len(one.strikes) for one in found)
     loads = [one.load for one in found]
@@ -314,7 +314,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Tell of each run as it ends, and of all at the end."""
+    """Print each run as it ends, and a summary at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--mpi", type=Path)
@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument("--strategy", help="ring, or with servers ps, where nothing is said")
     parser.add_argument("--nodes", choices=["srun", "ssh"])
     asked = parser.parse_args()
-    # A node's /tmp is its own.
+    # Each node has a /tmp of its own.
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="survival-", dir="/var/tmp"))).resolve()
     by_ssh = asked.nodes == "ssh"
     here = nullcontext(CommandLine(folder))
@@ -340,7 +340,7 @@ def main() -> None:
 
 
 def _trials(trial: Trial, num_strikes: int, seeds: Sequence[int]) -> Iterator[Survival]:
-    """Tell of each run as it ends; the folder of one with problems stays."""
+    """Print each run as it ends; the folder of a run with problems stays."""
     whole, found = trial.undisturbed(), list[Survival]()
     for seed in seeds:
         found.append(trial.struck(whole, num_strikes, seed))

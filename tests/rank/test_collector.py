@@ -1,4 +1,4 @@
-"""Python's collector rests while a rank starts, and works again behind the first step."""
+"""Python's garbage collector is off while a rank starts, and works again after the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that is damaged ends a run of any strategy: exit code 3, one line with shard and block, no weights of it."""
+"""Damaged data ends a run of any strategy: exit code 3, one line with shard and block, no weights from it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
 SAMPLE = ("async-easgd",)
-"""Which else does without a worker that fails; tests/strategies/test_failing_steps.py has synchronous steps."""
+"""It could continue without a failed worker; tests/strategies/test_failing_steps.py has synchronous steps."""
 pytestmark = pytest.mark.mpi
 
 
 def damaged(shards: Path, folder: Path, split: str) -> Path:
-    """A copy of the shards in which one block of `split` has a flipped bit."""
+    """Return a copy of the shards in which one block of `split` has a flipped bit."""
     shutil.copytree(shards, folder)
     path = sorted((folder / split).glob("*.h5"))[0]
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What a record says of the devices that ranks compute on. There is no GPU here: what TensorFlow says is played."""
+"""The devices of ranks in a record. There is no GPU here: TensorFlow's answers are simulated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_without_gpus_nothing_is_said() -> None:
 
 @pytest.mark.mpi
 def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """As on a node with GPUs whose TensorFlow is built without them: what the scheduler sets, and what comes of it."""
+    """A device that TensorFlow does not see causes a warning, as with a TensorFlow without GPU support on a node."""
     words = ["--model", "lenet", "--data", "synthetic:28x28x1:10", "--ranks", "2", "--steps", "2"]
     line = ["train", *words, "--run-dir", str(tmp_path / "run")]
     finished = run_hpcdl(line, env={"CUDA_VISIBLE_DEVICES": "0,1"})

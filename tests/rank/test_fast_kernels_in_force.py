@@ -1,4 +1,4 @@
-"""`--fast-kernels` as a user types it: what was in force stands in the record, and the saved model is plain Keras."""
+"""`--fast-kernels` as a user types it: the record has the active kernels, and the saved model is plain Keras."""
 
 from __future__ import annotations
 

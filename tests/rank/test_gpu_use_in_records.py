@@ -1,6 +1,4 @@
-"""How busy GPUs were, in the records of training, inference and scripts. There is no GPU here: TensorFlow's list and
-nvidia-smi are played.
-"""
+"""GPU utilisation in records of training, inference and scripts; TensorFlow's devices and nvidia-smi are simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ time.sleep(1)
 
 @pytest.fixture
 def node(tmp_path: Path) -> Mapping[str, str]:
-    """The environment of a node whose driver says at once 0 %, as at a start, then 80 % and 90 %."""
+    """The environment of a node whose driver first reports 0 %, as at a start, then 80 % and 90 %."""
     program = tmp_path / "nvidia-smi"
     program.write_text(NVIDIA_SMI.format(folder=tmp_path))
     program.chmod(0o755)
@@ -36,7 +34,7 @@ def node(tmp_path: Path) -> Mapping[str, str]:
 
 
 def in_record(hpcdl: CommandLine, node: Mapping[str, str], words: Sequence[str | Path], place: Path) -> None:
-    """Run a command on that node; its record in `place` has the GPU, and the mean without the first look."""
+    """Run a command on that node; assert that the record in `place` has the GPU, and the mean without the start."""
     finished = hpcdl(words, env=node)
     assert finished.code == 0, finished.err
     record = read_record(place)
@@ -62,7 +60,7 @@ def test_a_script(run_hpcdl: CommandLine, node: Mapping[str, str], tmp_path: Pat
 def test_a_script_that_computes_on_processors_says_nothing(
     run_hpcdl: CommandLine, node: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """Of a device that it has claimed, and that TensorFlow does not see."""
+    """A script that computes on processors has no utilisation of a GPU that it claimed and TensorFlow does not see."""
     script, run_dir = tmp_path / "script.py", tmp_path / "run"
     script.write_text("import time, tensorflow\ntime.sleep(1)\n")
     finished = run_hpcdl(["run", "--run-dir", run_dir, "--", script], env=node)

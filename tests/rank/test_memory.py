@@ -18,7 +18,10 @@ MODEL = Path(__file__).with_name("noting_memory.py")
 @pytest.mark.mpi
 @pytest.mark.parametrize("strategy", ["ring", "easgd", "async-easgd"])
 def test_memory_after_many_steps_is_that_after_some(run_hpcdl: CommandLine, tmp_path: Path, strategy: str) -> None:
-    """Asynchronous workers take what steps they get: the late look comes before the slower one's last."""
+    """Memory after many steps equals memory after some.
+
+    Asynchronous workers take unequal numbers of steps: the late measurement is before the slower one's last step.
+    """
     servers = int(STRATEGIES[strategy].features.servers)
     late = LATE if STRATEGIES[strategy].features.synchronous else LATE - 3_000
     finished = run_hpcdl(

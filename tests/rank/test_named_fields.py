@@ -1,4 +1,4 @@
-"""Every strategy trains a network of two inputs on a quantity, as it trains one of images on classes."""
+"""Every strategy trains a network with two inputs and a regression target, as it does one for image classification."""
 
 from __future__ import annotations
 

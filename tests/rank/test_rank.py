@@ -1,4 +1,4 @@
-"""What a rank says last."""
+"""The last message of a rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def test_a_lost_peer_behind_tensorflow_is_no_cause() -> None:
 def test_a_rank_that_is_stopped_before_mpi_has_started_is_named(
     tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others wait for it inside the library, where nothing of Python's could run while it had the lock."""
+    """A rank that is stopped before MPI has started is named, while the others wait inside the library.
+
+    No Python code could run there while the library held the lock.
+    """
     if library:
         monkeypatch.setenv("MPI4PY_LIBMPI", library)
     plan = LaunchPlan(num_ranks=3, ranks_per_node=3)

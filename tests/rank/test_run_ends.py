@@ -1,4 +1,4 @@
-"""However a run ends, its record says so, and nothing of it stays behind; real processes, as a user sees them."""
+"""Every end of a run is in its record, and nothing of the run stays behind; real processes, as a user sees them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILING += "if sys.argv[1] == 'exit': sys.exit(3)\n"
 
 
 def ended(hpcdl: CommandLine, run_dir: Path) -> tuple[str, str]:
-    """Status and message of its record; `hpcdl runs` says the same status."""
+    """Return status and message of a record; `hpcdl runs` must show the same status."""
     told = json.loads(hpcdl(["runs", run_dir, "--json"]).out)["runs"]
     record = record_of(run_dir)
     assert [run["status"] for run in told] == [record["status"]]
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_run_whose_launcher_is_killed(run_hpcdl: CommandLin
 
 
 def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """Also the process that clears up is killed: the next call does its work."""
+    """A run whose processes were all killed, the one that cleans up too, leaves nothing after its resume."""
     run_dir, temporary = tmp_path / "run", tmp_path / "tmp"
     temporary.mkdir()
     arguments, own = [*RING, "--run-dir", run_dir], {"TMPDIR": str(temporary)}
@@ -82,7 +82,7 @@ def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcd
     wait_for(lambda: steps_done(run_dir) > 1 or process.poll() is not None)
     mark, before = f"TMPDIR={temporary}".encode(), [*temporary.glob("hpcdl-trace-*")]
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # of others, or over
+        with contextlib.suppress(OSError):  # of another user, or ended
             if mark in environ.read_bytes().split(b"\0"):
                 os.kill(int(environ.parent.name), signal.SIGKILL)
     process.communicate()
@@ -93,10 +93,10 @@ def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcd
 
 
 def _rank_programs(run_dir: Path) -> int:
-    """Processes that were started as ranks of the run's script."""
+    """Return the number of processes that were started as ranks of the run's script."""
     found = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it is over
+        with contextlib.suppress(OSError):  # it has ended
             words = path.read_bytes().decode(errors="replace").split("\0")
             found += "python" in words[0] and "hpcdl.scripts.process.script" in words and str(run_dir) in words
     return found
@@ -106,7 +106,7 @@ def _rank_programs(run_dir: Path) -> int:
 def test_a_script_that_is_stopped_before_its_ranks_have_reported(
     run_hpcdl: CommandLine, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """They hear of it as soon as they have: what they are doing then must not look like a crash."""
+    """A signal before a script's ranks have reported stops them as soon as they do, and does not look like a crash."""
     script, run_dir = tmp_path / "mine.py", tmp_path / "run"
     script.write_text(FAILING)
     process = start(run_hpcdl, ["run", "--ranks", "2", "--profile", "none", "--run-dir", run_dir, script, "none"])
@@ -128,7 +128,10 @@ def test_a_script_that_fails(run_hpcdl: CommandLine, tmp_path: Path, how: str, c
 
 
 def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
-    """Under somebody else's launcher too, where no process of hpcdl's is left to write the record."""
+    """The error of a diverging run gives the command to go back.
+
+    It does so under another launcher too, where no process of hpcdl is left to write the record.
+    """
     run_dir = tmp_path / "a run"
     arguments = [*TRAIN, "--strategy", "ring", "--steps", "6", "--checkpoint-every", "0.01s", "--run-dir", str(run_dir)]
     command = [*mpi.launcher, "-n", "2", sys.executable, "-m", "hpcdl", *arguments, "--learning-rate", "1e20"]

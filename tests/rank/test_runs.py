@@ -1,4 +1,4 @@
-"""What is made of a run's model, where the disk has no room for it."""
+"""Exports of a run's model on a disk without space."""
 
 from __future__ import annotations
 

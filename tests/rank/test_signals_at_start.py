@@ -1,4 +1,4 @@
-"""A signal between two lines of a rank's start: the process that started it hears of it all the same."""
+"""A signal at any point of a rank's start reaches the process that started it, as the rank's last message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failure after failure in one run, at random: it ends as the undisturbed one does, and no sample is left out."""
+"""Repeated random failures in one run: it ends as the undisturbed one does, and takes every sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MPIS = [
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What makes a run take the MPI that is the parameter."""
+    """The environment of a run under the MPI that is the parameter."""
     if request.param == "mpich":
         return {}
     library = DEBIAN_OPEN_MPI
@@ -35,7 +35,10 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_a_run_that_loses_ranks_again_and_again_is_the_undisturbed_one(
     environment: dict[str, str], session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, servers: int
 ) -> None:
-    """Servers are struck too. Workers that do not step together come to the same accuracy by other samples."""
+    """A run with repeated losses equals the undisturbed one; servers are struck too.
+
+    Workers that do not step together reach the same accuracy with other samples.
+    """
     trial = Trial(
         hpcdl=session_hpcdl, data=shards, folder=tmp_path, ranks=3 + servers, epochs=EPOCHS, environment=environment,
         servers=servers, strategy=strategy,
@@ -46,7 +49,7 @@ def test_a_run_that_loses_ranks_again_and_again_is_the_undisturbed_one(
 
 
 def test_what_strikes_is_held_against_what_made_it_good() -> None:
-    """A rank that goes in place; two of the others at once, whose places new ranks take, of which one is lost too."""
+    """Strikes are matched with recoveries: one in place; two at once followed by new ranks, of which one is lost."""
     told = [
         {"kind": "step", "at": 9.0},
         {"kind": "message", "at": 11.5, "text": "", "recovery": {"lost": [1], "seconds": {"detect": 0.5}}},
@@ -67,7 +70,7 @@ def test_what_strikes_is_held_against_what_made_it_good() -> None:
 
 
 def test_a_step_counts_as_its_last_try_took_it(tmp_path: Path) -> None:
-    """Three ranks begin a step, of which two take it again: one of them twice, and one breaks off."""
+    """The last try of a step counts: three ranks begin it, two repeat it, one of them twice, and a line breaks off."""
     mine, other = [*range(24)], [*range(24, 48)]
     notes = {
         0: [(1.0, mine[:16]), (2.0, mine)],

@@ -1,4 +1,4 @@
-"""What `--tensorboard` leaves behind, read back with TensorBoard's own reader."""
+"""The files of `--tensorboard`, read with TensorBoard's own reader."""
 
 from __future__ import annotations
 

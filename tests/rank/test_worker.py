@@ -1,4 +1,4 @@
-"""The last file of a run, where the disk has no room for it."""
+"""The last files of a run on a disk without space."""
 
 from __future__ import annotations
 

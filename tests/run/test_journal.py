@@ -1,4 +1,4 @@
-"""metrics.jsonl stays readable whatever the disk does."""
+"""metrics.jsonl stays readable whatever happens to the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FillingDisk:
         self.file, self.room = file, room
 
     def write(self, content: bytes) -> int:
-        """As a full disk does: part of it, then an error."""
+        """Write a part, then fail, as on a full disk."""
         if not self.room:
             raise OSError(28, "No space left on device")
         taken = self.file.write(content[: self.room])
@@ -63,5 +63,5 @@ def test_who_takes_over_reads_what_was_told_since_the_ranks_began(tmp_path: Path
         journal.write(kind, number=number)
     journal.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "epoch", "num')  # who wrote it was killed
+        file.write('{"kind": "epoch", "num')  # its writer was killed
     assert [event["number"] for event in events_since_start(tmp_path)] == [2, 3, 4]

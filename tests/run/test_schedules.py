@@ -1,4 +1,4 @@
-"""Schedules against formulas written down again, with numpy, from their papers."""
+"""Schedules against independent numpy formulas from their papers."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""A run goes on with fewer workers, `--min-workers`: on which nodes, with which settings, on which samples."""
+"""A run continues with fewer workers, `--min-workers`: on which nodes, with which settings, on which samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(**flags: object) -> ResolvedConfig[TrainConfig]:
 
 
 class Nodes:
-    """A launcher over nodes that are not there."""
+    """A launcher over simulated nodes."""
 
     name, leaves_nodes_out, continues, leaves_others = "played", True, False, False
 
@@ -53,7 +53,7 @@ Starts = list[tuple[Any, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts]:
-    """Starts a run on played nodes that ends in each of `ends` in turn, then well; its settings at each start."""
+    """A function that runs with each of `ends` in turn, then successfully, and returns the settings of each start."""
     (tmp_path / "ranks").mkdir()
 
     def go(resolved: ResolvedConfig[Any], ends: list[Exception], nodes: Any = LOCAL, step: int = 7) -> Starts:
@@ -196,7 +196,7 @@ def test_every_strategy_goes_on_with_two_workers_or_is_refused() -> None:
 
 
 def notes(folder: Path, ranks: int) -> dict[int, list[tuple[int, list[int]]]]:
-    """By rank, (step, checksums of its images) in the order in which they came."""
+    """Return (step, checksums of its images) by rank, in the order of their records."""
     found = {}
     for rank in range(ranks):
         lines = (folder / f"rank-{rank}.jsonl").read_text().split("\n")
@@ -211,10 +211,10 @@ def notes(folder: Path, ranks: int) -> dict[int, list[tuple[int, list[int]]]]:
 def test_every_sample_of_an_epoch_comes_once_whatever_the_number_of_workers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, kept: str
 ) -> None:
-    """Three workers stop in the first epoch; of those that go on with it one is lost at once, twice.
+    """Each sample is taken once per epoch: three workers stop in the first epoch, then one of them is lost, twice.
 
-    The model counts the steps that its checkpoint knows of, one after another. In every test with ranks that go on in
-    place (test_in_place.py), and with more than before (test_grow.py).
+    The model counts the steps that its checkpoint has, one after another. `make test` has ranks that continue in place
+    (test_in_place.py), and more ranks than before (test_grow.py).
     """
     run_dir, note = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}
     share = ["--batch-size", "17", "--keep-batch", "33"] if kept == "keep-batch" else ["--batch-size", "11"]
@@ -245,9 +245,9 @@ def test_every_sample_of_an_epoch_comes_once_whatever_the_number_of_workers(
 def test_a_global_batch_shared_unevenly_gives_the_weights_of_one_shared_evenly(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Three workers with 10 or 11 samples, in slices of at most 8, and two with 16.
+    """A global batch in uneven shares, of 10 or 11 samples in slices of at most 8, gives the weights of two with 16.
 
-    Uneven shares, in slices too, are held against `single` in every test by tests/strategies/test_contract.py.
+    In `make test` tests/strategies/test_contract.py compares uneven shares, in slices too, with `single`.
     """
     line = [*SHORT, "--data", shards, "--steps", "12"]
     uneven = [*line, "--ranks", "3", "--keep-batch", "32", "--batch-size", "8", "--run-dir", tmp_path / "uneven"]

@@ -1,4 +1,4 @@
-"""A fit with hpcdl.State and callbacks that have time, one of them piece by piece; prints what they were told."""
+"""A fit with hpcdl.State and callbacks that run in the background, piece by piece; prints what they received."""
 
 import threading
 

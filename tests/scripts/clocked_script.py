@@ -1,4 +1,4 @@
-"""A fit of steps that take a while; in the middle it makes the file that its argument names."""
+"""A fit with slow steps, which creates the file named by its argument in the middle."""
 
 import sys
 import time

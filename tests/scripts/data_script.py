@@ -14,7 +14,7 @@ whole = tf.data.Dataset.range(96)
 
 
 def taken(data, epochs=2):
-    """How often each sample was taken over all ranks, and whether the epochs had different orders."""
+    """Return how often each sample was taken over all ranks, and whether the epochs had different orders."""
     mine = [[int(one) for batch in data for one in np.ravel(batch)] for _ in range(epochs)]
     rows = hpcdl.allgather_object(mine)
     alike = [sorted(one for row in rows for one in row[epoch]) == list(range(96)) for epoch in range(epochs)]
@@ -72,7 +72,7 @@ model.compile(optimizer=hpcdl.DistributedOptimizer("sgd"), loss="mse")
 text = refusal(lambda: model.fit(values[:8], np.ones((8, 1)), verbose=0))
 assert "layer scale was adapted to other data" in text and "hpcdl.adapt(layer, data)" in text, text
 hpcdl.adapt(alone, parts[RANK])
-outside = L.StringLookup(name="outside")  # what data goes through before it comes to a model
+outside = L.StringLookup(name="outside")  # applied to data before it reaches a model
 outside.adapt(np.array(mine))
 restores = keras.callbacks.LambdaCallback(
     on_train_end=lambda logs: model.set_weights([2 * one for one in model.get_weights()])

@@ -1,4 +1,4 @@
-"""Runs on every rank: losses that are means over weights or over what no mask hides; as one process has them."""
+"""Runs on every rank: losses that are means over weights or unmasked values equal those of one process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scripts of many families on 2 and 3 ranks, and the table of docs/reference/scripts.md.
 
-`python -m tests.scripts.families` runs all of them, which takes some minutes, and writes the table anew where every one
-ended as it should.
+`python -m tests.scripts.families` runs all of them, which takes some minutes, and rewrites the table if every script
+ended as expected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EQUAL, ALIKE = "equal", "alike"
 
 
 def _table(name: str) -> ast.Dict:
-    """A dict at the top level of the script, which imports TensorFlow and is not imported itself."""
+    """Return a dict at the top level of the script, which imports TensorFlow and is not imported itself."""
     for node in ast.parse(SCRIPT.read_text()).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -37,7 +37,7 @@ def _table(name: str) -> ast.Dict:
 
 
 def families() -> dict[str, list[str]]:
-    """The variations of each family."""
+    """Return the variations of each family."""
     table = _table("FAMILIES")
     return {
         ast.literal_eval(key): [ast.literal_eval(one) for one in value.keys if one is not None]
@@ -47,7 +47,7 @@ def families() -> dict[str, list[str]]:
 
 
 def reasons() -> dict[str, str]:
-    """Why a script does not end where one process does, by `family: variation`."""
+    """Return why a script does not equal one process, by `family: variation`."""
     known: dict[str, str] = {}
     for node in ast.parse(SCRIPT.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -61,17 +61,17 @@ def reasons() -> dict[str, str]:
 
 
 def names() -> list[str]:
-    """All scripts, as `family: variation`."""
+    """Return all scripts, as `family: variation`."""
     return [f"{family}: {one}" for family, variations in families().items() for one in variations]
 
 
 def as_promised(name: str, said: str) -> bool:
-    """Whether a script has ended as the table says: as one process, or alike with a reason."""
+    """Return whether a script ended as the table says: equal to one process, or alike on all ranks with a reason."""
     return said in ((EQUAL, ALIKE) if name in reasons() else (EQUAL,))
 
 
 def rows() -> list[str]:
-    """The table: a line for each family, what equals one process, and what is alike on all ranks alone, and why."""
+    """Return the table: per family the variations equal to one process, and those alike on all ranks with reasons."""
     lines = ["| Family | Equal to one process | Alike on all ranks, not exact |", "|---|---|---|"]
     why = reasons()
     for family, variations in families().items():
@@ -86,7 +86,7 @@ def rows() -> list[str]:
 
 
 def counted(results: Mapping[int, Mapping[str, str]]) -> str:
-    """How many ended in which way, by number of ranks."""
+    """Return how many scripts ended in which way, by number of ranks."""
     parts = []
     for ranks, said in results.items():
         equal = list(said.values()).count(EQUAL)
@@ -95,14 +95,14 @@ def counted(results: Mapping[int, Mapping[str, str]]) -> str:
 
 
 def with_table(page: str, lines: Sequence[str]) -> str:
-    """The page with these lines between its marks."""
+    """Return the page with these lines between its marks."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return "\n".join([f"{head}{BEGIN}", *lines, f"{END}{tail}"])
 
 
 def run(ranks: int, folder: Path) -> dict[str, str]:
-    """All scripts on so many ranks; what rank 0 says of each."""
+    """Run all scripts on `ranks` ranks; return rank 0's verdict on each."""
     mpiexec = find_mpiexec()
     launcher = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(ranks)]
     environment = {
@@ -117,7 +117,7 @@ def run(ranks: int, folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run, say what is wrong, and write the table where nothing is."""
+    """Run all scripts, report failures, and write the table if there are none."""
     results = {}
     for ranks in RANKS:
         with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def write(results: Mapping[int, Mapping[str, str]]) -> None:
-    """Write the table; SystemExit where a script has not ended as it should."""
+    """Write the table; raises SystemExit if a script did not end as expected."""
     wrong = [
         f"{name}: {said[name]}" for said in results.values() for name in names() if not as_promised(name, said[name])
     ]

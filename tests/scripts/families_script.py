@@ -1,8 +1,8 @@
 """Runs on every rank: scripts of many families, each in one process with whole batches and on shares of them.
 
 FAMILIES holds them by family and variation. A script is a function of the side that it runs on: it takes its rows, its
-batch size and its optimizers from there, and returns the arrays that must end alike. NOT_EXACT says of those that do
-not end where one process does why that is. Results go to FOLDER/<rank>.json: "equal", "alike", or what went wrong.
+batch size and its optimizers from there, and returns the arrays that must end alike. NOT_EXACT gives the reason why a
+script does not equal one process. Results go to FOLDER/<rank>.json: "equal", "alike", or what went wrong.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Side:
         return BATCH // SIZE if self.distributed else BATCH
 
     def part(self, data: Any, rows: int = ROWS) -> Any:
-        """This side's rows of every batch."""
+        """Return this side's rows of every batch."""
         if not self.distributed:
             return tf.nest.map_structure(lambda one: one[:rows], data)
         whole = [numpy.arange(start, min(start + BATCH, rows)) for start in range(0, rows, BATCH)]
@@ -103,7 +103,7 @@ def fitted(
     compiled: Any = None,
     **fit: Any,
 ) -> list[Any]:
-    """A model's weights, and what its history shows, after two epochs."""
+    """Return a model's weights and the chosen parts of its history after two epochs."""
     chosen = O.SGD(0.1) if optimizer is None else optimizer
     model.compile(optimizer=side.optimizer(chosen, **(settings or {})), loss=loss, **(compiled or {}))
     if weights is not None:
@@ -118,7 +118,7 @@ def of_optimizer(make: Callable[[], Any]) -> Script:
 
 
 def of_layers(*layers: Callable[[], Any], data: Any = pictures, y: Any = targets, **fit: Any) -> Script:
-    """Layers in a row on `data`, which are made for each side."""
+    """Return a script that fits a sequence of layers on `data`; the layers are created for each side."""
 
     def script(side: Side) -> Sequence[Any]:
         kind = {"dtype": "int32"} if data.dtype.kind == "i" else {}
@@ -133,7 +133,7 @@ def flat_to_one() -> tuple[Callable[[], Any], ...]:
 
 
 def of_step(make: Callable[[Side], Any], *data: Any, shown: Sequence[str] = ()) -> Script:
-    """A model with a train_step of its own."""
+    """Return a script that fits a model with its own train_step."""
 
     def script(side: Side) -> Sequence[Any]:
         model = make(side)
@@ -145,7 +145,7 @@ def of_step(make: Callable[[Side], Any], *data: Any, shown: Sequence[str] = ()) 
 
 
 class Adversarial(keras.Model):  # type: ignore[misc]
-    """The critic is trained first, by gradients of a generator that no optimizer has named yet."""
+    """Train the critic first, by gradients of a generator that no optimizer has named yet."""
 
     def __init__(self, side: Side, *, penalty: bool) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Adversarial(keras.Model):  # type: ignore[misc]
 
 
 class OwnLoss(keras.Model):  # type: ignore[misc]
-    """One optimizer and a loss of the script's own, of the networks that it is given."""
+    """Train all given networks with one optimizer and a loss written in the script."""
 
     def __init__(self, loss_of: Callable[[Any, Any, Any], Any], *networks: Any, frozen: Any = ()) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def looped(
     rule: Callable[[], Any] = lambda: O.SGD(0.1),
     **settings: Any,
 ) -> Script:
-    """A loop of the script's own: `step(tape, model, x, y)` gives gradients, which a plain optimizer applies."""
+    """Return a script with its own loop: `step(tape, model, x, y)` gives gradients, which a plain optimizer applies."""
 
     def script(side: Side) -> Sequence[Any]:
         model = dense()
@@ -284,7 +284,7 @@ def in_a_dict(make: Any, model: Any, x: Any, y: Any) -> Any:
 
 
 def sharpness_aware(climb_with: str, *, rule: Callable[[], Any] = lambda: O.SGD(0.1), graph: bool = True) -> Script:
-    """Two gradients and one update: the second is taken where the first one leads to. Foret et al., 2021."""
+    """Compute two gradients for one update: the second at the point to which the first leads. Foret et al., 2021."""
 
     def script(side: Side) -> Sequence[Any]:
         model = dense()
@@ -337,7 +337,7 @@ def sharpness_aware_fit(side: Side) -> Sequence[Any]:
 
 
 def q_learning(*, soft: bool) -> Script:
-    """A target network is copied before the first update."""
+    """Copy a target network before the first update."""
 
     def script(side: Side) -> Sequence[Any]:
         model = dense(units=3)
@@ -393,7 +393,7 @@ def policy_gradient(side: Side) -> Sequence[Any]:
 
 
 def proximal(*, alike_by: str) -> Script:
-    """PPO: rounds over a batch end where the policy has moved too far, which ranks find at different rounds."""
+    """PPO: rounds over a batch end if the policy has changed too much, which ranks find at different rounds."""
 
     def script(side: Side) -> Sequence[Any]:
         model = dense(units=3)
@@ -493,7 +493,7 @@ def with_callbacks(make: Callable[[Side], Sequence[Any]], epochs: int = 4, **fit
 
 
 class Between(keras.callbacks.Callback):  # type: ignore[misc]
-    """Something of the script's own after the first batch of each epoch."""
+    """Call a function of the script after the first batch of each epoch."""
 
     def __init__(self, act: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -505,7 +505,7 @@ class Between(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def by_hand(side: Side) -> Sequence[Any]:
-    """A CallbackList that the script has made itself."""
+    """Use a CallbackList that the script has created itself."""
     model = dense()
     model.compile(side.optimizer(O.SGD(0.1)), "mse")
     listed = keras.callbacks.CallbackList([], add_history=True, model=model, epochs=2, verbose=0, steps=2)
@@ -544,7 +544,7 @@ def frozen() -> Any:
 
 
 def loaded(side: Side) -> Sequence[Any]:
-    """Trained for an epoch, saved with its optimizer, loaded and trained on."""
+    """Train for an epoch, save with the optimizer, load, and continue training."""
     model = dense()
     fitted(side, model, optimizer=O.SGD(0.1, momentum=0.9), epochs=1)
     path = side.folder / ("ranks.keras" if side.distributed else f"alone-{RANK}.keras")
@@ -556,7 +556,7 @@ def loaded(side: Side) -> Sequence[Any]:
 
 
 def restored(side: Side) -> Sequence[Any]:
-    """hpcdl.State keeps weights and momentum; a new model goes on from there."""
+    """Keep weights and momentum with hpcdl.State; a new model continues from them."""
 
     def compiled() -> Any:
         model = dense()
@@ -615,7 +615,7 @@ class Median(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def measured(make: Callable[[], Any], name: str) -> Script:
-    """A metric, of samples held out that rank 0 alone has."""
+    """Compute a metric on held-out samples that only rank 0 has."""
 
     def script(side: Side) -> Sequence[Any]:
         compiled = {"metrics": [make()]}
@@ -643,7 +643,7 @@ def under_policy(policy: str, **settings: Any) -> Script:
 
 
 def predicted(side: Side) -> Sequence[Any]:
-    """Each rank predicts its share; all have all predictions, in the order of the rows."""
+    """Predict each rank's share; every rank gets all predictions, in the order of the rows."""
     model = dense()
     fitted(side, model)
     if not side.distributed:
@@ -663,7 +663,7 @@ def evaluated(side: Side) -> Sequence[Any]:
 
 
 def adapted(side: Side) -> Sequence[Any]:
-    """A vocabulary and moments of all ranks' rows."""
+    """Adapt a vocabulary and moments to all ranks' rows."""
     text = numpy.array([[f"word{one % 5}"] for one in range(ROWS)])
     look_up = L.StringLookup(output_mode="one_hot", num_oov_indices=1)
     scale = L.Normalization()
@@ -675,7 +675,7 @@ def adapted(side: Side) -> Sequence[Any]:
 
 
 def tied(side: Side) -> Sequence[Any]:
-    """One table of words is input and output."""
+    """Use one embedding table for input and output."""
 
     class Tied(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -690,7 +690,7 @@ def tied(side: Side) -> Sequence[Any]:
 
 
 def averaged_weights(side: Side) -> Sequence[Any]:
-    """An average of the weights that a callback of the script's own keeps."""
+    """Keep an average of the weights in a callback of the script."""
     kept: list[Any] = []
 
     def average(model: Any) -> None:
@@ -702,7 +702,7 @@ def averaged_weights(side: Side) -> Sequence[Any]:
 
 
 def two_models(side: Side) -> Sequence[Any]:
-    """Two models and their optimizers, trained in turn."""
+    """Train two models with their optimizers in turn."""
     models = [dense(), dense()]
     rules = [side.optimizer(O.SGD(0.1)), side.optimizer(O.SGD(0.05, momentum=0.9))]
     for index, (x, y) in enumerate(side.batches(numbers, targets)):
@@ -846,7 +846,7 @@ FAMILIES: dict[str, dict[str, Script]] = {
         ),
         "evaluation in an epoch": with_callbacks(
             lambda side: [Between(lambda model: model.evaluate(numbers, targets, verbose=0))],
-            shown=(),  # in Keras itself such an evaluation begins the epoch's loss anew
+            shown=(),  # in Keras itself such an evaluation resets the epoch's loss
         ),
         "average of weights": averaged_weights,
         "list made by hand": by_hand,
@@ -910,7 +910,7 @@ def compiled_plainly(model: Any) -> Any:
 
 
 def judged(name: str, script: Script, folder: Path) -> str:
-    """How a script ends on the ranks, against one process, which each of them is before."""
+    """Compare a script's result on the ranks with one process, which each of them runs first."""
     place = folder / "".join(letter if letter.isalnum() else "-" for letter in name)
     place.mkdir(exist_ok=True)
     keras.utils.set_random_seed(5)
@@ -923,7 +923,7 @@ def judged(name: str, script: Script, folder: Path) -> str:
 
 
 def compared(got: Sequence[Any], wanted: Sequence[Any]) -> str:
-    """Where they differ by more than rounding; empty where they do not."""
+    """Return where the results differ by more than rounding; empty if they do not."""
     assert len(got) == len(wanted)
     for index, (mine, one) in enumerate(zip(got, wanted, strict=True)):
         error = float(numpy.abs(mine - one).max())

@@ -1,4 +1,4 @@
-"""Runs on two ranks, eagerly: first forward passes with each rank's own weights, and with weights that began alike."""
+"""Runs on two ranks, eagerly: first forward passes with different weights on each rank, and with equal weights."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Runs on every rank: metrics that are no sums, gathered over the ranks; as one process has them with whole batches."""
+"""Runs on every rank: metrics that are no sums, gathered over ranks, equal one process with whole batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ w = generator.uniform(0.1, 3, ROWS).astype("float32")
 
 
 class Median(keras.metrics.Metric):  # type: ignore[misc]
-    """Of all absolute errors: it keeps them in Python's memory."""
+    """The median of all absolute errors, which are kept in Python's memory."""
 
     def __init__(self, name: str = "median", **rest: Any) -> None:
         super().__init__(name=name, **rest)
@@ -76,7 +76,7 @@ class Total(Highest):
 
 
 def spread(y_true: Any, y_pred: Any) -> Any:
-    """A number of each batch, which is no mean over its samples."""
+    """Return a number of each batch that is not a mean over its samples."""
     return tf.math.reduce_std(tf.cast(y_pred, tf.float32))
 
 
@@ -104,7 +104,7 @@ def same(make: Callable[[], Any], **fit: Any) -> None:
 
 
 def is_warned(make: Callable[[], Any], warned: bool) -> None:
-    """The line is said once for each metric; this runs before any other has said it."""
+    """Check whether a metric causes the warning, which is given once for each metric; this case must run first."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         histories(make)

@@ -1,5 +1,5 @@
 # ruff: noqa: B905
-"""Runs on both ranks of `hpcdl run`: where a distributed optimizer may be, and what has none; a line for each case."""
+"""Runs on both ranks of `hpcdl run`: models with and without a distributed optimizer; prints a line for each case."""
 
 import copy
 import sys
@@ -25,7 +25,7 @@ class Trainers:
 
 
 class Net(keras.Model):
-    """Its optimizer is in `place` of an attribute."""
+    """A model with its optimizer in `place` of an attribute."""
 
     def __init__(self, place):
         super().__init__()
@@ -123,7 +123,7 @@ def a_tape():
 
 
 def what_a_checkpoint_finds_best():
-    """Rank 0 alone writes, and every rank may ask."""
+    """Rank 0 alone writes the best checkpoint, and every rank can read its loss from the callback."""
     with tempfile.TemporaryDirectory() as folder:
         best = keras.callbacks.ModelCheckpoint(f"{folder}/m.keras", monitor="loss", save_best_only=True)
         model = network(hpcdl.DistributedOptimizer("sgd"))
@@ -133,7 +133,7 @@ def what_a_checkpoint_finds_best():
 
 
 def a_loss_scale_around():
-    """Made around it, and found around it in a fit."""
+    """A loss scale around a distributed optimizer is refused, both when it is created and when a fit finds it."""
     try:
         keras.optimizers.LossScaleOptimizer(hpcdl.DistributedOptimizer("sgd"))
     except UsageError as error:
@@ -150,7 +150,7 @@ def a_loss_scale_around():
 
 
 def sums_of_gradients():
-    """A loop sums up the gradients of two batches, in variables of its own, before the first update."""
+    """Sum the gradients of two batches in the script's own variables before the first update."""
     model, optimizer = network("sgd"), hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
     hpcdl.broadcast_variables(model.weights)
     before = [one.numpy() for one in model.weights]
@@ -168,7 +168,7 @@ def sums_of_gradients():
 
 
 def a_mean_of_weights():
-    """Made of weights that no update has made alike yet; no layer holds it either."""
+    """Average weights that no update has made equal on all ranks yet; no layer holds the average either."""
     optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
     keras.utils.set_random_seed(RANK)
     model = network("sgd")
@@ -219,7 +219,7 @@ WARNED = [
     a_sum_of_numbers_before,
     half_of_a_pair,
 ]
-# A loop counts as distributed by what has been exchanged since the last fit: what is warned of comes first.
+# A loop counts as distributed because of exchanges since the last fit, so the cases with warnings come first.
 for case in WARNED:
     print(f"begins {case.__name__}", file=sys.stderr, flush=True)
     case()

@@ -23,7 +23,7 @@ for script in map(Path, sys.argv[2:]):
         digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in left["model"].weights)).hexdigest()
         state = left.get("state")
         ended[script.stem] = [digest] if state is None else [digest, state.epoch, state.batch]
-    except HpcdlError:  # a rank is lost: `hpcdl run --elastic` begins anew
+    except HpcdlError:  # a rank is lost: `hpcdl run --elastic` starts again
         raise
     except Exception:  # noqa: BLE001  the test tells which script it was
         ended[script.stem] = [traceback.format_exc()]

@@ -1,4 +1,4 @@
-"""Runs on two ranks: what callbacks do in the middle of an epoch leaves the fit as it is."""
+"""Runs on two ranks: callbacks that evaluate, predict or fit in the middle of an epoch do not change the fit."""
 
 import hpcdl
 
@@ -12,7 +12,7 @@ x, y = generator.normal(size=(48, 4)).astype("float32"), generator.normal(size=(
 
 
 class Inside(keras.callbacks.Callback):
-    """Calls `look` after the third step of each epoch, and at the end of each."""
+    """Call `look` after the third step of each epoch and, with `at_end`, at the end of each epoch."""
 
     def __init__(self, look, on_ranks=(0, 1), at_end=False):
         super().__init__()
@@ -65,7 +65,7 @@ for name, callback in LOOKS.items():
     same = history == plain and all(np.array_equal(*pair) for pair in zip(ended, weights, strict=True))
     print(f"CASE {RANK} {name}: {'as without' if same else (history, plain)}", flush=True)
 
-# Over the ranks, where that is asked for: the mean over all samples.
+# With hpcdl's callbacks the evaluation is over the ranks: the mean over all samples.
 over = Inside(lambda model: model.evaluate(x, y, verbose=0, callbacks=[hpcdl.callbacks()]))
 history, ended = fit(over)
 rows = hpcdl.allgather_object([over.seen, history == {**history, "loss": plain["loss"]}])

@@ -1,4 +1,4 @@
-"""A fit with hpcdl.State that gets a SIGTERM at the end of its third epoch, where its argument says so."""
+"""A fit with hpcdl.State, which sends itself a SIGTERM at the end of its third epoch if its argument says so."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ keras.utils.set_random_seed(hpcdl.rank())
 x = numpy.random.default_rng(0).normal(size=(64, 6)).astype("float32")[hpcdl.rank() :: hpcdl.size()]
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
 model.compile(optimizer=hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.001 * hpcdl.size())), loss="mse")
-kept = {"best": float("inf"), "names": {0: "cat"}}  # neither is JSON's
+kept = {"best": float("inf"), "names": {0: "cat"}}  # JSON can represent neither
 state = hpcdl.State(model, folder="elsewhere" if "terminate" in sys.argv else None, **kept)
 assert {name: getattr(state, name) for name in kept} == kept
 print("begins at epoch", state.epoch, flush=True)

@@ -1,4 +1,4 @@
-"""Runs on two ranks: what a fit makes of variables that no gradient moves, and of gradients that are summed up."""
+"""Runs on two ranks: variables that no gradient changes, and accumulated gradients, in a fit."""
 
 import hpcdl
 
@@ -13,7 +13,7 @@ LARGE = 2**60 + 1
 
 
 class Kept(keras.layers.Layer):
-    """Counts its batches and keeps the first number of the last one, in as many variables as there are kinds."""
+    """Count batches in a variable for each way of combination, and keep the rank's number in three more variables."""
 
     def build(self, shape):
         def number(name, dtype="int64", start=LARGE):
@@ -59,7 +59,7 @@ for fits in (1, 2):
     values = [float(one.numpy()) for one in (kept.mean, kept.queue, kept.moving_number)]
     assert values == [0.5, float(RANK), 0.5], values
 
-# Five steps an epoch, two of them summed up for each update: as one process does.
+# Five steps an epoch, with gradients of two steps summed for each update, as in one process.
 kept, model = network(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 start = model.get_weights()[-2:]
 start = [hpcdl.broadcast_object(one.tolist()) for one in start]

@@ -1,4 +1,4 @@
-"""Runs on every rank: a state puts weights back into a model that its first batch would build, and counts epochs on."""
+"""Runs on every rank: a state restores weights of a model that its first batch builds, and continues its epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ y = x.sum(1, keepdims=True).astype("float32")
 
 
 class Named(keras.Model):  # type: ignore[misc]
-    """Takes inputs by name, and has no weights before it has seen some."""
+    """A model with named inputs, which has no weights before its first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def plain() -> Any:
 
 
 class Seen(keras.callbacks.Callback):  # type: ignore[misc]
-    """The weights that the first epoch of a fit begins with."""
+    """Record the weights at the beginning of the first epoch of a fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Seen(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def fitted(make: Callable[[], Any], data: dict[str, Any], folder: str, epochs: int) -> tuple[Any, Any, Seen]:
-    """A model of random weights of its own, trained up to `epochs` in all, as Horovod's users count them."""
+    """Return a model that starts from random weights and is trained up to `epochs` in all, as in Horovod's scripts."""
     keras.utils.set_random_seed(100 * epochs + RANK)
     model, seen = make(), Seen()
     model.compile(hpcdl.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mean_squared_error")

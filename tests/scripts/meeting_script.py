@@ -33,7 +33,7 @@ def digest(model):
     return [w.tolist() for w in model.get_weights()]
 
 
-# exact metrics and a stop that all take, wherever callbacks stand
+# exact metrics and a stop on all ranks, in any order of callbacks
 model = model_of(norm=True)
 model.compile(
     optimizer=hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1)),
@@ -82,7 +82,7 @@ model.fit(data, epochs=2, verbose=0, callbacks=[hpcdl.callbacks()])
 found["unequal"] = digest(model)
 
 
-# rates that depend on the part of an epoch, where ranks have unequal steps, and another callback changes the rate
+# rates that depend on the part of an epoch, with unequal steps and another callback that changes the rate
 class Rates(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch < 4:

@@ -1,7 +1,7 @@
-"""Runs on every rank: each case trains with hpcdl on parts of the batches and plainly on all of them, for the same end.
+"""Runs on every rank: each case trains with hpcdl on parts of the batches and plainly on whole batches, and compares.
 
-What is planted: every rank starts from another seed, so that only a start from rank 0's weights can end alike.
-Results go to FOLDER/<rank>.json, a line of what is wrong for each case.
+Every rank starts from another seed, so that results are equal only if all ranks start from rank 0's weights. Results go
+to FOLDER/<rank>.json, a line of what is wrong for each case.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def words(seed: int = 0) -> tuple[Any, Any]:
 
 
 def part(array: Any) -> Any:
-    """This rank's share of every batch."""
+    """Return this rank's share of every batch."""
     batches = array.reshape(STEPS, SIZE, BATCH // SIZE, *array.shape[1:])
     return batches[:, RANK].reshape(-1, *array.shape[1:])
 
@@ -91,7 +91,7 @@ def both(
     eager: bool = True,
     callbacks: bool = False,
 ) -> None:
-    """`make`'s optimizer, plain on whole batches and distributed on parts, ends at the same weights."""
+    """Check that `make`'s optimizer, plain on whole batches and distributed on parts, ends at the same weights."""
     inputs, targets = samples()
     keras.utils.set_random_seed(5)
     extra: dict[str, Any] = {} if class_weight is None else {"class_weight": class_weight}
@@ -120,7 +120,7 @@ def equal(got: Weights, expected: Weights, tolerance: float = 1e-5) -> None:
 
 
 def alike(got: Weights) -> None:
-    """Bitwise the same on all ranks."""
+    """Check that values are bitwise equal on all ranks."""
     digests = hpcdl.allgather_object([hashlib.sha256(one.tobytes()).hexdigest() for one in got])
     assert all(row == digests[0] for row in digests), "the ranks end with different weights"
 
@@ -157,12 +157,12 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "LossScaleOptimizer": lambda: O.LossScaleOptimizer(O.SGD(0.05, momentum=0.9)),
     "MultiOptimizer": lambda: O.MultiOptimizer(O.OptimizerMap(O.SGD(0.05), {".*dense.*/kernel": O.Adam(0.01)})),
 }
-"""Every optimizer that a Keras may have."""
+"""Every optimizer that any supported Keras has."""
 NO_OPTIMIZERS = {"Optimizer", "OptimizerMap"}
 
 
 def optimizers_here() -> set[str]:
-    """What this Keras has."""
+    """Return the optimizers that this Keras has."""
     return {name for name, kind in vars(O).items() if isinstance(kind, type) and name not in NO_OPTIMIZERS}
 
 
@@ -172,7 +172,7 @@ def every_optimizer_of_keras_has_a_case() -> None:
 
 
 for _name in [name for name in OPTIMIZERS if name in optimizers_here()]:
-    # This one's first state is a copy of the weights, which Keras loses where a graph builds it: in both, then.
+    # The first state of this one copies the weights, which Keras loses if a graph builds it: both run eagerly.
     _eager = _name != "ScheduleFreeAdamW"
     CASES[f"optimizer_{_name}"] = lambda name=_name, eager=_eager: both(OPTIMIZERS[name], eager=eager)
 
@@ -186,7 +186,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 for _name, _more in SETTINGS.items():
     CASES[f"adam_with_{_name}"] = lambda more=_more: both(lambda: OPTIMIZERS["Adam"](**more))
-    if _name != "loss_scale_factor":  # Keras itself cannot take it off sparse gradients
+    if _name != "loss_scale_factor":  # Keras itself cannot remove it from sparse gradients
         CASES[f"sparse_sgd_with_{_name}"] = lambda more=_more: both(lambda: O.SGD(0.1, **more), with_embedding, words)
 for _name in ("SGD", "Adam", "Adagrad", "RMSprop", "Ftrl"):
     CASES[f"sparse_{_name}"] = lambda name=_name: both(OPTIMIZERS[name], with_embedding, words)
@@ -212,7 +212,7 @@ for _name in ("fp16", "bf16"):
 
 
 def by_strategy(info: StrategyInfo) -> None:
-    """What can be a script's ends where one process, or `hpcdl train`, does; of all others the reason is told."""
+    """Check that strategies for scripts equal one process or `hpcdl train`, and that others are refused with reason."""
     if info.features.keras_fit:
         if info.features.elastic:
             as_train_does(info)
@@ -233,7 +233,7 @@ REASONS = {
     "sequential": "is one process without an exchange",
     "TensorFlow's own": "runs on TensorFlow's own servers",
 }
-"""By family; those with a center have their own."""
+"""Reasons by family; families with a center have their own."""
 
 
 def flat(model: Any) -> Any:
@@ -255,7 +255,7 @@ class Steps(keras.callbacks.Callback):
 
 
 def with_center(model: Any, epochs: int = 1, optimizer: Any = None, share: Any = None, **fit: Any) -> Steps:
-    """Train on this rank's part, by sync-easgd where no optimizer is given."""
+    """Train on this rank's part, with sync-easgd if no optimizer is given."""
     steps = Steps()
     optimizer = optimizer or hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd")
     inputs, targets = share or map(part, data())
@@ -266,7 +266,7 @@ def with_center(model: Any, epochs: int = 1, optimizer: Any = None, share: Any =
 
 
 class Squares:
-    """The mean squared error, as the training loop has its objectives."""
+    """The mean squared error in the form of the training loop's objectives."""
 
     names: tuple[str, ...] = ()
 
@@ -278,7 +278,7 @@ class Squares:
 
 
 def as_train_does(info: StrategyInfo) -> None:
-    """Step by step the weights of each rank, and the center, are those of `hpcdl train`."""
+    """Check that the weights of each rank and the center equal those of `hpcdl train` after every step."""
     from hpcdl.config.schema import ElasticConfig, ExchangeConfig, OptimizerConfig
     from hpcdl.scripts.process.session import communicator
     from hpcdl.step.step import build_step
@@ -318,14 +318,14 @@ def as_train_does(info: StrategyInfo) -> None:
 
 
 for _info in listed_strategies():
-    if _info.features.periodic:  # periodic_cases.py has them
+    if _info.features.periodic:  # in periodic_cases.py
         continue
     CASES[f"strategy_{_info.name}"] = lambda info=_info: by_strategy(info)
 
 
 @case
 def a_center_is_what_is_seen_and_kept() -> None:
-    """Validation, files and callbacks at the end of an epoch have the center; the next fit goes on without a break."""
+    """Validation, files and callbacks at an epoch's end use the center; the next fit continues without a break."""
     inputs, targets = map(part, data())
     keras.utils.set_random_seed(5)
     whole = with_center(mlp(), epochs=2)
@@ -355,7 +355,7 @@ def a_center_is_what_is_seen_and_kept() -> None:
 
 @case
 def a_center_with_unequal_steps() -> None:
-    """A rank without data takes part with its weights; all end at one center."""
+    """A rank without data takes part with its weights; all ranks end at one center."""
     inputs, targets = map(part, data())
     few = (1 + RANK) * BATCH // SIZE
     for period in (1, 2):
@@ -371,7 +371,7 @@ def wide() -> Any:
 
 
 def compressed_as_train_does(compress: str) -> None:
-    """What is left over of gradients goes along at the next step, by the code of `hpcdl train`."""
+    """Compression errors of a step are added to the next step's gradients, as in `hpcdl train`."""
     from hpcdl.config.schema import ExchangeConfig, OptimizerConfig
     from hpcdl.scripts.process.session import communicator
     from hpcdl.step.step import build_step
@@ -438,7 +438,7 @@ def what_compression_leaves_over_is_saved_and_resumed() -> None:
 
 @case
 def two_optimizers_keep_a_rest_each() -> None:
-    """One that moves half of the weights in turn, and another one: by variable, not by place in the step."""
+    """Two optimizers keep separate compression errors, by variable, also if one updates half of the weights in turn."""
     inputs, targets = map(part, data(width=32))
     ends = []
     for halves in (False, True):
@@ -475,7 +475,7 @@ def a_center_in_a_loop_of_its_own() -> None:
 
 @case
 def another_model_may_be_deleted() -> None:
-    """One that a plain optimizer has trained, one that nothing has: neither belongs to the step that is traced next."""
+    """A deleted model, trained by a plain optimizer or not at all, does not affect the next traced step."""
     inputs, targets = (tf.constant(part(one)[: BATCH // SIZE]) for one in data())
     others, new = [mlp_of_seed(1), mlp_of_seed(2)], mlp_of_seed(3)
     others[0].compile(O.SGD(0.05), "mean_squared_error")
@@ -567,7 +567,7 @@ def not_a_number_stays_away_from_a_center() -> None:
 
 
 def unequal_batches() -> None:
-    """The last batch of rank 0 is shorter than the others': the mean over samples is that of one process."""
+    """With a shorter last batch on rank 0, the mean over samples equals that of one process."""
     inputs, targets = data()
     inputs, targets = inputs[: BATCH + 7], targets[: BATCH + 7]
     keras.utils.set_random_seed(5)
@@ -608,7 +608,7 @@ def accumulated_gradients_are_exchanged_once() -> None:
     keras.utils.set_random_seed(5 + RANK)
     optimizer = hpcdl.DistributedOptimizer(O.Adam(0.01, clipnorm=0.1, gradient_accumulation_steps=STEPS))
     exchanges: list[Any] = []
-    plain = type(optimizer)._clip_gradients  # Keras's own, behind hpcdl's
+    plain = type(optimizer)._clip_gradients  # Keras's own, which hpcdl's replaces
     assert optimizer._clip_gradients is not plain
     before = sent()
     got = train(mlp(), optimizer, part(inputs), part(targets), BATCH // SIZE)
@@ -619,7 +619,7 @@ def accumulated_gradients_are_exchanged_once() -> None:
 
 
 def sent() -> int:
-    """Bytes of exchanges that this rank has sent."""
+    """Return the bytes that this rank has sent in exchanges."""
     from hpcdl.comm.observed import CONTROL, EXCHANGE
     from hpcdl.scripts.process.session import communicator
 
@@ -737,7 +737,7 @@ def xla_is_off_and_said_once() -> None:
 
 @case
 def a_loaded_model_with_its_state() -> None:
-    """Rank 0's file is a run that went on, the others' a fresh one: all go on with rank 0's weights and slots."""
+    """Rank 0 loads a trained model, the others a fresh one: all continue with rank 0's weights and optimizer state."""
     inputs, targets = data()
     keras.utils.set_random_seed(5)
     model = mlp()
@@ -819,7 +819,7 @@ def a_tape_used_step_by_step_without_a_graph() -> None:
 
     keras.utils.set_random_seed(5)
     expected = run(tf.GradientTape, inputs, targets)
-    keras.utils.set_random_seed(5)  # what a loop without a graph has computed before its first update is each rank's
+    keras.utils.set_random_seed(5)  # an eager loop computes its first update from weights of its own
     got = run(hpcdl.DistributedGradientTape, part(inputs), part(targets))
     equal(got, expected)
 
@@ -852,7 +852,7 @@ def variables_without_a_gradient() -> None:
 
 
 class Gan(keras.Model):
-    """Two networks, two optimizers in one step, neither of which waits for the other."""
+    """Two networks and two optimizers in one step, of which neither waits for the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -905,7 +905,7 @@ def a_dynamic_loss_scale_skips_on_all_ranks() -> None:
 
 @case
 def process_sets() -> None:
-    """Each set's ranks train a model of their own."""
+    """Each process set trains a model of its own."""
     sets = [hpcdl.ProcessSet([0]), hpcdl.ProcessSet(range(1, SIZE))]
     own = sets[RANK > 0]
     inputs, targets = data()
@@ -997,7 +997,7 @@ def saved_as_plain_keras() -> None:
 
 @case
 def unequal_steps_with_join() -> None:
-    """Ranks that have no more batches take part with zeros; all end alike once rank 0 has sent its weights."""
+    """Ranks without further batches take part with zeros; all end alike once rank 0 has sent its weights."""
     inputs, targets = data()
     x, y = part(inputs), part(targets)
     model = mlp()
@@ -1014,7 +1014,7 @@ def unequal_steps_with_join() -> None:
 
 
 def twenty_steps(make: Callable[[], Any], whole: bool) -> tuple[Weights, Weights]:
-    """Weights after 20 steps: of ranks with hpcdl, and of one process on `whole` batches or on the ranks' parts."""
+    """Return weights after 20 steps: of ranks with hpcdl, and of one process on `whole` batches or on parts."""
     generator = numpy.random.default_rng(4)
     inputs = generator.normal(size=(BATCH, 4)).astype("float32")
     targets = generator.normal(size=(BATCH, 1)).astype("float32")
@@ -1041,12 +1041,12 @@ def twenty_steps_of_sgd_and_momentum_equal_one_process() -> None:
 
 @case
 def twenty_steps_of_adam_equal_plain_tensorflow_on_the_same_parts() -> None:
-    """Against whole batches Adam amplifies rounding (docs/reference/scripts.md): just that is not promised."""
+    """Adam equals plain TensorFlow on the same parts, not on whole batches: rounding (docs/reference/scripts.md)."""
     equal(*twenty_steps(lambda: O.Adam(0.01), whole=False))
 
 
 def together() -> None:
-    """Come to the next case at once, wherever a case that failed has left the others."""
+    """Bring all ranks to the next case, even if a failed case has left some of them behind."""
     while True:
         try:
             hpcdl.barrier()

@@ -1,6 +1,6 @@
 """Runs on every rank: scripts whose ranks take many steps by themselves, against plain numpy and `hpcdl train`.
 
-What is planted: every rank starts from another seed, so that only a start from rank 0's weights can end alike.
+Every rank starts from another seed, so that results are equal only if all ranks start from rank 0's weights.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def aim(rank: int) -> Any:
 
 
 def by_the_paper(name: str, steps: int, period: int) -> Any:
-    """The algorithm as it is printed, one worker after the other, in float32."""
+    """Run the algorithm as it is printed, one worker after the other, in float32."""
     single = numpy.float32
     x, v = numpy.ones(EXTENT, single), numpy.zeros(EXTENT, single)
     alpha, beta = (single(OUTER[name].get(key, 0)) for key in ("outer_rate", "outer_momentum"))
@@ -93,7 +93,7 @@ def by_the_paper(name: str, steps: int, period: int) -> Any:
 
 
 def bits_of_the_paper(name: str) -> None:
-    """A loop of its own on one weight, whose gradient numpy computes with the same bits."""
+    """Train one weight in a loop of the script, with a gradient that numpy computes bit for bit."""
     keras.utils.set_random_seed(RANK)
     weight = keras.Variable(numpy.full(EXTENT, 1.0 + RANK, numpy.float32), name="weight")
     optimizer = hpcdl.DistributedOptimizer(O.SGD(RATE), strategy=name, period=4, **OUTER[name])
@@ -113,7 +113,7 @@ def bits_of_the_paper(name: str) -> None:
 
 
 def as_train_does(name: str, compress: str = "none") -> None:
-    """Two fits' worth of epochs leave what a run of as many steps leaves: the last step ends with an exchange."""
+    """Epochs of a fit equal a run of `hpcdl train` with as many steps; the last step ends with an exchange."""
     inputs, targets = map(part, data())
     info, epochs = find_strategy(name), 3
     context = Context(
@@ -143,7 +143,7 @@ def as_train_does(name: str, compress: str = "none") -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         train(again, distributed, inputs, targets, BATCH // SIZE, epochs, callbacks=[steps])
     alike(steps.center)
-    for mine, wanted in zip(steps.own[:-1], own[:-1], strict=True):  # the last one here has not met yet
+    for mine, wanted in zip(steps.own[:-1], own[:-1], strict=True):  # the last ones precede the exchange
         assert numpy.array_equal(mine, wanted), abs(mine - wanted).max()
     assert numpy.array_equal(flat(again), center), abs(flat(again) - center).max()
 
@@ -185,7 +185,7 @@ def steps_of_a_ranks_own_send_nothing() -> None:
 
 @case
 def what_is_seen_and_kept_is_shared() -> None:
-    """Validation, files and callbacks see the shared weights; momenta stay a rank's own; the next fit goes on."""
+    """Validation, files and callbacks see shared weights; momenta stay each rank's own; the next fit continues."""
     inputs, targets = map(part, data())
     keras.utils.set_random_seed(5)
     model, seen, steps = mlp(), [], Steps()
@@ -208,7 +208,7 @@ def what_is_seen_and_kept_is_shared() -> None:
     loaded = keras.models.clone_model(model)
     loaded.load_weights(path.format(batch=2))
     assert numpy.array_equal(flat(loaded), steps.center[1]), "in the middle of an epoch too"
-    model.set_weights(mlp_of_seed(9).get_weights())  # a script that sets weights: all start from these
+    model.set_weights(mlp_of_seed(9).get_weights())  # a script sets weights: all ranks start from these
     with contextlib.redirect_stderr(io.StringIO()):
         model.fit(inputs[:4], targets[:4], batch_size=4, verbose=0)
         first = flat(model)
@@ -273,7 +273,7 @@ def saved_and_resumed_exactly() -> None:
 
 @case
 def unequal_steps() -> None:
-    """A rank without data takes part with its weights, and counts its rates as the others do: all end alike."""
+    """A rank without data takes part with its weights and counts learning rates as the others do: all end alike."""
     inputs, targets = map(part, data())
     few = (1 + RANK) * BATCH // SIZE
     for name, period in (("slowmo", 2), ("diloco", 3), ("streaming-diloco", 4)):

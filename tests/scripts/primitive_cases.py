@@ -1,4 +1,4 @@
-"""Runs on every rank: each `case_*` checks one primitive against what numpy says; results go to FOLDER/<rank>.json."""
+"""Runs on every rank: each `case_*` checks one primitive against numpy; results go to FOLDER/<rank>.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("float32", "float64", "float16", "int32", "int64", "uint8", "complex64"
 
 
 def of(rank: int, shape: tuple[int, ...] = (3, 2), dtype: str = "float32") -> Any:
-    """What rank `rank` has: small whole numbers, none of them zero, so that every type holds the result exactly."""
+    """Return rank `rank`'s values: small integers other than zero, so that every type holds the result exactly."""
     return (numpy.arange(1, 1 + numpy.prod(shape, dtype=int)).reshape(shape) % 3 + 1 + rank % 2).astype(dtype)
 
 
@@ -234,7 +234,7 @@ def case_broadcast_variables() -> None:
 
 
 def case_order_within_a_function() -> None:
-    """What does not depend on each other still runs in one order on all ranks."""
+    """Operations that do not depend on each other run in the same order on all ranks."""
 
     @tf.function
     def many(start: Any) -> Any:
@@ -281,9 +281,9 @@ def case_ranks_in_different_collectives_are_told() -> None:
 
 
 def case_join() -> None:
-    """Each rank has as many values as its number; those that have none any more count as zero."""
+    """Each rank has as many values as its number; ranks without further values count as zero."""
     size, rank = hpcdl.size(), hpcdl.rank()
-    hpcdl.allreduce(numpy.ones(3), hpcdl.Sum)  # a sum that all know
+    hpcdl.allreduce(numpy.ones(3), hpcdl.Sum)  # a sum that all ranks have seen before
     for step in range(rank):
         got = hpcdl.allreduce(numpy.full(3, 10.0 + rank), hpcdl.Sum)
         same(got, numpy.full(3, sum(10.0 + other for other in range(size) if other > step)))

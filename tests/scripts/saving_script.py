@@ -1,4 +1,4 @@
-"""Runs on two ranks: every way to save is one rank's, and leaves a whole file; nobody puts it behind an if."""
+"""Runs on two ranks: every way to save writes one whole file, from one rank, without an `if` in the script."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How the tests here run scripts: some ranks under the MPI that mpi4py loads, or one process without a launcher."""
+"""How the tests here run scripts: on ranks under the MPI that mpi4py loads, or in one process without a launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 def run_script(
     hpcdl: CommandLine, script: Path, *arguments: str | Path, ranks: int, cwd: Path, timeout_s: float = 300.0
 ) -> Finished:
-    """Run `script ARGUMENTS` on so many ranks, in a folder of its own."""
+    """Run `script ARGUMENTS` on `ranks` ranks, in a folder of its own."""
     mpiexec = find_mpiexec()
     launcher = [str(mpiexec.path), *launch_flags(mpiexec.flavour), "-n", str(ranks)] if ranks > 1 else []
     process = subprocess.Popen(
@@ -37,19 +37,19 @@ def run_script(
 
 
 def succeed(finished: Finished) -> Finished:
-    """`finished`, where it ended with 0."""
+    """Return `finished`; fail the test if its exit code is not 0."""
     if finished.code != 0:
         pytest.fail(f"exit {finished.code}\n{finished.out[-3000:]}\n{finished.err[-6000:]}", pytrace=False)
     return finished
 
 
 def cases_of(file: str, pattern: str = r"^def (case_\w+)") -> list[str]:
-    """The names of the functions of cases in a script here, which imports TensorFlow and is not imported itself."""
+    """Return the names of the case functions in a script here, which imports TensorFlow and is not imported itself."""
     return re.findall(pattern, (HERE / file).read_text(), re.MULTILINE)
 
 
 def keys_of(file: str, table: str) -> list[str]:
-    """The keys of a dict at the top level of a script here."""
+    """Return the keys of a dict at the top level of a script here."""
     for node in ast.parse((HERE / file).read_text()).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table and isinstance(node.value, ast.Dict):
             return [ast.literal_eval(key) for key in node.value.keys if key is not None]

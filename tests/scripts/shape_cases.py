@@ -1,6 +1,6 @@
 """Runs on every rank: layers whose gradients lose their static shape, by {static, dynamic} batch and kind of input.
 
-Each trains with hpcdl on parts of the batches and plainly on all of them, for the same weights.
+Each case trains with hpcdl on parts of the batches and plainly on whole batches; the weights must agree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def numbers(*shape: int) -> Any:
 
 
 def batches(*arrays: Any, share: bool, static: bool) -> Any:
-    """Batches of a tf.data.Dataset, or this rank's `share` of each; `static`: without the smaller last one."""
+    """Return batches of a tf.data.Dataset, or this rank's `share` of each; `static`: without the smaller last one."""
     size = BATCH // SIZE if share else BATCH
     rows = tf.data.Dataset.from_tensor_slices(arrays)
     if share:
@@ -82,7 +82,7 @@ def fits(layers: Callable[[], list[Any]], inputs: Any, static: bool) -> None:
 
 
 def arrays_that_the_batch_does_not_divide() -> None:
-    """Keras's own batches of arrays: their size is open where rows are left over."""
+    """Keras's own batches of arrays have an unknown size if the batch size does not divide the rows."""
     x, y = numbers(ROWS, 4, 3), numbers(ROWS, 4, 2)
     rows = [*range(2 * RANK, 2 * RANK + 2), *range(4 + 2 * RANK, 6 + 2 * RANK), 8 + RANK]
     weights = []
@@ -97,7 +97,7 @@ def arrays_that_the_batch_does_not_divide() -> None:
 
 
 def loop(kind: str, static: bool) -> None:
-    """A loop of one's own over ragged or sparse rows, an embedding or a matrix behind them, and Dense."""
+    """Train in a loop of the script on ragged or sparse rows, with an embedding or a matrix, and Dense."""
     signature = {
         "ragged": tf.RaggedTensorSpec([BATCH // SIZE if static else None, None], tf.int32),
         "sparse": tf.SparseTensorSpec([BATCH // SIZE if static else None, 9], tf.float32),
@@ -134,7 +134,7 @@ def loop(kind: str, static: bool) -> None:
 
 
 def an_open_shape_is_refused() -> None:
-    """A gradient for something whose size nobody knows when the step is traced."""
+    """A gradient for a tensor whose size is unknown while the step is traced is refused."""
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
     def step(values: Any) -> Any:

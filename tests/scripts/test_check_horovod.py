@@ -1,4 +1,4 @@
-"""`hpcdl run --from-horovod SCRIPT --check`: every line that must change is listed, and no other; nothing is run."""
+"""`hpcdl run --from-horovod SCRIPT --check` lists every line that must change, and no other; nothing is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOVED = sorted(path.name for path in AFTER.glob("*.py"))
 
 
 def changed_lines(name: str) -> tuple[set[int], set[int]]:
-    """Lines of the script for Horovod that have another text in the moved one; and lines that new ones stand beside."""
+    """Return the lines of the Horovod script that differ in the converted one, and the lines beside inserted ones."""
     before, after = ((folder / name).read_text().splitlines() for folder in (BEFORE, AFTER))
     changed, beside = set(), set()
     for kind, first, last, _, _ in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -31,12 +31,12 @@ def changed_lines(name: str) -> tuple[set[int], set[int]]:
 
 @pytest.mark.parametrize("name", MOVED)
 def test_what_a_moved_script_changes_is_listed(name: str) -> None:
-    """test_from_horovod.py trains the moved ones on two ranks."""
+    """Every line that a converted script changes is listed; test_from_horovod.py trains these scripts on two ranks."""
     listed = {line for one in changes_in(BEFORE / name) for line in range(one.line, one.last + 1)}
     changed, _ = changed_lines(name)
     before = (BEFORE / name).read_text().splitlines()
     unlisted = [before[line - 1].strip() for line in sorted(changed - listed)]
-    # Imports that nothing needs any more may stay.
+    # Imports that are no longer needed may stay.
     assert [text for text in unlisted if not text.startswith(("import ", "from "))] == []
 
 
@@ -106,7 +106,7 @@ KINDS = {
     "keras.callbacks.ModelCheckpoint('a.keras', period=2)": "save_freq=2",
     "keras.preprocessing.image.ImageDataGenerator()": "tf.keras.preprocessing.image.ImageDataGenerator",
 }
-"""A line of a script, and what its change says."""
+"""A line of a script, and what its listed change says."""
 
 
 @pytest.mark.parametrize("line", KINDS)

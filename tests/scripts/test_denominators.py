@@ -1,4 +1,4 @@
-"""Losses that are means over weights or unmasked values: two and three ranks end where one process does."""
+"""Losses that are means over weights or unmasked values: two and three ranks equal one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK = ("mean over weights", "mask of an embedding", "two outputs, one masked")
 
 
 def found(hpcdl: CommandLine, folder: Path, cases: list[str], ranks: int) -> list[dict[str, str]]:
-    """What each rank says of each case."""
+    """What each rank reports for each case."""
     succeed(run_script(hpcdl, HERE / SCRIPT, folder, *cases, ranks=ranks, cwd=folder, timeout_s=600))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 

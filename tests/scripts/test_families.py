@@ -1,4 +1,4 @@
-"""Scripts of many families: two and three ranks end where one process does, or alike and with a reason in the docs."""
+"""Scripts of many families: two and three ranks equal one process, or agree with each other for a documented reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_there_are_eighty_scripts_and_each_reason_is_of_one() -> None:
 
 
 def test_the_page_has_the_table_of_these_scripts() -> None:
-    """`python -m tests.scripts.families` writes it, once every one has ended as it says."""
+    """The page has this table; `python -m tests.scripts.families` writes it after all scripts ended as expected."""
     page = PAGE.read_text()
     assert all(line in page.splitlines() for line in rows()), "run python -m tests.scripts.families"
     assert f"{len(names())} scripts: on 2 ranks" in page

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(scope="module")
 def found(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What meeting_script.py has found: on ranks 0 and 1 of two, and alone; and what two ranks have said."""
+    """The results of meeting_script.py on both of two ranks and alone, and the messages of the two ranks."""
     folder = tmp_path_factory.mktemp("meeting")
     said = succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=2, cwd=folder)).err
     logs = (folder / "log.csv").read_text()
@@ -73,7 +73,7 @@ def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
 
 @pytest.mark.soak
 def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """In every test with them, above, and a fit without any in test_optimizers.py."""
+    """A fit without callbacks is the same. `make test` has callbacks above, and none in test_optimizers.py."""
     finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
     lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]

@@ -16,7 +16,7 @@ from tests.training_runs import record_of
 pytestmark = pytest.mark.mpi
 SCRIPTS = sorted(path.stem for path in (HERE / "from_horovod").glob("*.py") if "elastic" not in path.stem)
 ELASTIC = {"tf2_keras_elastic": ("kill:rank=1@step=3", [6, 0]), "tf2_elastic": ("kill:rank=1@step=12", [0, 20])}
-"""With a fault that comes after a checkpoint; the epochs and batches that its state counts at the end."""
+"""Scripts with a fault after a checkpoint, and the epochs and batches that their state counts at the end."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_ranks_end_with_the_same_weights(script: str, folder: Path) -> None:
 
 
 def ended_alike(folder: Path, script: str) -> list[Any]:
-    """What both ranks say of a script's end."""
+    """Return what both ranks report at a script's end."""
     one, two = (json.loads((folder / f"{rank}.json").read_text())[script] for rank in range(2))
     assert re.fullmatch("[0-9a-f]{64}", one[0]), one[0]
     assert one == two
@@ -46,7 +46,7 @@ def test_the_elastic_ones_are_all_run() -> None:
 
 @pytest.mark.parametrize("script", ELASTIC)
 def test_an_elastic_script_goes_on_after_a_lost_rank(script: str, session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """`hvd.elastic.run` around the training; hpcdl.State counts as Horovod's did, and ranks are alike at the end."""
+    """`hvd.elastic.run` resumes the training; hpcdl.State counts as Horovod's does, and ranks end alike."""
     fault, counted = ELASTIC[script]
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--elastic", "--checkpoint-every", "0.01s"]
     words += ["--inject", fault, HERE / "horovod_runner.py", tmp_path, HERE / "from_horovod" / f"{script}.py"]

@@ -1,4 +1,4 @@
-"""Metrics that are no sums: two and three ranks have what one process has."""
+"""Metrics that are no sums: two and three ranks have the values of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpcdl run` with hpcdl.State: a signal saves and leaves with 75, and --resume goes on where that was."""
+"""`hpcdl run` with hpcdl.State: a signal saves and exits with 75, and --resume continues from there."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
 
 @pytest.mark.mpi
 def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """After a partition that heals, too: where a rank has only been cut off for a while, no new ones start.
+    """New ranks replace a killed rank; a rank that was only cut off for a while is not replaced.
 
-    Faults go by the steps of the whole run: an epoch has four.
+    Faults count the steps of the whole run: an epoch has four.
     """
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--elastic", "--checkpoint-every", "0.1s"]
     words += ["--stall-timeout", "10s", "--inject", "partition:rank=1@step=1+1s,kill:rank=1@step=6,kill:rank=0@step=90"]
@@ -67,9 +67,9 @@ def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: Command
 def test_a_script_has_work_for_the_background_and_the_same_numbers(
     session_hpcdl: CommandLine, tmp_path: Path, ways: tuple[str, str]
 ) -> None:
-    """Checkpoints and marked callbacks, each epoch's in order; by default all of it is done in the step.
+    """Background checkpoints and callbacks keep each epoch's order and all numbers; `off` runs them in the step.
 
-    In every test runs are compared in test_background.py.
+    `make test` compares runs in test_background.py.
     """
     losses, where = {}, {}
     for way in ways:

@@ -29,7 +29,7 @@ def run(script: str, folder: Path, num_ranks: int, model: str, epochs: int) -> s
     answer = subprocess.run(
         [*launcher, sys.executable, str(EXAMPLES / script)],
         cwd=folder, capture_output=True, text=True,
-        # Unbuffered, a line is written in pieces, which those of another rank come between.
+        # Unbuffered, a line is written in pieces, which mix with another rank's.
         env={
             **os.environ, **environment_for(mpiexec.flavour), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_DETERMINISTIC_OPS": "1",
             "EPOCHS": str(epochs), "MODEL": model, "PYTHONUNBUFFERED": "",
@@ -56,7 +56,7 @@ def test_at_most_five_lines_differ() -> None:
 
 @pytest.mark.soak
 def test_two_ranks_equal_one_process(folder: Path) -> None:
-    """In every test those of keras/test_optimizers.py and keras/test_fit.py do."""
+    """Two ranks equal one process; `make test` shows it in keras/test_optimizers.py and keras/test_fit.py."""
     run("keras_fit_before.py", folder, 1, "one.keras", epochs=1)
     run("keras_fit_after.py", folder, 2, "two.keras", epochs=1)
     for one, two in zip(weights_in(folder / "one.keras"), weights_in(folder / "two.keras"), strict=True):
@@ -73,7 +73,7 @@ def test_two_ranks_learn_the_digits_and_the_model_is_plain_keras(folder: Path) -
 
 
 def is_plain_keras(model: Path) -> None:
-    """It loads where hpcdl is not, with the optimizer that was wrapped."""
+    """Assert that the model loads without hpcdl, with the optimizer that was wrapped."""
     code = (
         "import sys; sys.modules['hpcdl'] = None; import keras; "
         "model = keras.saving.load_model(sys.argv[1]); print(type(model.optimizer).__name__)"

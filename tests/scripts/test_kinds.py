@@ -1,4 +1,4 @@
-"""Kinds of variables, and what callbacks do inside an epoch, on two ranks."""
+"""Kinds of variables, and callbacks that act inside an epoch, on two ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_variables_are_averaged_summed_compared_or_a_ranks_own_by_their_kind(
 
 @pytest.fixture(scope="module")
 def inside(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What both ranks say of each case."""
+    """What both ranks report for each case."""
     folder = tmp_path_factory.mktemp("inside")
     return succeed(run_script(session_hpcdl, HERE / "inside_script.py", ranks=2, cwd=folder)).out
 

@@ -1,4 +1,4 @@
-"""hpcdl.State with a model that has no weights yet, or that ranks have moved alone; and the epochs that it counts."""
+"""hpcdl.State with a model that has no weights yet, or other weights on each rank; and the epochs that it counts."""
 
 from __future__ import annotations
 

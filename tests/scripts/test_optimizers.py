@@ -1,6 +1,6 @@
-"""Every Keras optimizer and every way to exchange gradients: two and three ranks end where one process does.
+"""Every Keras optimizer and every way to exchange gradients: two and three ranks equal one process.
 
-What is selected runs inside one job for each number of ranks; the rest of the table runs as soak.
+The selected cases run inside one job for each number of ranks; the rest of the table runs as soak.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ QUICK: dict[int, set[str]] = {
     },
     3: set(),
 }
-"""By number of ranks: what the normal tests take; test_tutorials.py has a loop with a tape, test_primitives.py sets of
-processes."""
+"""Cases of `make test` by ranks; test_tutorials.py has a loop with a tape, test_primitives.py process sets."""
 Results = Callable[[int], list[dict[str, str]]]
 
 
@@ -67,7 +66,7 @@ Results = Callable[[int], list[dict[str, str]]]
 def results(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Results:
-    """What each of so many ranks says of each selected case."""
+    """What each of `ranks` ranks reports for each selected case."""
     said: dict[int, list[dict[str, str]]] = {}
 
     def of(ranks: int) -> list[dict[str, str]]:

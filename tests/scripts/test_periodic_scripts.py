@@ -1,4 +1,4 @@
-"""Local SGD, SlowMo and DiLoCo in scripts: two ranks end where plain numpy and `hpcdl train` do."""
+"""Local SGD, SlowMo and DiLoCo in scripts: two ranks equal plain numpy and `hpcdl train`."""
 
 from __future__ import annotations
 

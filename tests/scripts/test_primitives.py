@@ -1,4 +1,4 @@
-"""Every primitive on two and three ranks, and on one process alone, case by case; two in the long version."""
+"""Every primitive on two and three ranks and on one process, case by case; two ranks in the long version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 def results(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, str]]:
-    """What each rank says of each case."""
+    """What each rank reports for each case."""
     folder: Path = tmp_path_factory.mktemp("primitives")
     succeed(run_script(session_hpcdl, HERE / "primitive_cases.py", folder, ranks=request.param, cwd=folder))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]

@@ -1,4 +1,4 @@
-"""Public names of the package: none of them is hidden by a room of the same name."""
+"""No public name of the package is hidden by a subpackage of the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpcdl run` on two ranks: a script's words, output, exit codes, record; no TensorFlow here."""
+"""`hpcdl run` on two ranks: a script's arguments, output, exit codes, record; no TensorFlow here."""
 
 from __future__ import annotations
 
@@ -194,11 +194,11 @@ ENDS = [
     ),
     ("ended", 1, "rank 1 on HOST has left: its script has come to its end before any update, while rank 0 (script)"),
 ]
-"""What a script does, on rank 1 or on both, the exit code, and the one line."""
+"""What a script does, on rank 1 or on both, the exit code, and the last line of stderr."""
 
 
 def ends(*sample: str) -> list[Any]:
-    """ENDS, of which those that are not in `sample` come in the long version alone."""
+    """Return ENDS; those not in `sample` run in the long version only."""
     return [pytest.param(*end, marks=() if end[0] in sample else pytest.mark.soak, id=end[0]) for end in ENDS]
 
 
@@ -238,7 +238,7 @@ def test_every_end_has_its_code_and_one_line(
 
 @pytest.mark.mpi
 def test_processes_that_a_script_starts_import_it_and_are_no_ranks(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """They would begin MPI anew, which fails, and a pool would start them again for ever."""
+    """Child processes that import the script are no ranks: MPI would fail to start again, and a pool retry forever."""
     (tmp_path / "script.py").write_text(HELPERS)
     finished = session_hpcdl(["run", "--ranks", "2", tmp_path / "script.py"], cwd=tmp_path)
     assert finished.code == 0, finished.err
@@ -281,7 +281,7 @@ def test_what_is_no_script_is_refused_before_anything_starts(
 
 
 def under_mpiexec(hpcdl: CommandLine, folder: Path, words: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    """Two ranks of Python with `words`, started by mpiexec alone."""
+    """Run Python with `words` on two ranks, started by mpiexec alone."""
     mpiexec = find_mpiexec()
     return subprocess.run(
         [mpiexec.path, "-n", "2", sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,

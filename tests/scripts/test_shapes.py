@@ -1,4 +1,4 @@
-"""Layers by {static, dynamic} batch and {dense, ragged, sparse} input: two ranks end where one process does."""
+"""Layers by {static, dynamic} batch and {dense, ragged, sparse} input: two ranks equal one process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUICK = (
     "loop, dynamic batch, sparse",
     "refused",
 )
-"""The others run in the long version."""
+"""The other cases run in the long version."""
 
 
 def found(hpcdl: CommandLine, folder: Path, cases: list[str]) -> list[dict[str, str]]:
-    """What each of two ranks says of each case."""
+    """Return what each of two ranks reports for each case."""
     succeed(run_script(hpcdl, HERE / SCRIPT, folder, *cases, ranks=2, cwd=folder, timeout_s=900))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -1,4 +1,4 @@
-"""KerasTuner from start to end over two ranks: one trial on all of them, the same results, files of rank 0."""
+"""KerasTuner from start to end over two ranks: each trial on all ranks, the same results, files from rank 0."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ LEARNT = {
     "text": (r"^held out: accuracy ([\d.]+), AUC", lambda found: found > 0.9),
     "from-horovod": (r"^training accuracy: ([\d.]+)$", lambda found: found > 0.9),
 }
-"""The pages whose script is printed whole, with the line in which it says what it has learnt, and what is enough."""
+"""Pages that print a whole script, with the output line of its result, and the value that is required."""
 QUICK = ("custom-loop", "text")
-"""The others run in the long version: Horovod's scripts and networks with two optimizers have quick tests elsewhere."""
+"""The others run in the long version; `make test` has Horovod's scripts and two optimizers in other tests."""
 
 
 def script_of(page: Path) -> str:
-    """The one Python block of a page that begins with hpcdl's import; others are parts."""
+    """Return the one Python block of a page that begins with hpcdl's import; other blocks are parts."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     (whole,) = [block for block in blocks if block.startswith("import hpcdl")]
     return str(whole)
@@ -34,7 +34,7 @@ def script_of(page: Path) -> str:
 def ended(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Finished:
-    """All that are selected in one start of two ranks."""
+    """The selected scripts after a run in one start of two ranks."""
     folder = tmp_path_factory.mktemp("tutorials")
     paths = [folder / f"{name}.py" for name in selected(request, "name")]
     for path in paths:

@@ -1,4 +1,4 @@
-"""Training on two ranks with nothing distributed is refused, and a distributed optimizer is found wherever it is."""
+"""Training on two ranks without any distribution is refused, and a distributed optimizer is found wherever it is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_script_that_has_called_init_is_warned_at_its_first_step_and_ends_with
 
 @pytest.fixture(scope="module")
 def held(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """What the ranks say of each case; it ends with 0, for other parts of it are distributed."""
+    """The ranks' output for each case; the script exits with 0, because other parts of it are distributed."""
     folder = tmp_path_factory.mktemp("held")
     words = ["run", "--ranks", "2", "--run-dir", folder / "run", HERE / "held_script.py"]
     return succeed(session_hpcdl(words))

@@ -12,11 +12,11 @@ from tests.scripts.scripts import HERE, run_script, succeed
 pytestmark = pytest.mark.mpi
 SCRIPTS = sorted(path.stem for path in (HERE / "user_scripts").glob("*.py"))
 SAMPLE = ("generator_input",)
-"""The others run in the long version; test_tutorials.py has a tape and an embedding in every test."""
+"""The other scripts run in the long version; `make test` has a tape and an embedding in test_tutorials.py."""
 
 
 def words_of(hpcdl: CommandLine, folder: Path, names: list[str]) -> dict[str, str]:
-    """How each script has ended; all of them in one start of two ranks."""
+    """Return how each script has ended; all of them run in one start of two ranks."""
     paths = [HERE / "user_scripts" / f"{name}.py" for name in names]
     finished = succeed(run_script(hpcdl, HERE / "user_scripts_script.py", *paths, ranks=2, cwd=folder, timeout_s=900))
     lines = (line.split(" ", 1) for line in finished.out.splitlines() if ".py " in line)

@@ -1,4 +1,4 @@
-"""Runs on every rank: KerasTuner from start to end, each trial on all ranks; prints what this rank has found."""
+"""Runs on every rank: KerasTuner from start to end, each trial on all ranks; prints this rank's result."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Runs each script that is named, one after the other in one process, and says which leave ranks with other weights."""
+"""Runs each named script, one after the other in one process, and reports which leave ranks with other weights."""
 
 import runpy
 import sys

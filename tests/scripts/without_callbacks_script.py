@@ -1,4 +1,4 @@
-"""A fit whose script knows of hpcdl.DistributedOptimizer alone, and files that every rank saves."""
+"""A fit whose script uses only hpcdl.DistributedOptimizer, and files that every rank saves."""
 
 import hpcdl
 
@@ -37,7 +37,7 @@ weights = b"".join(one.numpy().tobytes() for one in model.weights).hex()
 assert len(set(hpcdl.allgather_object(weights))) == 1, "batch normalisation's and frozen ones too"
 assert len(set(map(str, hpcdl.allgather_object(history.history)))) == 1
 
-for _ in range(4):  # every rank saves, and reads what is there at once
+for _ in range(4):  # every rank saves, and reads the file at once
     model.layers[0].bias.assign(model.layers[0].bias + 1)
     hpcdl.barrier()
     model.save("all.keras")
@@ -56,7 +56,7 @@ assert Path(f"own-{rank}.keras").is_file()
 
 
 class OwnStep(keras.Model):
-    """Says what its metrics say, by the names that Keras's own guide gives them, and a number of its own."""
+    """Report metrics by the names that Keras's own guide gives them, and a number of this rank."""
 
     def train_step(self, data):
         inputs, targets = data

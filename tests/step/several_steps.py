@@ -1,4 +1,4 @@
-"""Trains networks of several kinds with one and with several steps a call, in this process.
+"""Train networks of several kinds with one and with several steps per call, in this process.
 
 `python several_steps.py FOLDER OUT.json`
 """
@@ -37,18 +37,18 @@ STEPS = 12
 
 
 class EveryStep(NullJournal):
-    """Keeps the loss of every step."""
+    """Keep the loss of every step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
 
     def step(self, step: int, **values: Any) -> None:
-        """Keep it."""
+        """Keep one loss."""
         self.losses.append(values["loss"])
 
 
 def stateful() -> keras.Model:
-    """Normalisation, dropout and a regulariser."""
+    """Build a network with normalisation, dropout and a regulariser."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -70,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) -> dict[str, Any]:
-    """What STEPS steps have left, `most` of them a call."""
+    """Return the losses and weights of STEPS steps, with at most `most` of them per call."""
     values = {
         "model": "lenet", "data": "synthetic:28x28x1:10@256", "strategy": "single", "steps": STEPS,
         "learning-rate": 0.02, "batch-size": 16, "deterministic": True, "steps-per-call": most, **settings,
@@ -106,9 +106,9 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
 
 
 def main() -> None:
-    """Every case with one step a call, with up to three, and by itself."""
+    """Run every case with one step per call, with up to three, and with the default."""
     runtime.configure(deterministic=True, seed=3)
-    host_module.CALL_S = 600.0  # on a busy machine a call has time for one step
+    host_module.CALL_S = 600.0  # on a busy machine a call has time for only one step
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     found = {
         case: {str(most): trained(case, settings, most, folder) for most in (1, 3, "auto")}

@@ -1,4 +1,4 @@
-"""--bucket-size auto: found by steps on trial that leave nothing behind, kept, and resumed; else refused in a line."""
+"""--bucket-size auto: chosen by trial steps that leave nothing behind, kept, and resumed; else refused in a line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_trials_leave_weights_statistics_and_random_states_as_they_were(rule: st
     model = keras.Sequential(
         [keras.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)]
     )
-    model.trainable_variables[1].assign(-numpy.zeros(8))  # what becomes +0 when anything is added to it
+    model.trainable_variables[1].assign(-numpy.zeros(8))  # which becomes +0 if anything is added to it
     before = [variable.numpy().copy() for variable in model.variables]
     exchange, optimizer = ExchangeConfig(bucket_size="auto"), OptimizerConfig(optimizer=rule, weight_decay=0.1)
     worker = AllReduceWorker(
@@ -136,7 +136,7 @@ def test_what_was_measured_is_kept_and_a_run_goes_on_with_its_size(
 
 
 def chosen_by(run_dir: Path, why: str) -> dict[str, float]:
-    """The times that a run has chosen by, after a look at what it says of them."""
+    """Return the times by which a run has chosen, after a check of its messages about them."""
     record = record_of(run_dir)
     told = [event["text"] for event in events(run_dir, "message") if event["text"].startswith("--bucket-size auto: ")]
     assert told and all(f"({why}" in text for text in told), told

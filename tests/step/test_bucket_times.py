@@ -1,4 +1,4 @@
-"""Sizes of buckets that are worth a try, and what was measured of them, kept for later runs."""
+"""Bucket sizes that are worth a trial, and their measured times, which are kept for later runs."""
 
 from __future__ import annotations
 

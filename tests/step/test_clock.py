@@ -1,4 +1,4 @@
-"""The times of steps: the same means and quantiles as of all steps, in room that does not grow with them."""
+"""Step times: the same means and quantiles as of all steps, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdl.step.clock import StepClock, StepTimes
 
 
 def fed(num_steps: int, warmup_steps: int) -> tuple[StepClock, numpy.ndarray]:
-    """A clock after steps of random parts, and those parts."""
+    """Return a clock after steps with random parts, and those parts."""
     parts = numpy.random.default_rng(3).random((num_steps, len(PARTS)))
     clock = StepClock(alone(), synchronous=True, warmup_steps=warmup_steps)
     for number, row in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Evaluation is exact however samples are shared out: 997 samples over 4 ranks, top-1 and top-5 counted by numpy."""
+"""Evaluation is exact for any distribution of samples: 997 samples over 4 ranks, top-1 and top-5 counted by numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's layers under other kernels: the same outputs, gradients and statistics, and Keras's own where they cannot."""
+"""Fast kernels give the outputs, gradients and statistics of Keras's layers, and are not used where they cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(autouse=True)
 def plain_after() -> Iterator[None]:
-    """Keras as it was."""
+    """Restore Keras after the test."""
     yield
     from hpcdl.step.kernels.table import use_fast_kernels
 
@@ -34,7 +34,7 @@ def plain_after() -> Iterator[None]:
 
 
 def made(kind: str) -> Any:
-    """A small network of smooth functions: where a rectifier flips, a rounding error grows a thousandfold."""
+    """Return a small network of smooth functions: if a rectifier flips, a rounding error grows a thousandfold."""
     import keras
 
     layers = keras.layers
@@ -67,7 +67,7 @@ def made(kind: str) -> Any:
 def trained(
     kind: str, *, fast: bool, path: Path | None = None
 ) -> tuple[list[float], dict[str, Array], tuple[str, ...]]:
-    """The loss of each of 20 steps, every weight at the end, and the kernels in force."""
+    """Return the loss of each of 20 steps, the final weights, and the active kernels."""
     import keras
     import tensorflow as tf
 
@@ -97,7 +97,7 @@ def trained(
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_twenty_steps_are_those_of_keras(kind: str, tmp_path: Path) -> None:
-    """Losses, weights and moving statistics; the file that is saved evaluates alike in plain Keras."""
+    """Losses, weights and moving statistics of twenty steps equal Keras's; the file evaluates alike in plain Keras."""
     import keras
 
     from hpcdl.step.keras_internals import onednn_in_use
@@ -121,7 +121,7 @@ def test_twenty_steps_are_those_of_keras(kind: str, tmp_path: Path) -> None:
 
 
 def of_layer(layer: Any, inputs: Any, *, fast: bool, **named: Any) -> list[Array]:
-    """Outputs, gradients and statistics of one call in a graph; statistics are put back."""
+    """Return outputs, gradients and statistics of one call in a graph, and restore the statistics."""
     import tensorflow as tf
 
     from hpcdl.step.kernels.table import use_fast_kernels
@@ -146,7 +146,7 @@ def of_layer(layer: Any, inputs: Any, *, fast: bool, **named: Any) -> list[Array
 
 
 def activated(activation: Any, **named: Any) -> Any:
-    """A model of one activation."""
+    """Return a model of one activation."""
     import keras
 
     return keras.Sequential([keras.layers.Activation(activation, **named)])
@@ -162,7 +162,7 @@ SOME = numpy.arange(3 * 6 * 6).reshape(3, 6, 6) % 5 > 1
 
 
 def attending(layers: Any, *, kind: str = "MultiHeadAttention", **named: Any) -> Any:
-    """Self-attention as a layer of one input."""
+    """Return self-attention as a layer of one input."""
     import keras
 
     heads = {"num_heads": 2, "key_dim": 4} if kind == "MultiHeadAttention" else {
@@ -310,7 +310,7 @@ def test_an_lstm_of_another_kind_stays_kerass(settings: dict[str, Any]) -> None:
 
 
 def test_activations_and_attention_are_others_while_a_model_trains_and_no_longer() -> None:
-    """What is exported, evaluated or called outside of layers has Keras's operations: others may lack XLA."""
+    """Activations and attention change only in training: exports, evaluation and other calls must not require XLA."""
     import keras
     import tensorflow as tf
 
@@ -345,7 +345,7 @@ def test_operations_between_layers_are_found() -> None:
 
 
 def test_a_keras_that_does_not_tell_when_it_trains_has_no_such_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the record would name what is never used."""
+    """A Keras that does not say whether it trains gets no such kernel, so that the record names none that is unused."""
     import keras
 
     from hpcdl.step import keras_internals

@@ -1,4 +1,4 @@
-"""Optimizers that move a variable by one operation: Keras's own numbers, of SGD bit for bit."""
+"""Optimizers that update a variable in one operation: Keras's own numbers, for SGD bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdl.config.schema import OptimizerConfig
 
 
 def after_steps(optimizer: Any, variables: list[Any], *, loss_scaling: bool) -> list[bytes]:
-    """What some steps leave in the variables and in what the optimizer keeps of each."""
+    """Return the variables and the optimizer's state of each after some steps."""
     import keras
     import tensorflow as tf
 
@@ -21,7 +21,7 @@ def after_steps(optimizer: Any, variables: list[Any], *, loss_scaling: bool) -> 
         scale = keras.ops.convert_to_numpy(optimizer.scale_loss(1.0)) if loss_scaling else 1.0
         gradients = [scale * generator.normal(size=one.shape).astype(numpy.float32) for one in variables]
         if loss_scaling and step == 3:
-            gradients[0][:] = numpy.inf  # a step that is left out
+            gradients[0][:] = numpy.inf  # a skipped step
         apply([tf.constant(one) for one in gradients])
         optimizer.learning_rate = 0.05 / (step + 1)
     return [numpy.asarray(one).tobytes() for one in (*variables, *optimizer.variables)]

@@ -1,4 +1,4 @@
-"""What the host counts of a step when something breaks behind it."""
+"""The host's count of a step if something breaks after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from hpcdl.step.host import HostStep, Position
 
 
 def test_a_step_counts_whose_weights_have_moved_when_the_group_breaks_behind_it() -> None:
-    """Servers answer once a step is over. Uncounted, those left would take it again: its mean would move them twice."""
+    """A step counts if its weights have changed before the group breaks, in the servers' answer at the end of the step.
+
+    Otherwise survivors would repeat it, and its mean would be applied twice.
+    """
     asked: list[int] = []
 
     def after_step(step: int) -> None:

@@ -1,4 +1,4 @@
-"""Names inside Keras that scripts and steps lean on: this Keras has them, and no other file leans on more."""
+"""The names inside Keras that scripts and steps use exist in this Keras, and no other file uses more."""
 
 from __future__ import annotations
 

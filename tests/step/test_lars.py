@@ -51,7 +51,7 @@ def test_one_operation_a_variable_is_the_same_to_rounding(decay: float, *, loss_
 
     generator = numpy.random.default_rng(3)
     start = [generator.normal(size=shape).astype(numpy.float32) for shape in ((5, 7, 3), (129,), (33, 65))]
-    start.append(numpy.zeros((4, 6), numpy.float32))  # whose norm is nothing to divide by
+    start.append(numpy.zeros((4, 6), numpy.float32))  # whose norm of zero must not be divided by
     ours, plain = ([keras.Variable(value, name=f"w{n}") for n, value in enumerate(start)] for _ in range(2))
     config = OptimizerConfig(optimizer="lars", learning_rate=0.05, momentum=0.9, lars_trust=2.0, weight_decay=decay)
     own = build_optimizer(config, ours, loss_scaling=loss_scaling)

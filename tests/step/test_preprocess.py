@@ -1,4 +1,4 @@
-"""--preprocess: a function of the user's own between the data and the model, on every path that batches take."""
+"""--preprocess: a user's function between the data and the model, on every path of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several steps in one call of the graph: the same numbers, and nothing that a single step promises is lost."""
+"""Several steps in one call of the graph: the same numbers, and every guarantee of a single step holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ABLE = [name for name, info in STRATEGIES.items() if info.features.several_steps]
 TRACED = {"7": ["--trace", "full"]}
 WAYS = {"ring": TRACED}
-"""What is held against one step a call in every test: a number that is given; other runs have as many as are chosen."""
+"""Compared with one step per call in `make test`: a given number of steps; other runs choose theirs."""
 
 
 def run(strategy: str, data: Path | str, run_dir: Path, *more: object) -> list[object]:
@@ -60,7 +60,7 @@ def test_the_command_line_refuses_before_anything_starts(ask_hpcdl: CommandLine,
 def test_losses_and_weights_are_those_of_one_step_a_call(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, ways: dict[str, list[str]]
 ) -> None:
-    """Evaluations and epochs end where they did; a run that is traced keeps the parts of every step."""
+    """Losses and weights equal those of one step per call; evaluations and epochs end alike, traces have all steps."""
     for most, more in {"1": [], **ways}.items():
         line = run(strategy, shards, tmp_path / most, "--epochs", 2, "--steps-per-call", most, *more)
         finished = session_hpcdl(line, timeout_s=400)
@@ -79,7 +79,7 @@ def test_losses_and_weights_are_those_of_one_step_a_call(
 
 
 def test_every_step_has_its_loss_bit_for_bit_in_every_kind_of_network(tmp_path: Path) -> None:
-    """Layers that hold state or draw numbers, slices of a batch, half precision, another rate at each step."""
+    """Every step has its loss bit for bit: with state, random numbers, slices of a batch, float16, changing rates."""
     out = tmp_path / "losses.json"
     subprocess.run([sys.executable, HERE / "several_steps.py", tmp_path, out], check=True, timeout=600)
     cases = json.loads(out.read_text())
@@ -100,7 +100,7 @@ def test_every_step_has_its_loss_bit_for_bit_in_every_kind_of_network(tmp_path: 
 def test_a_fault_of_a_batch_strikes_its_step_and_no_other(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, fault: str
 ) -> None:
-    """Numbers that are not finite in every test below."""
+    """A fault in a batch strikes its step alone; `make test` has numbers that are not finite, below."""
     line = run("single", shards, tmp_path / "run", "--epochs", 2, "--inject", f"{fault}:rank=0@step=37")
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 1
@@ -113,7 +113,7 @@ def test_a_fault_of_a_batch_strikes_its_step_and_no_other(
 def test_a_learning_rate_that_explodes_is_named_with_its_step(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Numbers that are not finite come from inside a call; the step and the samples are those of one step a call."""
+    """A diverging learning rate is reported from inside a call with the step and the samples of one step per call."""
     said = []
     for most in ("1", "auto"):
         line = run("single", shards, tmp_path / most, "--epochs", 2, "--learning-rate", 30, "--schedule", "constant")
@@ -149,7 +149,7 @@ def test_a_stopped_run_goes_on_with_another_number_of_steps_a_call(
 def test_a_strategy_that_is_asked_between_steps_takes_one(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """By itself, where nobody asks for several: as each run of `ps` in other tests."""
+    """A strategy that needs a check between steps takes one step per call by default, as all runs of `ps` do."""
     line = [*run("ps", shards, tmp_path / "run", "--steps", 4), "--ranks", "3"]
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err

@@ -1,4 +1,4 @@
-"""`--xla`: the same training by another compiler, and a line where it cannot compile a model."""
+"""`--xla`: the same training by another compiler, and a message if it cannot compile a model."""
 
 from __future__ import annotations
 

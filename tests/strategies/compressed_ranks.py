@@ -1,7 +1,7 @@
-"""Ranks of the test of compression with error feedback: an all-reduce's worker on MPI ranks, against a plain program.
+"""Ranks of the test of compression with error feedback: an all-reduce worker on MPI ranks against a plain program.
 
-`python compressed_ranks.py CASES.json OUT.jsonl` under mpiexec. The plain program is written from the papers, in numpy,
-for all workers in turn; it shares no line with hpcdl. Every rank runs it and compares.
+`python compressed_ranks.py CASES.json OUT.jsonl` under mpiexec. The plain program follows the papers, in numpy, for all
+workers in turn; it shares no code with hpcdl. Every rank runs it and compares.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STEPS = 6
 
 
 def gradients(worker: int, step: int, case: dict[str, Any]) -> list[Any]:
-    """A worker's gradients at a step, divided by the number of workers as a step divides them."""
+    """Return a worker's gradients at a step, divided by the number of workers as a step divides them."""
     generator, shapes = numpy.random.default_rng(100 * worker + step), case["shapes"]
     sizes = [case.get("size", 1.0) * 10.0**number for number in range(-2, len(shapes) - 2)]
     made = [size * generator.standard_normal(shape) for size, shape in zip(sizes, shapes, strict=True)]
-    if case.get("low_rank"):  # as many columns as travel tell all of them
+    if case.get("low_rank"):  # of a rank so low that the factors that are sent describe them exactly
         made = [
             generator.standard_normal((*shape[:-1], 1)) * numpy.linspace(-1, 2, shape[-1]) if len(shape) > 1 else one
             for one, shape in zip(made, shapes, strict=True)
@@ -44,7 +44,7 @@ def gradients(worker: int, step: int, case: dict[str, Any]) -> list[Any]:
 
 
 def rounded(values: Any) -> Any:
-    """Blocks of 256 as whole numbers of their largest magnitude over 127."""
+    """Round blocks of 256 to integers of their largest magnitude over 127."""
     found = numpy.zeros_like(values)
     for start in range(0, len(values), 256):
         block = values[start : start + 256]
@@ -55,7 +55,7 @@ def rounded(values: Any) -> Any:
 
 
 def plain_int8(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> Any:
-    """Two passes (Tang and others 2019): parts are rounded, summed by one worker each, and the sum is rounded again."""
+    """Two passes (Tang and others 2019): each worker sums one part of the rounded values, and rounds the sum again."""
     moved = [gradient + rest for gradient, rest in zip(mine, rests, strict=True)]
     bounds = numpy.cumsum([0, *(len(part) for part in numpy.array_split(moved[0], len(mine)))])
     result = numpy.zeros_like(moved[0])
@@ -71,7 +71,7 @@ def plain_int8(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> Any:
 
 
 def of_matrices(flat: Any, kept: dict[str, Any]) -> Any:
-    """Each matrix' part of a flat array, a view, and its shape."""
+    """Yield the part of a flat array that belongs to each matrix, as a view, and the matrix' shape."""
     start = 0
     for number in kept["matrices"]:
         *rows, columns = kept["case"]["shapes"][number]
@@ -81,7 +81,7 @@ def of_matrices(flat: Any, kept: dict[str, Any]) -> Any:
 
 
 def plain_topk(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> Any:
-    """Top-k with memory (Stich and others 2018): the largest of each matrix, all others wait."""
+    """Top-k with memory (Stich and others 2018): send the largest values of each matrix, keep the others."""
     share = float(kept["case"]["compress"].partition(":")[2].rstrip("%")) / 100
     result = numpy.zeros_like(mine[0])
     for gradient, rest in zip(mine, rests, strict=True):
@@ -95,7 +95,7 @@ def plain_topk(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> Any:
 
 
 def plain_powersgd(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> Any:
-    """Algorithms 1 and 2 of Vogels and others 2019, in double precision, the basis by numpy's QR decomposition."""
+    """Algorithms 1 and 2 of Vogels and others 2019, in double precision, with the basis by numpy's QR decomposition."""
     rank = int(kept["case"]["compress"].partition(":")[2])
     for gradient, rest in zip(mine, rests, strict=True):
         rest += gradient
@@ -111,7 +111,7 @@ def plain_powersgd(mine: list[Any], rests: list[Any], kept: dict[str, Any]) -> A
         start = numpy.random.default_rng(number).standard_normal((columns, rank), numpy.float32)
         right = kept.get(("right", number), start).astype(float)
         left, triangle = numpy.linalg.qr(sum(part.astype(float) @ right for part in parts))
-        left = left * numpy.sign(numpy.diag(triangle))  # as Gram and Schmidt leave it
+        left = left * numpy.sign(numpy.diag(triangle))  # as Gram-Schmidt orthogonalization leaves it
         rights = [part.astype(float).T @ left for part in parts]
         for part, own in zip(parts, rights, strict=True):
             part -= (left @ own.T).astype(numpy.float32)
@@ -124,9 +124,9 @@ PLAIN = {"int8": plain_int8, "topk": plain_topk, "powersgd": plain_powersgd}
 
 
 def plain(case: dict[str, Any]) -> tuple[list[list[Any]], float]:
-    """The sums of each step by the plain program; and how far they and the rests are from all gradients together."""
+    """Return the sums of each step, and how far all sums and rests together are from the sum of all gradients."""
     shapes = case["shapes"]
-    matrices = [number for number, shape in enumerate(shapes) if len(shape) > 1][::-1]  # the last layer's go first
+    matrices = [number for number, shape in enumerate(shapes) if len(shape) > 1][::-1]  # the last layer's first
     rests = [numpy.zeros(sum(numpy.prod(shapes[number]) for number in matrices), numpy.float32)] * case["workers"]
     rests, kept = [rest.copy() for rest in rests], {"case": case, "matrices": matrices}
     found, applied, everything = [], 0.0, 0.0
@@ -146,13 +146,13 @@ def plain(case: dict[str, Any]) -> tuple[list[list[Any]], float]:
 
 
 def traced(worker: AllReduceWorker, case: dict[str, Any]) -> Any:
-    """A step that only sums up."""
+    """Trace a step that only sums up."""
     names = [f"variable-{number}" for number in range(len(case["shapes"]))]
     return tf.function(lambda *mine: worker.sum_up(list(mine), names), autograph=False)
 
 
 def run_case(case: dict[str, Any], everybody: Any) -> dict[str, Any]:
-    """What this rank finds; meaningful on rank 0, for all ranks."""
+    """Run one case; the result holds all ranks' findings, and is meaningful on rank 0."""
     takes_part = everybody.rank < case["workers"]
     group = everybody.split(0 if takes_part else 1)
     if not takes_part:
@@ -167,7 +167,7 @@ def run_case(case: dict[str, Any], everybody: Any) -> dict[str, Any]:
     step = traced(worker, case)
     before = observed.monitor.traffic()
     for number in range(STEPS):
-        if number == case.get("cut"):  # what a checkpoint keeps is all that another worker needs
+        if number == case.get("cut"):  # all that a checkpoint keeps is handed to a new worker
             kept = worker.state()
             worker = AllReduceWorker(context)
             worker.restore(kept)
@@ -201,7 +201,7 @@ def run_case(case: dict[str, Any], everybody: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases of a file; rank 0 writes the result of each as a line of another."""
+    """Run the cases of a file; rank 0 writes the result of each as a line of another file."""
     runtime.configure(deterministic=True, seed=7)
     everybody = world()
     for case in json.loads(Path(sys.argv[1]).read_text()):

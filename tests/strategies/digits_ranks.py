@@ -1,7 +1,7 @@
 """Ranks that train one strategy after another as `hpcdl train` does, in one TensorFlow start.
 
-`python digits_ranks.py CASES.json` under mpiexec. A case holds the settings of a run; ranks beyond it wait. `plant`
-in a case makes one rank fail: {"rank": 1, "step": 5, "kind": "exception" | "nan" | "signal"}.
+`python digits_ranks.py CASES.json` under mpiexec. A case holds the settings of a run; ranks beyond it wait. `plant` in
+a case makes one rank fail: {"rank": 1, "step": 5, "kind": "exception" | "nan" | "signal"}.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from hpcdl.strategies.elastic.flat import FlatWorker  # noqa: E402
 
 
 def plant(fault: dict[str, Any], rank: int, happened: Path) -> Callable[[], None]:
-    """Make this rank fail before a step, if it is the one; returns what undoes it.
+    """Make this rank fail before a step if the fault names it; return a function that undoes the change.
 
-    The others come to that step and wait for it to have `happened`: a rank without a processor would else find the
-    run over before its own step.
+    The other ranks wait in that step until the fault has `happened`: a rank that gets no processor time would otherwise
+    find the run over before its own step.
     """
     plain = FlatWorker.before_step
 
@@ -67,8 +67,8 @@ def plant(fault: dict[str, Any], rank: int, happened: Path) -> Callable[[], None
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> None:
-    """Train in `run-dir`; an early stop is written there."""
-    for number in STOPS:  # a run is a fresh process: it must not hear what the case before was told
+    """Train in `run-dir`; write an early stop there."""
+    for number in STOPS:  # a run is a fresh process: a signal of the previous case must not reach it
         signal.signal(number, signal.SIG_DFL)
     fault = case.pop("plant", {"rank": -1, "step": -1})
     undo = plant(fault, everybody.rank, Path(f"{case['run-dir']}-planted"))
@@ -79,7 +79,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> None:
 
 
 def train(case: dict[str, Any], everybody: Communicator) -> None:
-    """The case's ranks train, the others return."""
+    """Train on the ranks of the case; the others return at once."""
     resolved = load(TrainConfig, [Layer(origin="flag", values=case)])
     run_dir = Path(case["run-dir"])
     takes_part = everybody.rank < case["ranks"]
@@ -91,7 +91,7 @@ def train(case: dict[str, Any], everybody: Communicator) -> None:
     group.barrier()
     try:
         run_rank(prepare(resolved), group, run_dir)
-    except StoppedEarly as error:  # all of the case's ranks, servers too, have agreed on it: the next case may come
+    except StoppedEarly as error:  # all of the case's ranks, servers too, have agreed on it: the next case may start
         (run_dir / f"stopped-{group.rank}.txt").write_text(str(error))
     except BaseException:  # noqa: BLE001  whatever it is, the other ranks must not wait for this one
         traceback.print_exc()

@@ -1,8 +1,8 @@
-"""Ranks that train the same steps twice: weights that move while buckets travel, and weights that wait for all.
+"""Ranks that train the same steps twice: with updates while buckets are being sent, and with updates after all buckets.
 
-`python early_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all cases. Rank 0 writes for each case
-which arrays differ between the two ways, of weights and optimizer, over all ranks; and whether weights had moved while
-the last bucket was held back.
+`python early_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all cases. For each case rank 0 writes
+which arrays of weights and optimizer differ between the two, over all ranks, and whether weights had changed while the
+last bucket was held back.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 
 STEPS, BATCH = 4, 6
 HELD_S = 60.0
-"""Longer than any update takes: a weight that has not moved by then does not move early."""
+"""Seconds, longer than any update takes: a weight that has not changed by then is not updated early."""
 
 
 class HoldingBack:
-    """The all-reduce of a strategy; its last call waits until `variable` has another value, and says whether it had."""
+    """The all-reduce of a strategy whose last call waits until `variable` changes, and records in `moved` if it did."""
 
     def __init__(self, inner: Any, num_buckets: int, variable: Any) -> None:
         self.inner, self.left, self.variable = inner, num_buckets, variable
@@ -53,7 +53,7 @@ class HoldingBack:
 
 
 def network() -> keras.Model:
-    """A classifier of five layers, each of which is a bucket or more, with normalisation."""
+    """Build a classifier of five layers with normalisation, in which each layer fills at least one bucket."""
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(40, activation="tanh")(inputs)
     hidden = keras.layers.BatchNormalization()(hidden)
@@ -63,7 +63,7 @@ def network() -> keras.Model:
 
 
 def optimizer_of(case: dict[str, Any], variables: Any) -> Any:
-    """The case's optimizer: by hpcdl's name with weight decay, or Keras's SGD with what `keras` holds."""
+    """Return the case's optimizer: hpcdl's by name with weight decay, or Keras's SGD with the arguments in `keras`."""
     if case["keras"]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9, **case["keras"])
         optimizer.build(variables)
@@ -73,7 +73,7 @@ def optimizer_of(case: dict[str, Any], variables: Any) -> Any:
 
 
 def trained(case: dict[str, Any], group: Any, early: bool) -> list[Any]:
-    """Weights and optimizer after some steps of a learning rate that changes."""
+    """Return weights and optimizer state after some steps with a changing learning rate."""
     keras.utils.set_random_seed(5)
     model = network()
     optimizer = optimizer_of(case, model.trainable_variables)
@@ -95,7 +95,7 @@ def trained(case: dict[str, Any], group: Any, early: bool) -> list[Any]:
 
 
 def moves_early(case: dict[str, Any], group: Any) -> bool:
-    """Whether the last layer's weights move before the last bucket has come."""
+    """Return whether the last layer's weights change before the last bucket arrives."""
     model = network()
     optimizer = optimizer_of(case, model.trainable_variables)
     worker = load_strategy(find_strategy(case["strategy"])).worker(context_of(case, group))
@@ -109,7 +109,7 @@ def moves_early(case: dict[str, Any], group: Any) -> bool:
 
 
 class Spoiling:
-    """The all-reduce of a strategy, with NaN in the sums of its last bucket, before anybody looks at them."""
+    """The all-reduce of a strategy that puts NaN into the sums of its last bucket before they are checked."""
 
     def __init__(self, inner: Any, num_buckets: int) -> None:
         self.inner, self.left = inner, num_buckets
@@ -126,7 +126,7 @@ class Spoiling:
 
 
 def ends_where_a_sum_is_spoilt(case: dict[str, Any], group: Any) -> bool:
-    """Whether the step in which NaN comes up on the way is an error."""
+    """Return whether a step in which the exchange produces NaN raises NotFiniteError."""
     model = network()
     optimizer = optimizer_of(case, model.trainable_variables)
     worker = load_strategy(find_strategy(case["strategy"])).worker(context_of(case, group))

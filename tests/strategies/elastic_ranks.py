@@ -1,4 +1,4 @@
-"""Runs the strategies' own replicas and servers as threads, in an order of arrival that the test decides."""
+"""Run the strategies' own replicas and servers as threads, in an order of arrival that the test sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 
 
 class Turns:
-    """Lets one worker at a time do its step, in a given order."""
+    """Let one worker at a time do its step, in a given order."""
 
     def __init__(self, orders: Sequence[Sequence[int]]) -> None:
         self._queue = [worker for order in orders for worker in order]
@@ -47,7 +47,7 @@ class StepCounts(Counts):
 
 
 class Outcome:
-    """What is left of a run: the center, the workers' weights, replicas, servers' records and counted messages."""
+    """The result of a run: the center, the workers' weights, details of replicas and servers, and message counts."""
 
     def __init__(
         self, center: np.ndarray, weights: list[np.ndarray], details: list[Any], counts: list[StepCounts]
@@ -71,7 +71,7 @@ def run(
     compress: str = "none",
     **elastic: Any,
 ) -> Outcome:
-    """`steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely.
+    """Run `steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely.
 
     `hosts` names each rank's node, by default one for all.
     """

@@ -40,7 +40,7 @@ NUM_STEPS = 20
 def small_residual() -> keras.Model:
     """Two residual blocks without batch normalisation: additions and shared inputs, few parameters.
 
-    Smooth activations: where a rectifier flips, rounding errors grow a thousandfold, whatever summed the gradients.
+    The activations are smooth: if a rectifier flips, rounding errors grow a thousandfold, however gradients are summed.
     """
     inputs = keras.Input((14, 14, 1))
     x = keras.layers.Conv2D(8, 3, padding="same", activation="swish")(inputs)
@@ -52,7 +52,7 @@ def small_residual() -> keras.Model:
 
 
 def small_normalised() -> keras.Model:
-    """What fast kernels are for, but for batch normalization, which depends on how many samples a worker has."""
+    """All layers with fast kernels except batch normalization, which depends on the number of samples per worker."""
     inputs = keras.Input((10, 10, 1))
     x = keras.layers.Conv2D(8, 3)(inputs)
     y = keras.layers.Conv2D(8, 1, activation="gelu")(keras.layers.LayerNormalization()(x))
@@ -68,7 +68,7 @@ NETWORKS = {
 
 
 def samples(shape: tuple[int, ...], batch: int, step: int) -> tuple[Any, Any]:
-    """The global batch of a step: noise under a row that tells the label, without ties that pooling could break."""
+    """Return the global batch of a step: noise with a row that shows the label, without ties for pooling to break."""
     generator = numpy.random.default_rng(1000 + step)
     labels = generator.integers(0, 10, batch)
     images = generator.random((len(labels), *shape), numpy.float32) * 0.5
@@ -103,13 +103,13 @@ def train(case: dict[str, Any], worker: Worker, rank: int, num_slices: int) -> l
 
 @cache
 def trained_alone(network: str, optimizer: str, learning_rate: float, batch: int) -> list[numpy.ndarray]:
-    """What `single` makes of the global batches: the same for every strategy and number of workers."""
+    """Return what `single` makes of the global batches: the same for every strategy and number of workers."""
     case = {"network": network, "optimizer": optimizer, "learning_rate": learning_rate}
     return train({**case, "num_workers": 1, "batch": batch, "more": 0, "accumulate": 1}, SingleWorker(), 0, 1)
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
-    """The largest difference to `single`, and whether the ranks agree to the bit; meaningful on rank 0."""
+    """Return the largest difference to `single`, and whether the ranks agree bit for bit; meaningful on rank 0."""
     info = find_strategy(case["strategy"])
     num_servers = case.get("servers", 0)
     num_ranks = case["num_workers"] + num_servers
@@ -143,7 +143,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases of a file; rank 0 writes the result of each as a line of another."""
+    """Run the cases of a file; rank 0 writes the result of each as a line of another file."""
     runtime.configure(deterministic=True, seed=7)
     everybody = world()
     cases = json.loads(Path(sys.argv[1]).read_text())

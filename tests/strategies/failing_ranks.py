@@ -1,8 +1,8 @@
-"""Ranks whose step goes wrong: `python failing_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all.
+"""Ranks whose step fails: `python failing_ranks.py CASES.json OUT.json` under mpiexec, one TensorFlow for all.
 
 A case fails at its second step: by NaN in one worker's gradients (the loss stays finite), or by an error that every
-worker's communicator raises in the exchange. Rank 0 writes what came out of each worker's step, and whether its
-weights moved.
+worker's communicator raises in the exchange. Rank 0 writes the result of each worker's step, and whether its weights
+changed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from hpcdl.strategies.table import find_strategy, load_strategy  # noqa: E402
 TEXT = "planted on 3 {ranks}: 50 % \u00fc of them"
 BATCH = 4
 LATE_S = 2.0
-"""Long enough for the other worker's gradient to be the one that counts."""
+"""Delay in seconds of the case's late worker: long enough for the other worker's gradient to be the one that counts."""
 BROKEN = {"isend", "irecv", "wait_any", "allreduce", "barrier"}
 
 
 class Breaking:
-    """A communicator, and all that come from it, that raises `planted` while there is one."""
+    """A communicator that raises the error in `planted`, if it has one; so do communicators made from it."""
 
     def __init__(self, inner: Any, planted: list[Exception]) -> None:
         self._inner, self._planted = inner, planted
@@ -58,7 +58,7 @@ class Breaking:
 
 
 def network() -> tuple[Any, Any]:
-    """A classifier, and the variable that makes the gradient of its first layers NaN."""
+    """Return a classifier, and the variable that makes the gradient of its first layers NaN."""
     bad = keras.Variable(0.0, trainable=False, name="bad")
 
     @tf.custom_gradient
@@ -72,9 +72,9 @@ def network() -> tuple[Any, Any]:
 
 
 def judged(case: dict[str, Any], worker: Worker, model: Any) -> list[Any]:
-    """The weights that a fault must not move.
+    """Return the weights that a fault must not change.
 
-    Where workers exchange what their own update has left, an exchange that fails leaves the weights that they share.
+    If workers exchange weights after their own update, a failed exchange must not change the shared weights.
     """
     if case["fault"] != "nan" and find_strategy(case["strategy"]).features.periodic:
         center = worker.center()
@@ -84,7 +84,7 @@ def judged(case: dict[str, Any], worker: Worker, model: Any) -> list[Any]:
 
 
 def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exception]) -> dict[str, Any]:
-    """One step that goes well, one that does not, and how."""
+    """Take one step that succeeds and one that fails; return the error and whether weights changed."""
     model, bad = network()
     optimizer = build_optimizer(
         OptimizerConfig(optimizer=case["optimizer"]), model.trainable_variables, loss_scaling=case["skips"]
@@ -106,8 +106,8 @@ def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exceptio
         worker.before_step(1)
     else:
         fault = getattr(errors, case["fault"])(TEXT)
-        # Before an exchange beside the step is under way: what that had sent nobody would take back, and a server that
-        # has answered it waits in vain for somebody to take its next answer. `ps` announces the step first.
+        # Raise before a background exchange has started: otherwise its messages are never received, and a server that
+        # has answered waits in vain for its next answer to be received. `ps` announces the step first.
         beside = bool(find_strategy(case["strategy"]).features.optimizers)
         planted += [fault] * beside
         worker.before_step(1)
@@ -120,7 +120,7 @@ def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exceptio
     except Exception as error:  # noqa: BLE001  whatever it is, the test judges it
         raised = error
     after = judged(case, worker, model)
-    if planted:  # what the others wait for is finished in order
+    if planted:  # finish in order what other ranks wait for
         planted.clear()
         step(images, labels)
         worker.after_step(1)
@@ -134,7 +134,7 @@ def work(case: dict[str, Any], worker: Worker, rank: int, planted: list[Exceptio
 
 
 def run_case(case: dict[str, Any], everybody: Any) -> list[Any]:
-    """What came out of each rank's second step."""
+    """Return the result of each rank's second step."""
     info = find_strategy(case["strategy"])
     planted: list[Exception] = []
     num_ranks = case["workers"] + case["servers"]

@@ -38,7 +38,7 @@ OPTIMIZERS = {
 
 
 def network() -> keras.Model:
-    """Smooth, with moving statistics."""
+    """Build a smooth network with moving statistics."""
     keras.utils.set_random_seed(7)
     inputs = keras.Input((8, 8, 1))
     x = keras.layers.Conv2D(4, 3, activation="swish")(inputs)
@@ -47,7 +47,7 @@ def network() -> keras.Model:
 
 
 def samples(worker: int, step: int) -> tuple[Any, Any]:
-    """A worker's batch at a step."""
+    """Return a worker's batch at a step."""
     generator = numpy.random.default_rng(1000 * worker + step)
     labels = generator.integers(0, 10, BATCH)
     images = generator.random((BATCH, 8, 8, 1), numpy.float32) * 0.5
@@ -56,12 +56,12 @@ def samples(worker: int, step: int) -> tuple[Any, Any]:
 
 
 def split(model: keras.Model) -> tuple[list[Any], list[Any]]:
-    """Trainable weights and moving statistics."""
+    """Return trainable weights and moving statistics."""
     return model.trainable_variables, model.non_trainable_variables
 
 
 def outer(case: dict[str, Any], x: Any, v: Any, change: Any) -> tuple[Any, Any]:
-    """The papers' equations for one variable; returns the new weights and momentum."""
+    """Apply the papers' equations to one variable; return the new weights and momentum."""
     if case["strategy"] == "local-sgd":
         return x - change, v
     rate, momentum = case["outer"]
@@ -74,7 +74,7 @@ def outer(case: dict[str, Any], x: Any, v: Any, change: Any) -> tuple[Any, Any]:
 
 
 def plain(case: dict[str, Any]) -> tuple[list[numpy.ndarray], list[numpy.ndarray], list[list[numpy.ndarray]]]:
-    """Shared weights, shared statistics, and each worker's optimizer state at the end of a plain program."""
+    """Return shared weights, shared statistics, and each worker's optimizer state at the end of a plain program."""
     workers = range(case["workers"])
     models = [network() for _ in workers]
     optimizers = [OPTIMIZERS[case["optimizer"]]() for _ in workers]
@@ -122,7 +122,7 @@ def plain(case: dict[str, Any]) -> tuple[list[numpy.ndarray], list[numpy.ndarray
 
 
 def synchronous(case: dict[str, Any]) -> list[numpy.ndarray]:
-    """The weights that plain synchronous SGD leaves: one optimizer, which takes the mean of the workers' gradients."""
+    """Return the weights after plain synchronous SGD: one optimizer, which takes the mean of the workers' gradients."""
     model, optimizer = network(), OPTIMIZERS[case["optimizer"]]()
     trainable = model.trainable_variables
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -138,7 +138,7 @@ def synchronous(case: dict[str, Any]) -> list[numpy.ndarray]:
 
 
 def train(case: dict[str, Any], worker: Worker, rank: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """The same through the strategy's worker."""
+    """Train the same way with the strategy's worker."""
     model, optimizer = network(), OPTIMIZERS[case["optimizer"]]()
     optimizer.build(model.trainable_variables)
     step = build_step(model, optimizer, worker, Classification())
@@ -155,7 +155,10 @@ def train(case: dict[str, Any], worker: Worker, rank: int) -> tuple[list[Any], l
 
 
 def error(ours: Any, theirs: Any, nothing: float = 1e-7) -> float:
-    """Largest difference over the largest value, of the worst tensor; `nothing` is none: some biases stay near zero."""
+    """Return the largest difference over the largest value, of the worst tensor; up to `nothing` counts as none.
+
+    Some biases stay near zero.
+    """
     pairs = [
         (numpy.asarray(a, numpy.float64), numpy.asarray(b, numpy.float64)) for a, b in zip(ours, theirs, strict=True)
     ]
@@ -163,7 +166,7 @@ def error(ours: Any, theirs: Any, nothing: float = 1e-7) -> float:
 
 
 def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
-    """How far the ranks' results are from the plain program's; empty but on rank 0."""
+    """Return how far the ranks' results are from the plain program's; empty except on rank 0."""
     takes_part = everybody.rank < case["workers"]
     group = everybody.split(0 if takes_part else 1)
     if not takes_part:
@@ -188,7 +191,7 @@ def run_case(case: dict[str, Any], everybody: Communicator) -> dict[str, Any]:
 
 
 def compared(case: dict[str, Any], found: list[Any]) -> dict[str, Any]:
-    """The largest difference of any rank to the plain program, which rank 0 alone runs."""
+    """Return the largest difference of any rank to the plain program, which rank 0 alone runs."""
     theirs = plain(case)
     errors = [
         [error(weights, theirs[0]), error(statistics, theirs[1]), error(optimizer, theirs[2][rank])]
@@ -196,7 +199,8 @@ def compared(case: dict[str, Any], found: list[Any]) -> dict[str, Any]:
     ]
     if case["period"] == 1:
         expected = synchronous(case)
-        # Sums in another order: of a bias whose gradient's parts cancel, oneDNN's rounding leaves some 1e-7 a step.
+        # The sums have another order: in a bias whose gradient's parts cancel, oneDNN's rounding errors are near 1e-7 a
+        # step.
         apart = [error(weights, expected, nothing=1e-6) for _, (weights, *_) in found]
         errors = [[*own, one] for own, one in zip(errors, apart, strict=True)]
     worst = numpy.max(errors, axis=0).tolist()
@@ -208,7 +212,7 @@ def compared(case: dict[str, Any], found: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases of a file; rank 0 writes the result of each as a line of another."""
+    """Run the cases of a file; rank 0 writes the result of each as a line of another file."""
     runtime.configure(deterministic=True, seed=7)
     everybody = world()
     for case in json.loads(Path(sys.argv[1]).read_text()):
@@ -217,7 +221,7 @@ def main() -> None:
             with Path(sys.argv[2]).open("a") as file:
                 file.write(json.dumps(result) + "\n")
         tf.keras.backend.clear_session()
-        everybody.allgather_json(None, patient=True)  # a barrier would keep the cores of those who wait busy
+        everybody.allgather_json(None, patient=True)  # a barrier would keep the cores of waiting ranks busy
 
 
 if __name__ == "__main__":

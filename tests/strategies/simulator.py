@@ -1,7 +1,7 @@
 """The methods of the EASGD family as plain loops in float64, written from the equations alone.
 
-`orders[t]` lists the workers in the order in which their exchange number t reaches the center. A gradient is a
-function of (worker, step, weights). Every simulator returns the center and the workers' weights.
+`orders[t]` lists the workers in the order in which their exchange number t reaches the center. A gradient is a function
+of (worker, step, weights). Every simulator returns the center and the workers' weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def round_robin_easgd(
 def arriving_easgd(
     start: np.ndarray, gradient: Gradient, orders: Sequence[Sequence[int]], eta: float, alpha: float, mu: float = 0.0
 ) -> State:
-    """(2) for the arriving worker alone; (5)(6) on the worker, which is (1) where mu = 0."""
+    """Apply (2) for the arriving worker alone, and (5)(6) on the worker, which equal (1) for mu = 0."""
     workers = len(orders[0])
     center = start.copy()
     weights = [start.copy() for _ in range(workers)]
@@ -41,7 +41,7 @@ def arriving_easgd(
 def sync_easgd(
     start: np.ndarray, gradient: Gradient, workers: int, steps: int, eta: float, alpha: float, period: int = 1
 ) -> State:
-    """(1) on every worker and (2) with the sum, both with the weights before."""
+    """Apply (1) on every worker and (2) with the sum, both with the weights before the step."""
     center = start.copy()
     weights = [start.copy() for _ in range(workers)]
     for step in range(steps):
@@ -55,7 +55,7 @@ def sync_easgd(
 def arriving_sgd(
     start: np.ndarray, gradient: Gradient, orders: Sequence[Sequence[int]], eta: float, mu: float = 0.0
 ) -> State:
-    """Each worker's gradient was taken at the center that came back from its exchange before."""
+    """Apply gradients that each worker took at the center that its previous exchange returned."""
     workers = len(orders[0])
     center, velocity = start.copy(), np.zeros_like(start)
     weights = [start.copy() for _ in range(workers)]

@@ -28,24 +28,24 @@ SIZE = WEIGHTS + sum(size for _, size in STATISTICS)
 
 
 def target(worker: int) -> numpy.ndarray:
-    """Where a worker's own steps lead."""
+    """Return the weights towards which a worker's own steps lead."""
     return numpy.random.default_rng(worker).standard_normal(SIZE).astype(numpy.float32)
 
 
 def own_step(own: numpy.ndarray, worker: int) -> None:
-    """A step of gradient descent, in place."""
+    """Take a step of gradient descent, in place."""
     own -= RATE * (own - target(worker))
 
 
 def mean(values: list[numpy.ndarray]) -> numpy.ndarray:
-    """The mean in the order of recursive doubling: neighbours first."""
+    """Return the mean in the order of recursive doubling: neighbours first."""
     while len(values) > 1:
         values = [values[place] + values[place + 1] for place in range(0, len(values), 2)]
     return values[0]
 
 
 def rounded(values: numpy.ndarray, compress: str) -> numpy.ndarray:
-    """Blocks of 256 with a scale each: whole numbers up to 127, or the nearest of 0 and 1, 1/2, ..., 1/64."""
+    """Round blocks of 256 with a scale each: to integers up to 127, or to the nearest of 0 and 1, 1/2, ..., 1/64."""
     found = numpy.zeros_like(values)
     levels = numpy.array([0, *(2.0**-place for place in range(6, -1, -1))], numpy.float32)
     for start in range(0, len(values), 256):
@@ -63,7 +63,7 @@ def rounded(values: numpy.ndarray, compress: str) -> numpy.ndarray:
 
 
 def compressed_mean(deltas: list[numpy.ndarray], compress: str) -> numpy.ndarray:
-    """One worker sums each part of the rounded changes, and sends the sum back rounded; nothing is kept."""
+    """Sum each part of the rounded changes on one worker, and round the sum again; no rounding error is kept."""
     parts = [numpy.array_split(delta, len(deltas)) for delta in deltas]
     sums = []
     for owner in range(len(deltas)):
@@ -75,7 +75,7 @@ def compressed_mean(deltas: list[numpy.ndarray], compress: str) -> numpy.ndarray
 
 
 def by_the_paper(case: dict[str, Any]) -> tuple[numpy.ndarray, list[numpy.ndarray]]:
-    """Algorithm 2, one worker after the other: the shared weights and each worker's own at the end, float32."""
+    """Algorithm 2 for one worker after the other: return the final shared weights and each worker's own, in float32."""
     num, period, count, tau = case["workers"], case["period"], case["fragments"], case["overlap"]
     share, rate, momentum = case["mixing"], 0.7, 0.9
     layers = "abcd"
@@ -114,7 +114,7 @@ def by_the_paper(case: dict[str, Any]) -> tuple[numpy.ndarray, list[numpy.ndarra
 
 
 def context_of(case: dict[str, Any], group: Any, name: str = "streaming-diloco") -> Context:
-    """What the strategy gets."""
+    """Return the context of the strategy."""
     streaming = {key: case[key] for key in ("fragments", "overlap", "mixing") if name == "streaming-diloco"}
     return Context(
         info=find_strategy(name), communicator=group, num_workers=group.size, num_servers=0,
@@ -124,7 +124,7 @@ def context_of(case: dict[str, Any], group: Any, name: str = "streaming-diloco")
 
 
 def train(case: dict[str, Any], shared: SharedWeights, own: numpy.ndarray, steps: range) -> numpy.ndarray:
-    """A worker's `own` weights after `steps`."""
+    """Return a worker's `own` weights after `steps`."""
     for step in steps:
         exchanges = shared.before_step(step, float(RATE))
         own_step(own, shared.group.rank)
@@ -134,7 +134,7 @@ def train(case: dict[str, Any], shared: SharedWeights, own: numpy.ndarray, steps
 
 
 def begun(shared: SharedWeights, weights: numpy.ndarray) -> SharedWeights:
-    """`shared` from `weights` on."""
+    """Start `shared` with `weights`."""
     shared.variables = LAYERS
     shared.start(weights)
     shared.lay_out(STATISTICS)
@@ -142,12 +142,12 @@ def begun(shared: SharedWeights, weights: numpy.ndarray) -> SharedWeights:
 
 
 def bytes_of(shared: SharedWeights) -> int:
-    """What this worker has sent of `shared`."""
+    """Return the bytes that this worker has sent of `shared`."""
     return shared.group.lane.bytes_sent  # type: ignore[attr-defined]
 
 
 def counted_bytes(case: dict[str, Any], rank: int) -> int:
-    """What a worker sends in a run by the formulas of the docs: of packed weights, and of statistics as they are."""
+    """Return a worker's bytes in a run by the formulas of the docs: of packed weights, and of unpacked statistics."""
     num, count, period = case["workers"], case["fragments"], case["period"]
     sent = 0
     for number in range(count):
@@ -165,7 +165,7 @@ def counted_bytes(case: dict[str, Any], rank: int) -> int:
 
 
 def run_case(case: dict[str, Any], group: Any) -> dict[str, Any]:
-    """What this worker found."""
+    """Return this worker's findings."""
     ones = numpy.ones(SIZE, numpy.float32)
     shared = begun(StreamedWeights(context_of(case, group)), ones[:WEIGHTS])
     own = train(case, shared, ones.copy(), range(case["steps"]))
@@ -203,7 +203,7 @@ def run_case(case: dict[str, Any], group: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the cases of a file; rank 0 writes what all workers found as a line of another."""
+    """Run the cases of a file; rank 0 writes all workers' findings as a line of another file."""
     everybody = observe(world())
     for case in json.loads(Path(sys.argv[1]).read_text()):
         takes_part = everybody.rank < case["workers"]

@@ -1,4 +1,4 @@
-"""Numbers of few bits with a scale for each block: what they lose, what they weigh, and what is not hidden."""
+"""Numbers of few bits with a scale for each block: their rounding error, their size, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_block_that_is_not_finite_is_not_hidden(name: str, value: float) -> No
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("length", [1, 3, 1000])
 def test_sums_and_what_ranks_have_lost_add_up(name: str, length: int) -> None:
-    """Also where there are fewer values than ranks."""
+    """The sum of all ranks plus their rounding errors is the exact sum, also with fewer values than ranks."""
     made = [np.random.default_rng(rank).standard_normal(length).astype(np.float32) for rank in range(4)]
 
     def rank(communicator: Any) -> tuple[np.ndarray, np.ndarray]:

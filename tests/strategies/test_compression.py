@@ -1,4 +1,4 @@
-"""What half precision loses on the wire: all but 11 bits of a float16, at any size of gradients; of biases nothing."""
+"""The precision of compressed gradients: float16 keeps 11 bits for gradients of any size; biases lose nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_RANKS = 3
 
 
 def summed(gradients: list[list[Any]], compress: str, strategy: str = "ring") -> list[np.ndarray]:
-    """The sums of what each rank puts in, the same on all ranks."""
+    """Return the sums of each rank's values, the same on all ranks."""
 
     def rank(communicator: ThreadCommunicator) -> list[np.ndarray]:
         from hpcdl.strategies.allreduce.worker import AllReduceWorker
@@ -48,7 +48,7 @@ def summed(gradients: list[list[Any]], compress: str, strategy: str = "ring") ->
 
 
 def gradients(scale: float) -> tuple[list[list[Any]], list[np.ndarray]]:
-    """A matrix and a bias for each rank, and their sums in float64."""
+    """Return a matrix and a bias for each rank, and their sums in float64."""
     generator = np.random.default_rng(3)
     made = [
         [(scale * generator.normal(size=shape)).astype(np.float32) for shape in ((40, 30), (30,))]

@@ -1,4 +1,4 @@
-"""Every strategy that claims to equal `single` is held to it, on real MPI ranks."""
+"""Every strategy that claims to equal `single` does so, on real MPI ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HALF_LIMIT = 2e-2
 RATES = {"sgd": 0.01, "momentum": 0.01, "nesterov": 0.01, "adam": 0.0005, "lars": 0.1}
 MAX_RANKS = 4
 GLOBAL_BATCH = 12
-"""For any number of workers: what `single` makes of it is trained once for all strategies that are held against it."""
+"""The same for any number of workers, so that `single` is trained once and compared with all strategies."""
 LARGE = 256
-"""Samples a worker with half precision on LeNet: a rounding error now and then switches one rectifier for one sample,
-which changes a bias by that sample's whole share (8 % in a batch of 8, on 500 biases whose gradients nearly cancel)."""
+"""Samples per worker for half precision on LeNet. A rounding error may switch one rectifier for one sample, which
+changes a bias by that sample's whole share (8 % in a batch of 8, on 500 biases whose gradients nearly cancel)."""
 SYNCHRONOUS = [name for name, info in STRATEGIES.items() if info.features.equals_single and info.features.mpi]
 
 
@@ -83,7 +83,7 @@ QUICK, LONG = (
 
 
 SOAKED = {"tree", "recursive-doubling", "halving-doubling", "mpi"}
-"""The long version's: their sums are held against numpy's in every test of collectives/ and mpi/."""
+"""In the long version only: every `make test` compares their sums with numpy's in collectives/ and mpi/."""
 EVERY_TIME = [found for found in QUICK if found["strategy"] not in SOAKED and "bucket_size" not in found["exchange"]]
 LONG += [found for found in QUICK if found not in EVERY_TIME]
 
@@ -97,7 +97,7 @@ def name_of(found: dict[str, Any]) -> str:
 
 
 class Equality:
-    """The results of cases, all of them inside one mpiexec: TensorFlow starts once a rank."""
+    """The results of cases, all of them inside one mpiexec: TensorFlow starts once per rank."""
 
     def __init__(self, cases: list[dict[str, Any]], folder: Path) -> None:
         mpiexec = find_mpiexec()
@@ -113,7 +113,7 @@ class Equality:
         self.cases, self.said = cases, finished.stderr[-4000:]
 
     def check(self, found: dict[str, Any]) -> None:
-        """The ranks agree to the bit and lie within the case's limit of `single`."""
+        """Assert that the ranks agree bit for bit and are within the case's limit of `single`."""
         place = self.cases.index(found)
         assert place < len(self.results), f"the ranks ended after {len(self.results)} cases: {self.said}"
         half = found["exchange"].get("compress", "none") != "none"

@@ -1,4 +1,4 @@
-"""Weights that move while buckets travel: the same bits as those that wait, on real MPI ranks, over the registry."""
+"""Updates while buckets are being sent leave the same bits as updates after all buckets: on MPI ranks, per strategy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SOAKED = {
     "tree momentum", "recursive-doubling nesterov", "mpi sgd", "each norm", "averaged weights",
     "moves in half precision",
 }  # fmt: skip
-"""Those that wait do so for a minute; `auto` takes one of the others; halves and slices meet in one case."""
+"""In the long version only: waits take a minute, `auto` uses another strategy, a case has both halves and slices."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_every_all_reduce_and_optimizer_has_a_case() -> None:
 
 
 def of_each(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Every one of these cases, those of SOAKED in the long version alone."""
+    """Parametrize with all these cases; those of SOAKED run in the long version only."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=pytest.mark.soak) if name in SOAKED else name for name in names]
     )
@@ -111,7 +111,7 @@ def test_the_same_bits_with_every_optimizer(results: dict[str, Any], name: str) 
 @pytest.mark.mpi
 @of_each(HELD)
 def test_weights_move_before_the_last_bucket_comes(results: dict[str, Any], name: str) -> None:
-    """Where nothing needs all gradients first: the last bucket is held back until they have, or for a minute."""
+    """Weights change before the last bucket arrives unless an update needs all gradients; it is held up to a minute."""
     assert results[name] == [{"moved": HELD[name][1]}] * 3
 
 
@@ -137,7 +137,7 @@ def test_a_bound_is_no_smaller_than_any_element() -> None:
     (1.6e38, "the sum of all ranks' gradients is not finite at step 7"),
 ])  # fmt: skip
 def test_ranks_agree_on_what_their_sums_will_be(mine: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks that bring 1.6e38 each may make a sum that is none; one alone may not."""
+    """Ranks agree on whether their sum is finite: two ranks with 1.6e38 each may overflow, one alone does not."""
     tf = pytest.importorskip("tensorflow")
     from hpcdl.collectives import recursive_doubling
     from hpcdl.strategies.base import graph

@@ -1,4 +1,4 @@
-"""Each method against the simulator: the same order of arrival gives the same weights."""
+"""Each method equals the simulator: the same order of arrival gives the same weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOISE = RANDOM.normal(size=(STEPS, LENGTH))
 
 
 def gradient(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
-    """Of a quadratic that is another one on each worker, with noise, so that order and history matter."""
+    """Return the gradient of a quadratic that differs by worker, with noise, so that order and history matter."""
     return CURVATURE[worker] * (weights - TARGET[worker]) + 0.3 * NOISE[step] * (worker + 1)
 
 
@@ -58,7 +58,7 @@ def test_sync_easgd(variant: str, unpacked: bool) -> None:
 @pytest.mark.parametrize(("compress", "tolerance"), [("fp16", 1e-3), ("bf16", 1e-2)])
 @pytest.mark.parametrize("unpacked", [False, True])
 def test_sync_easgd_with_half_the_bytes(compress: str, tolerance: float, unpacked: bool) -> None:
-    """Far nearer than the weights themselves in so many bits would be: what is rounded are distances."""
+    """Half the bytes give far more precision than weights in half precision would, because distances are rounded."""
     results = [
         run(
             "sync-easgd", START, gradient, workers=WORKERS, steps=STEPS, eta=ETA, moving_rate=ALPHA, variant=variant,
@@ -76,7 +76,7 @@ def test_sync_easgd_with_half_the_bytes(compress: str, tolerance: float, unpacke
 @pytest.mark.parametrize("far", [1.0, 1e6])
 @pytest.mark.parametrize("compress", ["fp16", "bf16"])
 def test_what_rounding_leaves_over_is_made_up_for(compress: str, far: float) -> None:
-    """Without gradients all come together at the mean of where they began, however coarse the numbers on the way."""
+    """Without gradients all weights meet at the mean of their start, however coarse the numbers that are sent."""
     apart = far * RANDOM.normal(size=(3, LENGTH))
 
     def first_step_alone(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
@@ -85,13 +85,13 @@ def test_what_rounding_leaves_over_is_made_up_for(compress: str, far: float) -> 
     found = run("sync-easgd", START, first_step_alone, workers=3, steps=80, eta=1.0, moving_rate=0.2, compress=compress)
     everybody = np.stack([found.center, *found.weights])
     assert np.ptp(everybody, axis=0).max() <= 1e-5 * far
-    # Each exchange rounds what the center takes by 2^-11 or 2^-8 of it, the workers' own part not at all.
+    # Each exchange rounds what the center takes by 2^-11 or 2^-8 of it, but not the workers' own part.
     kept = START - apart.sum(axis=0) / 4
     assert np.abs(found.center - kept).max() <= {"fp16": 2**-10, "bf16": 2**-7}[compress] * np.abs(apart).max()
 
 
 def test_distances_of_any_size_are_held() -> None:
-    """float16 has no number below 6e-8: without a scale nothing of these would travel."""
+    """Distances below float16's smallest number, 6e-8, are sent with a scale and arrive."""
     results = [
         run("sync-easgd", np.zeros(9), lambda *_: np.ones(9), workers=3, steps=4, eta=1e-10, compress=compress).center
         for compress in ("none", "fp16")
@@ -143,7 +143,7 @@ def test_gradients_by_arrival(name: str, mu: float) -> None:
 @pytest.mark.parametrize("windows", [True, False])
 @pytest.mark.parametrize("name", ["hogwild-easgd", "hogwild-sgd"])
 def test_hogwild_between_nodes(name: str, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One-sided where there are windows, by messages to every worker's server where there are none."""
+    """Hogwild between nodes uses one-sided access if MPI has windows, otherwise messages to every worker's server."""
 
     def no_windows(communicator: ThreadCommunicator, length: int, dtype: Any) -> NoReturn:
         raise RankError("not here", rank=communicator.rank)

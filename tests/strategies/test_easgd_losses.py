@@ -1,4 +1,4 @@
-"""Asynchronous runs that lose a rank to SIGKILL: survived where MPI can (ULFM), resumable everywhere else."""
+"""Asynchronous runs that lose a rank to SIGKILL: they survive if MPI can (ULFM), and can be resumed everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SERVER = 2
 
 
 def training(shards: Path, run_dir: Path, *more: str) -> list[str]:
-    """Two workers and a server that would train for hours."""
+    """Return a command that would train two workers and a server for hours."""
     return [
         sys.executable, "-m", "hpcdl", "train", "--model", "lenet", "--data", str(shards), "--strategy", "async-easgd",
         "--batch-size", "16", "--learning-rate", "0.05", "--checkpoint-every", f"{SAVE_EVERY_S:g}", "--run-dir",
@@ -40,7 +40,7 @@ def training(shards: Path, run_dir: Path, *more: str) -> list[str]:
 
 @contextlib.contextmanager
 def started(line: list[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, of which nothing is left afterwards."""
+    """Start a process in a session of its own, and kill all of it afterwards."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             line, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -54,7 +54,7 @@ def started(line: list[str], environment: Mapping[str, str], log: Path) -> Itera
 
 
 def exit_code(job: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int:
-    """How `job` ended; where it has not by then, the test fails with the stacks of its processes."""
+    """Return the exit code of `job`; after the time limit, fail with the stacks of its processes."""
     try:
         return job.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -72,19 +72,19 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen[bytes], log: 
 
 
 def steps_written(run_dir: Path) -> int:
-    """The last step in the journal, 0 where there is none yet."""
+    """Return the last step in the journal, 0 if it has none yet."""
     journal = run_dir / FILE_NAME
     events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     return max((event["step"] for event in events if event["kind"] == "step"), default=0)
 
 
 def age_s(run_dir: Path, at: float) -> float:
-    """Seconds from the newest checkpoint's last file to `at`."""
+    """Return the seconds from the newest checkpoint's last file to `at`."""
     return at - (folder_of(run_dir / CHECKPOINTS, newest(run_dir)) / MANIFEST).stat().st_mtime
 
 
 def newest(run_dir: Path) -> int:
-    """Step of the newest checkpoint, 0 where there is none."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     return next(iter(list_checkpoints(run_dir / CHECKPOINTS)), 0)
 
 
@@ -92,9 +92,9 @@ def newest(run_dir: Path) -> int:
 def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """First a worker is killed, then, in the resumed run, the server.
+    """Without ULFM a run ends at once and can be resumed after the loss of a worker, and then of the server.
 
-    In every test a worker is, twice, in training/test_grow.py, where new ranks resume by themselves.
+    Every `make test` shows the loss of a worker twice, in training/test_grow.py, where new ranks resume by themselves.
     """
     run_dir, log = tmp_path / "run", tmp_path / "log"
     saved = 0
@@ -106,7 +106,7 @@ def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
             killed_at = time.time()
             assert exit_code(job, log, patience(10)) == 1
         assert f"rank {victim}" in log.read_text() and "ended without a word" in log.read_text()
-        # Writing takes a moment too.
+        # The time limits include the time to write a checkpoint.
         assert age_s(run_dir, killed_at) < SAVE_EVERY_S + patience(2)
         saved = newest(run_dir)
     line = training(shards, run_dir, "--ranks", "3", "--steps", str(saved + 20), "--resume")
@@ -135,7 +135,7 @@ def under_ulfm(
 def test_a_run_that_continued_without_a_stopped_worker_ends(
     asked_to_stop: bool, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """The stopped process would keep the launcher waiting for ever: it is killed when all others are done."""
+    """A stopped process, which would make the launcher wait forever, is killed when all other ranks are done."""
     run_dir, log = tmp_path / "run", tmp_path / "log"
     steps = "100000" if asked_to_stop else "60"
     more = ["--ranks", "3", "--steps", steps, "--stall-timeout", f"{patience(4):.0f}", "--inject", "stop:rank=1@step=5"]
@@ -147,7 +147,7 @@ def test_a_run_that_continued_without_a_stopped_worker_ends(
     statuses = {status.rank: status for status in read_statuses(run_dir / RANKS)}
     assert statuses[1].state == "left behind"
     deadline_s = time.monotonic() + patience(10)
-    while Path(f"/proc/{statuses[1].pid}").exists():  # killed, and nobody has collected it yet
+    while Path(f"/proc/{statuses[1].pid}").exists():  # killed, but not yet reaped
         assert time.monotonic() < deadline_s, "the stopped rank is still there"
         time.sleep(0.1)
 
@@ -157,7 +157,7 @@ def test_a_run_that_continued_without_a_stopped_worker_ends(
 def test_with_ulfm_too_the_run_ends_without_worker_0(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """It evaluates and saves: without it the others would work in vain."""
+    """With ULFM the run also ends if worker 0 is lost: no other rank evaluates and saves."""
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=100_000) as job:
         os.kill(rank_process(job.pid, 0), signal.SIGKILL)
         assert exit_code(job, tmp_path / "log", patience(10)) != 0
@@ -168,7 +168,10 @@ def test_with_ulfm_too_the_run_ends_without_worker_0(
 def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """In every test without one that is stopped or leaves (training/test_faults.py)."""
+    """With ULFM a run continues without a killed rank.
+
+    `make test` shows it for a rank that is stopped or leaves (training/test_faults.py).
+    """
     run_dir, log = tmp_path / "run", tmp_path / "log"
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=400) as job:
         os.kill(rank_process(job.pid, 1), signal.SIGKILL)
@@ -176,7 +179,7 @@ def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
         told = f"{run_dir}: 400 steps on 2 workers"
         wait_for(lambda: told in log.read_text() or job.poll() is not None, job, log)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # Open MPI's own program now and then misses that its ranks are gone, and waits for ever.
+            # Open MPI's own program sometimes misses that its ranks are gone, and waits forever.
             assert job.wait(timeout=20) == 0, log.read_text()
     assert told in log.read_text()
     record = read_record(run_dir)
@@ -188,7 +191,7 @@ def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
 
 
 def rank_process(mpiexec: int, rank: int) -> int:
-    """Process number of a rank below an mpiexec of Open MPI."""
+    """Return the process number of a rank below an mpiexec of Open MPI."""
     wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
     for child in below(mpiexec):
         with contextlib.suppress(OSError):
@@ -198,7 +201,7 @@ def rank_process(mpiexec: int, rank: int) -> int:
 
 
 def below(process: int) -> Iterator[int]:
-    """All processes below `process`."""
+    """Yield all descendants of `process`."""
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{process}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):

@@ -1,4 +1,4 @@
-"""What must hold whatever the numbers: conservation, stability, bytes, and that nothing depends on luck."""
+"""Properties that hold for all numbers: conservation, stability, bytes, and results that do not depend on timing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def still(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
 @given(workers=st.integers(2, 5), share=st.floats(0.05, 0.9), seed=st.integers(0, 1000))
 @QUICK
 def test_without_gradients_the_sum_of_all_weights_stays(name: str, workers: int, share: float, seed: int) -> None:
-    """Conservation: worker and center move by the same amount, towards each other."""
+    """Conservation: worker and center move by the same amount, towards each other, so that the sum of weights stays."""
     generator = np.random.default_rng(seed)
     start = generator.normal(size=37)
     kick = generator.normal(size=(workers, 37))
@@ -43,7 +43,7 @@ def test_without_gradients_the_sum_of_all_weights_stays(name: str, workers: int,
     )  # fmt: skip
     expected = (workers + 1) * start - 0.5 * kick.sum(0)
     assert np.abs(found.center + sum(found.weights) - expected).max() < 1e-4
-    # And it moved at all: the kicks pull the center.
+    # The weights did move: the kicks pull the center.
     assert np.abs(found.center - start).max() > 1e-4
 
 
@@ -61,7 +61,7 @@ def test_the_stability_conditions_of_sync_easgd(workers: int, eta: float, alpha:
     if workers >= 2:
         margins.append(1 - abs(1 - a - alpha))
     if min(abs(margin) for margin in margins) < 0.1:
-        return  # too near the border to tell within so few steps
+        return  # too near the border to decide in so few steps
     radius = max(abs(np.linalg.eigvals(linear_map(workers, a, alpha))))
     assert (radius < 1) == all(margin > 0 for margin in margins)
     steps = math.ceil(math.log(1e4) / abs(math.log(max(radius, 1e-3))))
@@ -80,7 +80,7 @@ def test_the_stability_conditions_of_sync_easgd(workers: int, eta: float, alpha:
 
 
 def linear_map(workers: int, a: float, alpha: float) -> np.ndarray:
-    """One synchronous round on (W_1 .. W_P, center) for f = h x^2 / 2, a = eta h."""
+    """Return the matrix of one synchronous round on (W_1 .. W_P, center) for f = h x^2 / 2, a = eta h."""
     matrix = np.zeros((workers + 1, workers + 1))
     matrix[:workers, :workers] = np.eye(workers) * (1 - a - alpha)
     matrix[:workers, workers] = alpha
@@ -91,7 +91,7 @@ def linear_map(workers: int, a: float, alpha: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("alpha", "stable"), [(0.45, True), (0.55, False)])
 def test_sync_easgd_itself_diverges_beyond_the_limit(alpha: float, stable: bool) -> None:
-    """Three workers: alpha < 2 / (P + 1) = 0.5 where the learning rate goes to zero."""
+    """Beyond alpha < 2 / (P + 1), here 0.5 for three workers and a learning rate near zero, sync-easgd diverges."""
     generator = np.random.default_rng(0)
     kick = generator.normal(size=(3, 8))
 
@@ -133,7 +133,7 @@ PAYLOAD = 4 * LENGTH
 @pytest.mark.parametrize("name", ["easgd", "async-sgd", "async-msgd", "async-easgd", "async-measgd"])
 @pytest.mark.parametrize(("servers", "unpacked", "messages"), [(1, False, 1), (2, False, 2), (1, True, 1 + 3)])
 def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bool, messages: int) -> None:
-    """Up and down: the weights once and a header for each server; packed, one message to each server."""
+    """An exchange sends the weights once each way and a header per server; packed, it is one message to each server."""
     steps, workers = 5, 3
     found = run(
         name, np.ones(LENGTH), still, workers=workers, steps=steps, servers=servers, unpacked=unpacked,
@@ -141,7 +141,7 @@ def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bo
     )  # fmt: skip
     each = PAYLOAD + servers * HEADER_BYTES
     for worker, counts in enumerate(found.counts[:workers]):
-        # Worker 0 also gave the servers their center.
+        # Worker 0 also sent the servers their center.
         exchanges = steps + (1 if worker == 0 else 0)
         assert counts.bytes_in_steps == exchanges * each
         assert counts.observed == steps * each
@@ -150,13 +150,13 @@ def test_bytes_and_messages_of_an_exchange(name: str, servers: int, unpacked: bo
 
 @pytest.mark.parametrize("name", ["hogwild-sgd", "hogwild-easgd"])
 def test_bytes_of_a_one_sided_exchange(name: str) -> None:
-    """Between nodes a worker reads and adds to what the others hold of the center, and looks at the board twice."""
+    """Between nodes a worker reads and adds to the other workers' parts of the center, and reads the board twice."""
     steps, workers = 5, 4
     found = run(name, np.ones(LENGTH), still, workers=workers, steps=steps, hosts=["a", "b", "c", "d"])
     theirs = PAYLOAD * (workers - 1) // workers
     board, note, probe = 24 * (workers + 1), 24, 24
     for worker, counts in enumerate(found.counts):
-        # The board is worker 0's.
+        # Worker 0 holds the board.
         far = worker > 0
         expected = steps * (2 * theirs + far * (2 * board + note)) + far * (board + probe)
         assert counts.bytes_in_steps == expected
@@ -172,7 +172,7 @@ def test_hogwild_on_one_node_sends_nothing() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
 @pytest.mark.parametrize("variant", ["1", "2", "3"])
 def test_bytes_of_a_sync_exchange(workers: int, variant: str) -> None:
-    """Variant 1: every rank but the root sends its sum once up; over all ranks P - 1 messages each way."""
+    """Variant 1: every rank but the root sends its sum up once; over all ranks there are P - 1 messages each way."""
     found = run("sync-easgd", np.ones(LENGTH), still, workers=workers, steps=4, variant=variant)
     sent = [counts.bytes_in_steps for counts in found.counts]
     assert sent == [counts.observed for counts in found.counts]
@@ -195,7 +195,7 @@ def test_half_precision_halves_the_bytes_of_a_sync_exchange(variant: str) -> Non
 
 
 def test_float16_asks_how_far_apart_workers_are_where_the_center_does_not_tell() -> None:
-    """Two rounds of recursive doubling with one float32, on four ranks; and once more what has overflowed."""
+    """float16 costs two rounds of recursive doubling of one float32 on four ranks; an overflow repeats the exchange."""
 
     def far(worker: int, step: int, weights: np.ndarray) -> np.ndarray:
         return np.full(LENGTH, 1e6 * worker if step == 1 else 0.0)
@@ -219,7 +219,7 @@ def test_staleness_of_taking_turns() -> None:
         for record in found.details:
             for staleness, number in record.get("staleness_counts", {}).items():
                 counts[staleness] = counts.get(staleness, 0) + number
-        # The first writes follow reads of the start: 0, 1, 2 of others came before.
+        # The first writes follow reads of the start: 0, 1, 2 writes of others came before.
         assert counts == {"0": 1, "1": 1, "2": 28}
 
 

@@ -1,4 +1,4 @@
-"""What the family cannot use is refused before anything starts, with the reason."""
+"""Settings that the family cannot use are refused before anything starts, with the reason."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def node_with_fast_memory(gigabytes: float) -> Topology:
 
 
 def test_the_groups_copies_have_to_fit_in_the_fast_memory() -> None:
-    """SC17's own case: AlexNet 249 MB + CIFAR-10 687 MB, 16 groups, 14.98 GB of 16 GB."""
+    """SC17's own case: AlexNet 249 MB + CIFAR-10 687 MB, 16 groups, need 14.98 GB of 16 GB."""
     node = node_with_fast_memory(16)
     chips.check_memory(16, 249_000_000, 687_000_000, node)
     with pytest.raises(UsageError) as caught:

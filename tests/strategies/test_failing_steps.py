@@ -1,4 +1,4 @@
-"""A step that goes wrong, over the registry: errors keep class and text, and NaN reaches no weight."""
+"""A step that fails, for every strategy: errors keep class and text, and NaN reaches no weight."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALONE = {f"{name} alone": case(name, "nan") for name in OVER_MPI if STRATEGIES[n
     "diloco alone": case("diloco", "nan", elastic={"period": 3}),
     "streaming-diloco alone": case("streaming-diloco", "nan", elastic={"period": 3, "fragments": 1}),
 }
-"""The others go on without worker 1: those of sync-easgd and both diloco as long as they exchange nothing."""
+"""The other workers continue without worker 1; with sync-easgd and both diloco until the next exchange."""
 DROPPED = {"ps backup dropped": case("ps", "nan", exchange={"backup_workers": 1}, late=1)}
 SKIPPING = {"skips": case("ring", "nan", skips=True), "ps skips": case("ps", "nan", skips=True)}
 IN_STEP = {"streaming-diloco": {"overlap": 0}}
@@ -66,11 +66,11 @@ SOAKED = {
     "recursive-doubling fails", "halving-doubling fails", "mpi fails", "async-msgd fails", "async-measgd fails",
     "async-sgd alone", "async-msgd alone", "async-measgd alone",
 }  # fmt: skip
-"""The long version's: of each family one or two are in every test."""
+"""In the long version only: `make test` has one or two cases of each family."""
 
 
 def of_each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    """Every one of these cases, those of SOAKED in the long version alone."""
+    """Parametrize with all these cases; those of SOAKED run in the long version only."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=pytest.mark.soak) if name in SOAKED else name for name in cases]
     )
@@ -80,7 +80,7 @@ def of_each(cases: Iterable[str]) -> pytest.MarkDecorator:
 def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """What came out of each worker's step, by selected case."""
+    """The result of each worker's step, by selected case."""
     names = [name for name in selected(request, "name") if name in CASES]
     folder = tmp_path_factory.mktemp("failing")
     mpiexec = find_mpiexec()
@@ -99,7 +99,7 @@ def results(
 @pytest.mark.mpi
 @of_each(NAN)
 def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: str) -> None:
-    """Worker 1 says so itself, with the variable; the others name it."""
+    """Worker 1 reports NaN in its own gradient with the variable; the other workers report the same on rank 1."""
     for rank, found in enumerate(results[name]):
         assert found["error"] == ("NotFiniteError" if rank == 1 else "RankError"), found
         assert "the gradient of first/kernel and 1 more is not finite at step 1 on rank 1" in found["text"]
@@ -109,7 +109,7 @@ def test_nan_ends_the_step_before_weights_move(results: dict[str, Any], name: st
 @pytest.mark.mpi
 @of_each(ALONE)
 def test_nan_of_a_worker_with_weights_of_its_own_is_named_alike(results: dict[str, Any], name: str) -> None:
-    """Worker 1 says what it says in an all-reduce, and ends before its weights move; the others take their step."""
+    """Worker 1 reports NaN as in an all-reduce and stops before its weights change; the others take their step."""
     other, bad = results[name][:2]
     assert bad["error"] == "NotFiniteError" and bad["finite"] and not bad["moved"], bad
     assert bad["text"] == "the gradient of first/kernel and 1 more is not finite at step 1 on rank 1"
@@ -119,7 +119,7 @@ def test_nan_of_a_worker_with_weights_of_its_own_is_named_alike(results: dict[st
 @pytest.mark.mpi
 @of_each(DROPPED)
 def test_nan_that_comes_too_late_to_count_does_no_harm(results: dict[str, Any], name: str) -> None:
-    """A backup worker's gradient is dropped, NaN and all; everybody takes the mean of the others."""
+    """A backup worker's late gradient is dropped, NaN and all; all workers take the mean of the others."""
     for found in results[name]:
         assert found["error"] == "NoneType" and found["finite"] and found["moved"], found
 
@@ -141,7 +141,7 @@ def test_errors_keep_class_and_text(results: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize("name", ELASTIC)
 def test_replicas_keep_nan_away_from_the_center(name: str) -> None:
-    """Worker 1's gradient at its second step: its replica says so, whatever the others do meanwhile."""
+    """Worker 1's replica reports a NaN gradient at its second step, whatever the other workers do."""
 
     def gradient(worker: int, step: int, weights: numpy.ndarray) -> numpy.ndarray:
         return numpy.full_like(weights, numpy.nan if worker == 1 and step == 1 else 0.1)

@@ -1,4 +1,4 @@
-"""What strategies declare is what the docs say and what the command line refuses."""
+"""The features that strategies declare match the docs and what the command line refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float16 by TensorFlow's kernels: the bits that numpy forms, for every pair of exponents, however long the buffers."""
+"""float16 sums by TensorFlow's kernels equal numpy's bit for bit, for every pair of exponents and buffer length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.strategies.allreduce.compression import BLOCK, WORTH_A_CALL, add_float16, cast
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of overflows that are asked for here
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of intended overflows
 ALL = numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.float16)
 
 
 def same(left: numpy.ndarray, right: numpy.ndarray) -> bool:
-    """The same bits; of a NaN, that it is one."""
+    """Return whether both have the same bits; NaN equals any NaN."""
     return bool(
         ((left.view(numpy.uint16) == right.view(numpy.uint16)) | (numpy.isnan(left) & numpy.isnan(right))).all()
     )
@@ -48,7 +48,7 @@ def test_casts_round_to_even_and_overflow() -> None:
 
 
 def test_parts_of_a_buffer_alone() -> None:
-    """A collective adds slices of what it is given."""
+    """Adding to a slice of a buffer, as collectives do, changes the slice alone."""
     buffer = numpy.ones(3 * WORTH_A_CALL, numpy.float16)
     part = slice(WORTH_A_CALL + 1, 2 * WORTH_A_CALL + 1)
     add_float16(buffer[part], buffer[:WORTH_A_CALL].copy())
@@ -57,7 +57,7 @@ def test_parts_of_a_buffer_alone() -> None:
 
 @pytest.mark.parametrize("name", list(COLLECTIVES))
 def test_every_all_reduce_leaves_the_bits_that_numpy_s_sums_leave(name: str) -> None:
-    num_ranks, length = 6, 7 * WORTH_A_CALL  # a part of a rank's is worth a call
+    num_ranks, length = 6, 7 * WORTH_A_CALL  # a rank's part is long enough for TensorFlow's kernel
 
     def body(communicator: ThreadCommunicator) -> list[bytes]:
         own = numpy.random.default_rng(communicator.rank).standard_normal(length).astype(numpy.float16)

@@ -1,4 +1,4 @@
-"""What strategies put into a step's graph: a branch that hardly ever runs."""
+"""What strategies add to a step's graph: a branch that almost never runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def test_a_branch_is_chosen_without_a_word_of_tensorflows(caplog: pytest.LogCaptureFixture) -> None:
-    """It warns, for each input, of names that begin with an underscore, and a user sees it."""
+    """A branch causes no warning: TensorFlow warns users, for each input, of names that begin with an underscore."""
     import tensorflow as tf
 
     from hpcdl.strategies.base.graph import if_ever
@@ -18,7 +18,7 @@ def test_a_branch_is_chosen_without_a_word_of_tensorflows(caplog: pytest.LogCapt
         return if_ever(wanted, lambda one, other: one + other, tf.constant(0.0), [numbers, numbers])
 
     logger = tf.get_logger()
-    logger.addHandler(caplog.handler)  # it hands nothing on
+    logger.addHandler(caplog.handler)  # its records do not propagate
     try:
         with caplog.at_level(logging.WARNING, logger=logger.name):
             assert [float(step(tf.constant(wanted), tf.constant(2.0))) for wanted in (True, False)] == [4.0, 0.0]

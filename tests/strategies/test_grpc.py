@@ -1,4 +1,4 @@
-"""TensorFlow's own engines through the command line: equal to `single`, closed to strangers, forbidden by the site."""
+"""TensorFlow's own engines through the command line: equal to `single`, protected, refused if the site forbids them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAIN = [
     "--schedule", "cosine", "--deterministic", "--profile", "none", "--allow-grpc",
 ]  # fmt: skip
 SGD = [item if item != "momentum" else "sgd" for item in TRAIN]
-"""TensorFlow's momentum is Keras's at a constant rate only: under a schedule plain SGD is compared."""
+"""Plain SGD for comparisons under a schedule: TensorFlow's momentum equals Keras's only at a constant rate."""
 RUNS: dict[str, list[str]] = {
     "grpc-ring": ["--strategy", "grpc-ring", "--ranks", "2"],
     "nccl": ["--strategy", "nccl", "--ranks", "2"],
@@ -51,7 +51,7 @@ def single(session_hpcdl: CommandLine) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", sorted(RUNS))
 def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
-    """In every test one takes steps, in bench/test_step.py and below."""
+    """Training equals `single`. In `make test` one strategy takes steps, in bench/test_step.py and below."""
     folder = session_hpcdl.home / strategy
     finished = session_hpcdl([*SGD, *RUNS[strategy], "--batch-size", "8", "--run-dir", folder], timeout_s=200)
     assert finished.code == 0, finished.err
@@ -69,9 +69,9 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
 @pytest.mark.mpi
 @pytest.mark.soak
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
-    """Two tasks on two nodes, as srun would start them, here on one node with its own address for the loopback.
+    """Two tasks as srun would start them on two nodes, here on one node with its own address for the loopback.
 
-    In every test those meet that hpcdl starts, below.
+    Every `make test` shows the same for ranks that hpcdl starts, below.
     """
     folder = session_hpcdl.home / "grpc-srun"
     arguments = [*SGD, "--strategy", "grpc-ring", "--batch-size", "8", "--run-dir", str(folder)]
@@ -96,7 +96,7 @@ def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, s
 
 
 def listening_ports(pid: int) -> list[int]:
-    """Ports that a process of this host listens on."""
+    """Return the ports on which a process of this host listens."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         target = str(entry.readlink())
@@ -109,7 +109,7 @@ def listening_ports(pid: int) -> list[int]:
 
 
 def own_addresses() -> list[str]:
-    """This host's IPv4 addresses beside the loopback's."""
+    """Return this host's IPv4 addresses other than the loopback's."""
     answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
     return [address for address in answer.stdout.split() if ":" not in address]
 
@@ -136,7 +136,7 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
     kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < patience(20)  # 2 s on a machine that does nothing else
+    assert time.monotonic() - killed_at < patience(20)  # 2 s on an idle machine
     assert finished.code == 1
     assert "rank 1" in finished.err
 
@@ -163,7 +163,7 @@ def test_nccl_on_cpus_is_tensorflows_ring_and_says_so(session_hpcdl: CommandLine
 
 
 def test_nccl_is_refused_where_some_ranks_have_no_gpu() -> None:
-    """TensorFlow sees none here: the others' answers are played."""
+    """nccl is refused if some ranks have no GPU; TensorFlow sees none here, so the other answers are simulated."""
     from hpcdl.core.errors import UsageError
     from hpcdl.strategies.tensorflow_grpc.ring import Nccl
 
@@ -185,7 +185,7 @@ SCONTROL = """#!/bin/sh
     ("word", "strategy"), [("", "grpc-ring"), ("OK", "grpc-ps"), ("YES", "grpc-ring"), ("OK", "nccl")]
 )
 def test_nodes_that_others_share_are_refused(ask_hpcdl: CommandLine, strategy: str, word: str) -> None:
-    """Outside any job, and in jobs of nodes that other users' jobs may be on."""
+    """gRPC is refused outside of jobs, and in jobs on nodes that other users' jobs may share."""
     job = {"PATH": f"{ask_hpcdl.home}:{ask_hpcdl.environment['PATH']}", "SLURM_JOB_ID": "77"} if word else {}
     (ask_hpcdl.home / "scontrol").write_text(SCONTROL.format(word=word))
     (ask_hpcdl.home / "scontrol").chmod(0o700)

@@ -1,4 +1,4 @@
-"""The graph of a step, by strategy: what its first bucket waits for, and what it is stopped by."""
+"""The graph of a step, by strategy: what its first bucket waits for, and which gradients stop it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_REDUCES = [name for name, info in STRATEGIES.items() if info.features.keras_
 
 
 def graph_of_step(strategy: str) -> Any:
-    """The graph of worker 0's step: a network of three layers, each variable a bucket."""
+    """Return the graph of worker 0's step: a network of three layers, each variable a bucket."""
     import keras
 
     from hpcdl.step.objective import Classification
@@ -50,7 +50,7 @@ def graph_of_step(strategy: str) -> Any:
 
 
 def before(operation: Any) -> set[str]:
-    """Names of all that has to be done before `operation`."""
+    """Return the names of all operations that must run before `operation`."""
     found: set[str] = set()
     waiting = [operation]
     while waiting:
@@ -63,7 +63,10 @@ def before(operation: Any) -> set[str]:
 
 @pytest.mark.parametrize("strategy", ALL_REDUCES)
 def test_the_first_bucket_does_not_wait_for_the_first_layers_gradient(strategy: str) -> None:
-    """That one comes last. TensorFlow orders Python functions by itself: one that waits for all holds up the others."""
+    """The first bucket does not wait for the first layer's gradient, which comes last.
+
+    TensorFlow orders Python functions by itself: one that waits for all gradients would delay the others.
+    """
     operations = graph_of_step(strategy).get_operations()
     last_gradient = {one.name for one in operations if "gradient_tape" in one.name and "first" in one.name}
     assert last_gradient
@@ -77,7 +80,7 @@ def test_the_first_bucket_does_not_wait_for_the_first_layers_gradient(strategy: 
 
 @pytest.mark.parametrize("strategy", ALL_REDUCES)
 def test_one_rank_alone_is_stopped_by_what_is_not_finite_and_not_by_what_is_large(strategy: str) -> None:
-    """It sends nothing and looks at its gradients itself: those of 1e30, whose squares overflow, go on."""
+    """A rank that trains alone checks its gradients itself: gradients of 1e30, whose squares overflow, pass."""
     context = Context(
         info=find_strategy(strategy),
         communicator=alone(),

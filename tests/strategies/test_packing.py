@@ -1,4 +1,4 @@
-"""Gradients in a bucket and out of it again: the right ones, and large ones without a copy."""
+"""Packing and unpacking of gradients in buckets: the values stay right, and large ones are not copied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hpcdl.strategies.allreduce.worker import ALIGNMENT, LARGE_BYTES, exchange_b
 
 LARGE, ODD = LARGE_BYTES // 4, LARGE_BYTES // 4 + 1
 SHAPES = [(3,), (), (2, LARGE), (ODD,), (5, 2, 1), (LARGE,), (1, ODD, 2)]
-"""Small and large, some of which end between two borders."""
+"""Small and large arrays, some of which end between two alignment boundaries."""
 
 
 def exchanged(shapes: list[tuple[int, ...]], wire: str = "none") -> tuple[list[Any], list[Any], list[Any], Any]:
-    """Gradients, what comes back from an exchange that doubles them, the buffers it saw, and what it said of them."""
+    """Return gradients, the result of an exchange that doubles them, the buffers it saw, and what it reported."""
     generator = numpy.random.default_rng(1)
     gradients = [generator.integers(-8, 8, shape).astype(numpy.float32) for shape in shapes]
     buffers = []

@@ -33,7 +33,7 @@ from tests.training_runs import PLANTED, SHORT, finish, model_weights, record_of
 
 RATE = 0.05
 WHOLE = [name for name, method in METHODS.items() if method.streaming is None]
-"""Those whose weights are exchanged all at once."""
+"""The methods that exchange all weights at once."""
 OUTER = {"local-sgd": (None, None), "slowmo": (0.9, 0.5), "diloco": (0.7, 0.9)}
 
 
@@ -52,7 +52,7 @@ def context_of(name: str, group: Any, num_steps: int = 0, epoch: int = 0, **elas
 def shared_by_threads(
     name: str, workers: int, steps: int, period: int, size: int = 33, **more: Any
 ) -> list[np.ndarray]:
-    """Every worker's shared weights after gradient descent towards its own target, in float32."""
+    """Return every worker's shared weights after gradient descent towards its own target, in float32."""
     rate, momentum = OUTER[name]
 
     def rank(inner: Any) -> np.ndarray:
@@ -72,7 +72,7 @@ def shared_by_threads(
 
 
 def by_the_paper(name: str, workers: int, steps: int, period: int, size: int = 33, dtype: Any = np.float64) -> Any:
-    """The algorithm as it is printed, one worker after the other."""
+    """Run the algorithm as it is printed, one worker after the other."""
     x, v = np.ones(size, dtype), np.zeros(size, dtype)
     alpha, beta = OUTER[name]
     gamma = RATE
@@ -113,7 +113,7 @@ NODES = ["a", "a", "b", "b"]
 
 
 def by_node(name: str, steps: int, within: int, between: int, size: int = 33) -> tuple[Any, list[Any]]:
-    """Shared and own weights: the method among four workers on two nodes, with means inside each node in between."""
+    """Return shared and own weights: four workers on two nodes, with means inside each node between the exchanges."""
     x, v = np.ones(size), np.zeros(size)
     own = [x.copy() for _ in NODES]
     for step in range(1, steps + 1):
@@ -160,13 +160,13 @@ def test_workers_of_a_node_take_their_mean_in_between(name: str) -> None:
         np.testing.assert_allclose(shared, x, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(mine, own[worker], rtol=2e-5, atol=2e-6)
         assert num_nodes == 2
-    # After step 16 the two workers of a node are alike, and the nodes are not.
+    # After step 16 the two workers of a node have the same weights, the two nodes do not.
     assert found[0][1].tobytes() == found[1][1].tobytes() != found[2][1].tobytes()
     assert abs(own[0] - own[2]).max() > 0.01
 
 
 def test_slow_momentum_with_a_constant_rate_is_bmuf() -> None:
-    """Chen and Huo 2016: D_t = eta D_(t-1) + zeta G_t; W_t = W_(t-1) + D_t, G_t the mean's way from W_(t-1)."""
+    """Chen and Huo 2016: D_t = eta D_(t-1) + zeta G_t; W_t = W_(t-1) + D_t, G_t the change of the mean from W_(t-1)."""
     block_rate, block_momentum = OUTER["slowmo"]
     x, d = np.ones(33), np.zeros(33)
     for _ in range(6):
@@ -185,7 +185,7 @@ def test_post_local_sgd_exchanges_in_every_step_first() -> None:
 
 
 def alone(own: float, worker: int, steps: int) -> float:
-    """Gradient descent towards the worker's number, by itself."""
+    """Gradient descent of one worker towards its number."""
     for _ in range(steps):
         own -= RATE * (own - worker)
     return own
@@ -193,12 +193,15 @@ def alone(own: float, worker: int, steps: int) -> float:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras's variables, under numpy 2
 @pytest.mark.parametrize(("done", "breaks", "over"), [
-    ((2, 0, 3), None, None),  # in the midst of a round
-    ((4, 2, 4), 4, None),  # two were exchanging, which broke
-    ((6, 4, 4), 4, 0),  # the exchange was over on worker 0 alone, which went on
+    ((2, 0, 3), None, None),  # in the middle of a round
+    ((4, 2, 4), 4, None),  # two were exchanging, and the exchange broke
+    ((6, 4, 4), 4, 0),  # the exchange was over on worker 0 alone, which continued
 ])  # fmt: skip
 def test_those_left_come_level_and_lose_no_step(done: tuple[int, ...], breaks: int | None, over: int | None) -> None:
-    """Three of four are left, `done` steps in: in an exchange after the step `breaks`, which is `over` on one."""
+    """Three of four workers survive after `done` steps; they level their steps and lose none.
+
+    The exchange after step `breaks` fails, except on worker `over`, for which it had finished.
+    """
     import keras
 
     levels, of_the_dead = threading.Barrier(3), 7.0
@@ -248,7 +251,7 @@ def test_those_left_come_level_and_lose_no_step(done: tuple[int, ...], breaks: i
 
 @pytest.mark.parametrize("period", [1, 4])
 def test_a_second_loss_before_any_step_finds_nothing_to_make_good(period: int) -> None:
-    """Where a run goes on after 4 steps, which a round may end with: what is lost while steps are traced anew."""
+    """A second loss, while steps are traced again after step 4, which may end a round, leaves no step to make good."""
 
     def rank(inner: Any) -> None:
         group = observe(inner)
@@ -261,7 +264,7 @@ def test_a_second_loss_before_any_step_finds_nothing_to_make_good(period: int) -
 
 
 def test_a_rate_of_zero_moves_nothing() -> None:
-    """As at the end of a cosine schedule: the change is zero, and nothing is divided by it."""
+    """A learning rate of zero, as at the end of a cosine schedule, changes nothing, and nothing is divided by it."""
     shared = SharedWeights(context_of("slowmo", observe(threads.alone()), 0, period=1))
     shared.start(np.ones(5, np.float32))
     shared.before_step(0, 0.0)
@@ -296,7 +299,7 @@ RANKS = [
 
 
 def run_ranks(script: str, cases: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """What a program of four ranks beside this file writes about each of the cases."""
+    """Return what a program of four ranks in this folder writes about each of the cases."""
     mpiexec = find_mpiexec()
     (folder / "cases.json").write_text(json.dumps(cases))
     path = Path(__file__).with_name(script)
@@ -317,7 +320,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", range(len(RANKS)), ids=lambda number: f"{RANKS[number]['strategy']}-{number}")
 def test_ranks_train_as_a_plain_keras_program_does(on_ranks: list[dict[str, Any]], number: int) -> None:
-    """Shared weights, moving statistics, and each worker's own optimizer, which no exchange touches."""
+    """Shared weights and moving statistics equal a plain Keras program's; so does each worker's own optimizer state."""
     found = on_ranks[number]
     assert found["alike"]
     assert found["weights"] < 1e-4 and found["statistics"] < 1e-4 and found["optimizer"] < 1e-3, found
@@ -354,7 +357,7 @@ STREAMING = [
     ),
 ]
 OF_PLAIN = {"int8": (0.15, 0.3), "fp4": (0.1, 0.2)}
-"""What travels in few bits beside float32, statistics included."""
+"""Bounds of the bytes relative to float32, statistics included."""
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +368,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, An
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", range(len(STREAMING)))
 def test_fragments_leave_the_bits_of_the_papers_algorithm(streamed: list[Any], number: int) -> None:
-    """Shared and own weights on every worker; also where a run is resumed, with a fragment under way and without."""
+    """Shared and own weights equal the paper's on every worker, also resumed with and without a pending fragment."""
     wanted = STREAMING[number]
     assert len(streamed[number]) == wanted["workers"]
     for found in streamed[number]:
@@ -409,7 +412,7 @@ def train_line(strategy: str, data: Path, run_dir: Path, *more: Any) -> list[str
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [number for number, found in enumerate(RANKS) if found["period"] == 1])
 def test_an_exchange_in_every_step_is_synchronous_sgd(on_ranks: list[dict[str, Any]], number: int) -> None:
-    """Of momentum too, whose equation is linear: the workers' momenta differ, their mean is that of the mean."""
+    """An exchange in every step equals synchronous SGD, with momentum too: its equation is linear, so means agree."""
     assert on_ranks[number]["synchronous"] <= 1e-5
 
 
@@ -432,9 +435,10 @@ def test_an_exchange_in_every_step_leaves_the_weights_of_ring(
 def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Own weights, own optimizer, outer momentum and the place in the period come back; the last step exchanges.
+    """A run stopped within a period resumes own weights, optimizer, outer momentum and position, bit for bit.
 
-    In every test the method that keeps most: it has fragments under way too, and here in 4 bits.
+    The last step exchanges. `make test` runs the method that keeps the most state: it has pending fragments too, in 4
+    bits.
     """
     more = ["--model", f"{PLANTED}:build", "--period", "13", "--steps", "60"]
     more += ["--optimizer", "adam", "--learning-rate", "0.001"]

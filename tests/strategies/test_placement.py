@@ -1,4 +1,4 @@
-"""Placement: where gradients go, against the imbalance that papers have seen; no ranks, no TensorFlow."""
+"""Placement of gradients on servers, tested for the imbalance that papers report; no ranks, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1024**2
 
 
 def resnet50() -> list[int]:
-    """Elements of ResNet-50's trainable variables in creation order; convolutions without bias."""
+    """Return the elements of ResNet-50's trainable variables in creation order; convolutions without bias."""
     lengths = [7 * 7 * 3 * 64, 64, 64]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -1,4 +1,4 @@
-"""`ps` on real MPI ranks: orderly and disorderly ends, backup workers."""
+"""`ps` on real MPI ranks: regular and irregular ends, backup workers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
     kill_rank(folder, 1)
     killed_at = time.monotonic()
     finished = finish(process)
-    assert time.monotonic() - killed_at < patience(20)  # 3 s on a machine that does nothing else
+    assert time.monotonic() - killed_at < patience(20)  # 3 s on an idle machine
     assert finished.code == 1
     assert "rank 1" in finished.err
 

@@ -1,4 +1,4 @@
-"""Parameter servers on threads: what they average, what it costs, and what backup workers change. No TensorFlow."""
+"""Parameter servers on threads: their means, their cost, and the effect of backup workers. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gradient(worker: int, step: int, variable: int) -> numpy.ndarray:
 
 
 def exchange_step(client: ServerClient, worker: int, step: int) -> dict[int, numpy.ndarray]:
-    """Send this worker's gradients of a step; the means by variable."""
+    """Send this worker's gradients of a step; return the means by variable."""
     client.announce(step)
     client.lay_out(LENGTHS)
     means = {}
@@ -57,7 +57,7 @@ def run(
     backup_workers: int = 0,
     wrap: Callable[[Communicator], Communicator] = lambda communicator: communicator,
 ) -> list[Any]:
-    """Results of `body` on the workers, then of `serve` on the servers."""
+    """Return the results of `body` on the workers, then of `serve` on the servers."""
 
     def rank(plain: Communicator) -> Any:
         communicator = wrap(plain)
@@ -114,7 +114,7 @@ def test_bytes_are_gradients_headers_and_answers(placement: str) -> None:
     results = run(num_workers, num_servers, body, placement=placement, wrap=wrap)
     header_bytes, answer_bytes = 8 * (2 + NUM_FLAGS), 8 * (1 + NUM_FLAGS)
     gradient_bytes = 4 * sum(LENGTHS)
-    for worker in (1, 2):  # worker 0 also tells the layout
+    for worker in (1, 2):  # worker 0 also sends the layout
         beside = (STEPS + 1) * num_servers * header_bytes
         assert traced[worker].counts.bytes == STEPS * gradient_bytes + beside
     served = results[num_workers:]
@@ -191,7 +191,7 @@ def test_a_worker_that_dies_ends_the_others() -> None:
 
 
 def test_the_late_gradient_is_dropped_and_all_means_are_the_same() -> None:
-    """Worker 2 waits until the others have finished two steps: it then follows, and all see the same means."""
+    """Worker 2 waits until the others have finished two steps; it then follows, and all get the same means."""
     ahead = threading.Event()
 
     def body(client: ServerClient, worker: int) -> Any:

@@ -82,10 +82,10 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", range(len(RANKS)), ids=lambda number: name_of(RANKS[number]))
 def test_ranks_leave_the_bits_of_a_plain_program(on_ranks: list[dict[str, Any]], number: int) -> None:
-    """Six steps, so that what was left over has been taken along; some with a worker that went on from a checkpoint."""
+    """Ranks equal a plain program over six steps, in which error feedback acts; some cases resume from a checkpoint."""
     found = on_ranks[number]
     assert found["alike"], "ranks differ"
-    if RANKS[number]["compress"].startswith("powersgd"):  # held against double precision
+    if RANKS[number]["compress"].startswith("powersgd"):  # compared in double precision
         assert found["error"] < 1e-4
     else:
         assert found["equal"], found["error"]
@@ -99,7 +99,7 @@ def test_all_values_or_a_sum_of_low_rank_is_the_uncompressed_sum(on_ranks: list[
 
 
 def sent_by(compress: str, rank: int, workers: int) -> float:
-    """Bytes that a rank sends for all matrices in one bucket, as docs/reference/collectives.md states them."""
+    """Return a rank's bytes for all matrices in one bucket, as docs/reference/collectives.md states them."""
     asked = parse_compression(compress)
     total = sum(SIZES)
     if asked.kind == "topk":
@@ -121,7 +121,7 @@ def test_the_bytes_that_travel_are_those_of_the_docs(on_ranks: list[dict[str, An
     found, workers = on_ranks[number], RANKS[number]["workers"]
     for rank, sent in enumerate(found["sent"]):
         beside = sent - sent_by(RANKS[number]["compress"], rank, workers)
-        # Parts of a ring differ by one value where p does not divide them: of biases, and of both thin matrices.
+        # Parts of a ring differ by one value if p does not divide them: of biases, and of both thin matrices.
         assert abs(beside - cost(workers, 4 * BIASES).bytes) <= 3 * 2 * 4 * workers, "biases travel as they are"
 
 
@@ -147,7 +147,7 @@ def test_a_block_that_is_not_finite_is_not_hidden(value: float) -> None:
 
 
 def by_threads(compress: str, gradients: list[list[Any]], **more: Any) -> list[list[np.ndarray]]:
-    """The sums that each rank gets."""
+    """Return the sums that each rank gets."""
     tf = pytest.importorskip("tensorflow")
 
     def rank(communicator: ThreadCommunicator) -> list[np.ndarray]:
@@ -230,7 +230,7 @@ def test_a_gradient_that_comes_back_from_zero_gets_its_directions_back() -> None
 
 
 def test_a_step_that_is_repeated_counts_once() -> None:
-    """Where a rank is lost in the middle, those that are left repeat the step with what they had before it."""
+    """After the loss of a rank, survivors repeat the step with the error feedback that they had before it."""
     pieces = [BucketPart(variable=0, start=0, shape=(3, 4))]
 
     def rank(communicator: ThreadCommunicator) -> list[dict[str, np.ndarray]]:
@@ -315,7 +315,10 @@ def test_scripts_take_it_where_the_rest_is_of_gradients(compress: str) -> None:
 def test_a_run_that_is_stopped_resumes_bit_for_bit(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path, compress: str
 ) -> None:
-    """In every test the form that keeps most: rests and a factor. Above, a worker of each continues on real ranks."""
+    """A stopped run resumes bit for bit. `make test` runs the form that keeps the most state: rests and a factor.
+
+    Above, a worker of each form continues on real ranks.
+    """
     more = ["--model", f"{PLANTED}:build", "--steps", "40", "--compress", compress]
     lines = [[*map(str, [*SHORT, "--data", shards, "--run-dir", tmp_path / name, *more])] for name in ("whole", "cut")]
     whole = run_hpcdl(lines[0])
@@ -334,7 +337,7 @@ def test_a_run_that_is_stopped_resumes_bit_for_bit(
 
 ACCURATE = ["int8", "topk:10%", "powersgd:2"]
 MARGIN = 0.02
-"""Points of accuracy, of 1: seven of the 359 held-out digits."""
+"""Tolerated loss of accuracy, as a fraction: seven of the 359 held-out digits."""
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +346,7 @@ def uncompressed(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pyt
 
 
 def accuracy_of(hpcdl: CommandLine, data: Path, run_dir: Path, compress: str) -> float:
-    """On held-out digits, after four epochs on two ranks."""
+    """Return the accuracy on held-out digits after four epochs on two ranks."""
     line = [*SHORT, "--data", data, "--run-dir", run_dir, "--epochs", 4, "--compress", compress]
     finished = hpcdl([str(word) for word in line])
     assert finished.code == 0, finished.err

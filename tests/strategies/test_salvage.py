@@ -1,4 +1,4 @@
-"""What is left of a center when ranks are lost: from whom each element comes, and what a copy of it is worth."""
+"""Recovery of a center after lost ranks: which rank supplies each element, and how recent its copy is."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_center_that_nobody_has_yet_is_none() -> None:
 
 
 def gathered(parts: Sequence[CenterPart | None], num_workers: int) -> list[Center]:
-    """What the workers have once the first has got everybody's."""
+    """Return each worker's center after the first worker has gathered all parts and shared them."""
 
     def rank(group: threads.ThreadCommunicator) -> Any:
         center = gather_center(group, parts[group.rank])
@@ -104,7 +104,7 @@ def test_where_no_server_is_lost_the_center_is_what_it_was() -> None:
 
 
 class Breaking:
-    """A link whose `breaks_at`-th exchange fails after half of the reply has come."""
+    """A link whose `breaks_at`-th exchange fails after half of the reply has arrived."""
 
     def __init__(self, breaks_at: int) -> None:
         self.group: Any = SimpleNamespace(rank=0)
@@ -158,7 +158,7 @@ def test_an_exchange_that_breaks_leaves_the_last_center_whole(name: str) -> None
 
 
 def test_a_worker_keeps_what_it_was_given_until_the_servers_have_it() -> None:
-    """A second loss, before the first step: nobody else may have all of the center."""
+    """A worker keeps the recovered center until the servers have it: after another loss it may have the only copy."""
     link = Breaking(breaks_at=0)
     replica = PullingReplica(context_of("async-msgd"), link)
     values = numpy.full(4, 3, numpy.float32)
@@ -173,7 +173,7 @@ def test_a_worker_keeps_what_it_was_given_until_the_servers_have_it() -> None:
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_in_place_a_server_does_not_go_on_without_a_dead_worker(in_place: bool) -> None:
-    """Elsewhere it does, and in place without one that gave no sign of life."""
+    """In place a server does not continue without a dead worker, but without one that was left behind it does."""
     channel: Any = SimpleNamespace(failed=lambda: {1})
     server = CenterServer(context_of("async-sgd", in_place=in_place), MomentumDescent(0.9), channel=channel)
     server._sending, server._pending = {}, {}
@@ -191,7 +191,7 @@ def test_in_place_a_server_does_not_go_on_without_a_dead_worker(in_place: bool) 
 
 @pytest.mark.parametrize("count", [7, 10])
 def test_a_center_that_has_all_its_updates_takes_no_more(count: int) -> None:
-    """Those that are left begin again with what has been counted."""
+    """Survivors of a finished center begin again with the steps that were counted."""
 
     def rank(inner: threads.ThreadCommunicator) -> Any:
         context = context_of("async-sgd", observe(inner))

@@ -25,7 +25,7 @@ def control_of(
 def steps_until(
     communicator: Communicator, *, asks: int | None = None, time_limit_s: float | None = None, save_every_s: float = 1e9
 ) -> tuple[int, ControlFlags]:
-    """Steps of 5 ms until the group agrees on something; rank 1 asks to stop at step `asks`."""
+    """Return the step and the wishes that the group agrees on, at 5 ms a step; rank 1 asks to stop at step `asks`."""
     stop = StopRequest()
     control = control_of(communicator, stop, time_limit_s, save_every_s)
     for step in range(2000):
@@ -71,6 +71,6 @@ def test_signals_are_remembered_instead_of_died_of() -> None:
 
 
 def test_parameter_servers_have_room_for_every_wish() -> None:
-    """They add up what `Control` wishes in headers of a length of their own."""
+    """Parameter servers have space for all wishes of `Control`, which they add up in headers of fixed length."""
     (wishes,) = threads.run(1, lambda alone: control_of(alone, StopRequest(), None, 1e9)._own())
     assert len(wishes) == NUM_FLAGS

@@ -1,4 +1,4 @@
-"""By oneDNN's own log: convolutions of fixed shapes are set up once, others, or where a user says so, in each step."""
+"""oneDNN's own log shows: convolutions of fixed shapes are set up once, others, or if a user says so, in each step."""
 
 from __future__ import annotations
 

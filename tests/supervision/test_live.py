@@ -1,4 +1,4 @@
-"""The live view of a run: ranks answer while somebody looks on, and only then; threads, no ranks."""
+"""The live view of a run: ranks answer only while a viewer is connected; threads, no ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow workers: found, told of once and, with --evict-slow, done without; a healthy run's noise is none."""
+"""Slow workers are found, reported once and, with --evict-slow, excluded; a healthy run's noise is no reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW_S, STEP_S = 10.0, 0.1
 
 
 class Workers:
-    """Made-up workers whose seconds of a step `takes` says, by worker and window: computing, and waiting for input."""
+    """Simulated workers; `takes` gives the seconds of a step by worker and window: computing, and waiting for input."""
 
     def __init__(self, num_workers: int, takes: Callable[[int, int], tuple[float, float]]) -> None:
         self._num_workers, self._takes = num_workers, takes
@@ -34,7 +34,7 @@ class Workers:
         self._window = 0
 
     def paces(self) -> dict[int, Pace]:
-        """As they stand a window later. All have taken as many steps, each for as long as the slowest of them."""
+        """Return the workers' paces a window later. All have taken as many steps, each as long as the slowest one's."""
         takes = {rank: self._takes(rank, self._window) for rank in range(self._num_workers)}
         step_s = max(map(sum, takes.values())) + STEP_S / 10
         num_steps = round(WINDOW_S / step_s)
@@ -57,7 +57,7 @@ def found(
     num_workers: int = 4,
     shares: Sequence[float] = (1.0,) * 4,
 ) -> list[tuple[int, int]]:
-    """Window and rank of each worker that is slow for WINDOWS windows."""
+    """Return window and rank of each worker that is slow for WINDOWS windows."""
     workers, compared, slow = Workers(num_workers, takes), Paces(shares[:num_workers]), []
     for window in range(num_windows):
         compared.take(workers.paces())
@@ -72,7 +72,7 @@ def test_a_worker_that_stays_slow_is_found_when_it_has_been_so_for_all_windows()
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_noise_a_slow_start_and_slow_moments_are_no_reason(num_workers: int) -> None:
-    """Each worker's windows vary by a third, and every now and then one takes five times as long."""
+    """Noise of a third, a slow start, and rare steps of five times the length do not make a worker slow."""
     for seed in range(100):
         chance = random.Random(seed)
 
@@ -89,7 +89,7 @@ def test_twice_the_samples_may_take_twice_the_time() -> None:
 
 
 def test_what_costs_the_others_nothing_is_no_reason() -> None:
-    """A worker whose own work is slower, where nearly all of a step is something else."""
+    """A worker whose own work is slower does not count as slow if nearly all of a step is something else."""
     workers, compared = Workers(3, lambda rank, _: (STEP_S / 1000 * (4 if rank == 1 else 1), 0.0)), Paces([1] * 3)
     for _ in range(10):
         compared.take(workers.paces())
@@ -121,7 +121,7 @@ def test_steps_beside_a_checkpoint_and_steps_of_the_others_are_not_compared() ->
 
 
 class Keepers:
-    """Three workers that keep their paces in a folder; worker 1 is three times slower."""
+    """Three workers that record their paces in a folder; worker 1 is three times slower."""
 
     def __init__(self, folder: Path, least: int) -> None:
         self.said: list[str] = []
@@ -145,7 +145,7 @@ class Keepers:
         ]
 
     def window(self) -> None:
-        """Five steps of each, and a look; worker 0 looks last."""
+        """Take five steps on each worker, and compare; worker 0 compares last."""
         for seen in self.seen:
             for _ in range(5):
                 work_s = 3.0 if seen.rank == 1 else 1.0
@@ -239,7 +239,7 @@ def test_the_place_of_a_slow_rank_is_left_out_at_once_where_enough_are_left(monk
 
 STALL_S = 6
 FAMILIES = {"ring": 3, "ps": 4, "sync-easgd": 3, "async-easgd": 4, "easgd": 4, "hogwild-sgd": 3, "auto": 3}
-"""A strategy of each family, and ranks of a run with three workers."""
+"""A strategy of each family, and the ranks of a run with three workers."""
 
 
 def line_of(strategy: str, shards: Path, run_dir: Path) -> list[object]:
@@ -255,7 +255,7 @@ def messages(run_dir: Path) -> str:
 
 
 def check_goes_on_without_rank_1(process: subprocess.Popen[str], run_dir: Path, strategy: str, slow: Path) -> None:
-    """Once it has been left out `slow` is removed: of new ranks none is slow."""
+    """Assert that the run continues without rank 1; after its exclusion `slow` is removed, so no new rank is slow."""
     wait_for(lambda: "leaves it out" in messages(run_dir) or process.poll() is not None, timeout_s=300)
     slow.unlink(missing_ok=True)
     known = steps_done(run_dir)
@@ -277,7 +277,7 @@ def check_goes_on_without_rank_1(process: subprocess.Popen[str], run_dir: Path, 
 def test_a_run_goes_on_without_a_worker_whose_code_is_slow(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """It sleeps in its steps, so that it is the slow one however busy the machine is."""
+    """A run continues without a worker whose code is slow; it sleeps, so it is slow however busy the machine is."""
     run_dir, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()
     line = [*line_of(strategy, shards, run_dir), "--model", f"{PLANTED}:build", "--evict-slow", 1.5]
@@ -293,7 +293,7 @@ def test_a_run_goes_on_without_a_worker_whose_processor_is_slow(
 ) -> None:
     run_dir = tmp_path / "run"
     line = [*line_of(strategy, shards, run_dir), "--evict-slow", 1.5, "--inject", "slow:rank=1:x6@step=20"]
-    line += ["--batch-size", 128]  # computing takes long beside what chance adds to it
+    line += ["--batch-size", 128]  # so that computing takes long compared with random variation
     check_goes_on_without_rank_1(start(session_hpcdl, line), run_dir, strategy, tmp_path / "none")
 
 
@@ -303,7 +303,7 @@ def test_a_run_goes_on_without_a_worker_whose_processor_is_slow(
 def test_a_healthy_run_keeps_its_workers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """With checkpoints all the time, evaluations, and whatever else this machine has to do."""
+    """A healthy run keeps its workers, with constant checkpoints, evaluations, and any other load of this machine."""
     run_dir = tmp_path / "run"
     process = start(session_hpcdl, [*line_of(strategy, shards, run_dir), "--evict-slow", 3])
     wait_for(lambda: steps_done(run_dir) > 5 or process.poll() is not None, timeout_s=patience(300))

@@ -1,4 +1,4 @@
-"""What TensorFlow's libraries print while a script imports it stays away; everything else of the script is heard."""
+"""Output of TensorFlow's libraries while a script imports it is suppressed; all other output of the script appears."""
 
 from __future__ import annotations
 

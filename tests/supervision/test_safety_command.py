@@ -1,4 +1,4 @@
-"""Runs that go wrong are ended with the name of what went wrong, in bounded time; real ranks, both MPIs."""
+"""Runs that go wrong end in bounded time, with the cause by name; real ranks, both MPIs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKEN = [*SHORT, "--model", f"{PLANTED}:build", "--steps", "30"]
 
 @pytest.mark.soak
 def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
-    """In every test where new ranks take its place (test_inject.py), and a server that sleeps (test_faults.py)."""
+    """A stopped rank is named. `make test` has it with new ranks (test_inject.py), and a server (test_faults.py)."""
     run_dir = tmp_path / "run"
     arguments = [*ENDLESS, "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
     process = start(mpi.hpcdl, arguments)
@@ -52,9 +52,9 @@ def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fault", ["nan", "bit", pytest.param("error", marks=pytest.mark.soak)])
 def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault: str) -> None:
-    """On rank 1 at step 5: images of NaN, one bit of a weight flipped, an exception.
+    """A fault on rank 1 at step 5 is named: images of NaN, one flipped bit of a weight, an exception.
 
-    Of exceptions in every test: failing_steps, in a batch steps_per_call, in a script keras/test_run_command.
+    `make test` has exceptions in failing_steps, in a batch in steps_per_call, in a script in keras/test_run_command.
     """
     run_dir = tmp_path / "run"
     arguments = [*BROKEN, "--data", shards, "--divergence-check-steps", "10", "--run-dir", run_dir]
@@ -76,7 +76,7 @@ def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault:
 
 
 def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[str]:
-    """Two ranks, of which the second differs from the first in one thing; what they complain of."""
+    """Return the messages of two ranks, of which the second differs from the first in one thing."""
     command = [sys.executable, "-m", "hpcdl", *SHORT[:5], "--data", "data", "--steps", "2"]
     command += ["--run-dir", str(folder / "run")]
     folders = [folder / "first", folder / "second"]
@@ -113,7 +113,7 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
 def test_a_held_out_loss_that_is_not_finite_is_told_and_no_number(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Neither record, journal nor checkpoints hold what JSON has no word for; the run ends as others do."""
+    """A held-out loss that is not finite causes a warning, and is null in record, journal and checkpoints, for JSON."""
     run_dir = tmp_path / "run"
     plain = [argument for argument in SHORT if argument != "--deterministic" or strategy == "ring"]
     arguments = [*plain, "--strategy", strategy, "--model", f"{PLANTED}:build_overflowing", "--data", shards]

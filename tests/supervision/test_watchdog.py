@@ -1,4 +1,4 @@
-"""Whom a wait in vain is blamed on, and what the watch does about it; threads and short times, no ranks."""
+"""Which rank a wait in vain is blamed on, and what the watch does about it; threads and short times, no ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nothing_is_wrong_yet(mine: Note, others: list[Note]) -> None:
 
 
 class Rank:
-    """One rank under a watch with short times; what the watch says is kept."""
+    """One rank under a watch with short times; the watch's messages are kept."""
 
     def __init__(self, rank: int, folder: Path, *, is_optional: Callable[[int], bool] = lambda rank: False) -> None:
         self.seen = RankMonitor(rank, 3, HOSTS[rank])
@@ -137,7 +137,7 @@ def test_a_rank_without_a_sign_of_life_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
-    """All three live in this process, whose processor time advances."""
+    """A rank that computes is reported once; all three are in this process, whose processor time advances."""
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]
     over = threading.Event()
     spinning = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)], daemon=True)
@@ -212,7 +212,7 @@ def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_who_stands_in_line_for_a_core_computes() -> None:
-    """Five programs on one core that compute without a pause; this process asks for little, and waits."""
+    """A process that waits for a core counts as computing: five programs share it, and this one asks for little."""
     core = str(min(os.sched_getaffinity(0)))
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(4)]
@@ -252,7 +252,7 @@ with seen.waiting_for("an all-reduce", [1]):
 
 
 def test_who_has_stood_still_itself_blames_nobody_for_that_time(tmp_path: Path) -> None:
-    """As where a virtual machine is paused with all ranks: the others may be about to go on as well."""
+    """A rank that was itself stopped blames no rank for that time, as in a virtual machine paused with all ranks."""
     stall_s = patience(1)
     line = [sys.executable, "-c", STANDS_STILL, str(tmp_path / "watch"), str(stall_s)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""A loop of one's own with a distributed tape."""
+"""A custom training loop with a distributed tape."""
 
 import hpcdl
 

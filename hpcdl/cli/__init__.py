@@ -4,7 +4,7 @@ import signal
 
 
 def command() -> None:
-    """The `hpcdl` command. While it loads, Ctrl-C ends it without a word: it has begun nothing (`run` answers it)."""
+    """The `hpcdl` command. Ctrl-C while it loads ends it silently: nothing has begun (later `run` handles it)."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from hpcdl.cli.main import main

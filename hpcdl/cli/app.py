@@ -58,15 +58,18 @@ class Contents(TyperGroup):
     """All commands, listed as a table of contents."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The commands that are loaded, heading after heading."""
+        """Return the loaded commands, in the order of the headings."""
         return [name for names in CONTENTS.values() for name in names if name in self.commands]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section of commands for each heading, each command with one line."""
         widest = max(map(len, self.commands))
         for heading, names in CONTENTS.items():
-            found = [self.commands[name] for name in names if name in self.commands]
-            rows = [(f"{one.name:{widest}}", one.get_short_help_str(formatter.width - widest - 6)) for one in found]
+            commands = [self.commands[name] for name in names if name in self.commands]
+            rows = [
+                (f"{command.name:{widest}}", command.get_short_help_str(formatter.width - widest - 6))
+                for command in commands
+            ]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
@@ -131,14 +134,14 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(root)
     named = None if {*words[:1]} & {"-h", "--help"} else command_in(words)
-    for module in [own for own, names in COMMANDS.items() if named in names] or COMMANDS:
+    for module in [module_name for module_name, names in COMMANDS.items() if named in names] or COMMANDS:
         importlib.import_module(f"hpcdl.cli.{module}").register(app)
     _own_commands(app)
     return app
 
 
 def _own_commands(app: typer.Typer) -> None:
-    """Have each command that has no class of its own tell of an option with two values."""
+    """Make each command without a class of its own warn of an option that has two values."""
     for command in app.registered_commands:
         command.cls = OwnCommand if command.cls is TyperCommand else command.cls
     for group in app.registered_groups:

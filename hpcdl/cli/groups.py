@@ -55,27 +55,27 @@ def with_bare_trace(arguments: Sequence[str], takes_value: Callable[[str], bool]
     `takes_value` tells whether an option is followed by a value. Without `interspersed`, all words after the first one
     that is not an option belong to another program.
     """
-    found: list[str] = []
+    completed: list[str] = []
     waiting = list(arguments)
     while waiting:
         word = waiting.pop(0)
         if word == "--" or (not interspersed and not word.startswith("-")):
-            return [*found, word, *waiting]
+            return [*completed, word, *waiting]
         if word == "--trace":
-            found.append(f"--trace={waiting.pop(0) if waiting and is_trace_spec(waiting[0]) else STEPS}")
+            completed.append(f"--trace={waiting.pop(0) if waiting and is_trace_spec(waiting[0]) else STEPS}")
             continue
-        found.append(word)
+        completed.append(word)
         if waiting and takes_value(word):
-            found.append(waiting.pop(0))
-    return found
+            completed.append(waiting.pop(0))
+    return completed
 
 
 class OwnCommand(TyperCommand):
     """A command that says which value counts of an option that is given twice: the last, as with other programs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, once what the last of two values overrides is told."""
-        options = [item for item in self.get_params(ctx) if hasattr(item, "is_flag")]
+        """Parse the arguments after warning of each value that a later one overrides."""
+        options = [parameter for parameter in self.get_params(ctx) if hasattr(parameter, "is_flag")]
         place = placement()
         if place is None or place.rank == 0:
             for unused, used in overridden(args, options, interspersed=ctx.allow_interspersed_args):
@@ -84,32 +84,32 @@ class OwnCommand(TyperCommand):
 
 
 def overridden(words: Sequence[str], options: Sequence[Any], *, interspersed: bool) -> list[tuple[str, str]]:
-    """What `words` give to one of `options` before another value of it, each with that other one.
+    """Return the values of `options` in `words` that a later value overrides, each with that later one.
 
-    Without `interspersed` what follows the first word that is not an option is somebody else's.
+    Without `interspersed`, all words after the first one that is not an option belong to another program.
     """
-    by_name = {name: item for item in options for name in (*item.opts, *item.secondary_opts)}
-    found: list[tuple[str, str]] = []
-    given: dict[tuple[str, ...], tuple[Any, str]] = {}
+    by_name = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+    overrides: list[tuple[str, str]] = []
+    last_values: dict[tuple[str, ...], tuple[Any, str]] = {}
     waiting = list(words)
     while waiting and waiting[0] != "--" and (interspersed or waiting[0].startswith("-")):
         name, equals, value = waiting.pop(0).partition("=")
-        item = by_name.get(name)
-        if item is None:
+        option = by_name.get(name)
+        if option is None:
             continue
         values = [value] if equals else []
-        if not item.is_flag:
-            rest = item.nargs - len(values)
-            values, waiting = [*values, *waiting[:rest]], waiting[rest:]
-        if item.multiple and name != "--set":
+        if not option.is_flag:
+            num_missing = option.nargs - len(values)
+            values, waiting = [*values, *waiting[:num_missing]], waiting[num_missing:]
+        if option.multiple and name != "--set":
             continue
-        key = (item.name, values[0].partition("=")[0]) if item.multiple and values else (item.name,)
-        said, spelt = (name in item.secondary_opts, *values), shlex.join([name, *values])
-        before = given.get(key, (said, spelt))
-        if before[0] != said:
-            found.append((before[1], spelt))
-        given[key] = (said, spelt)
-    return found
+        key = (option.name, values[0].partition("=")[0]) if option.multiple and values else (option.name,)
+        setting, text = (name in option.secondary_opts, *values), shlex.join([name, *values])
+        before = last_values.get(key, (setting, text))
+        if before[0] != setting:
+            overrides.append((before[1], text))
+        last_values[key] = (setting, text)
+    return overrides
 
 
 class GroupedCommand(OwnCommand):
@@ -134,17 +134,17 @@ class GroupedCommand(OwnCommand):
             "Machine": [],
         }
         arguments = []
-        for item in sorted(self.get_params(ctx), key=_place):
-            record = item.get_help_record(ctx)
+        for parameter in sorted(self.get_params(ctx), key=_place):
+            record = parameter.get_help_record(ctx)
             if record is None:
                 continue
-            if item.param_type_name == "argument":
+            if parameter.param_type_name == "argument":
                 arguments.append(record)
             else:
-                sections.setdefault(getattr(item, "rich_help_panel", None) or OTHER, []).append(record)
-        others = sections.pop(OTHER, [])
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or OTHER, []).append(record)
+        other_records = sections.pop(OTHER, [])
         last = OTHER if any(sections.values()) else "Options"
-        for title, records in [("Arguments", arguments), *sections.items(), (last, others)]:
+        for title, records in [("Arguments", arguments), *sections.items(), (last, other_records)]:
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
@@ -155,12 +155,16 @@ class WordsBehindDashes(OwnCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError if options follow the other command without a `--`."""
-        options = [item for item in self.get_params(ctx) if hasattr(item, "is_flag")]
-        alone = {name: item.is_flag for item in options for name in (*item.opts, *item.secondary_opts)}
-        own, others, mixed = divided_by_owner(args, alone)
+        options = [parameter for parameter in self.get_params(ctx) if hasattr(parameter, "is_flag")]
+        alone = {
+            name: parameter.is_flag for parameter in options for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        own_words, other_words, mixed = divided_by_owner(args, alone)
         if mixed and not {"--", *ctx.help_option_names} & {*args}:
-            line = shlex.join([*ctx.command_path.split(), *own, "--", *others])
-            raise UsageError(f"options of `{others[0]}` stand behind --, those of {ctx.info_name} before it: {line}")
+            line = shlex.join([*ctx.command_path.split(), *own_words, "--", *other_words])
+            raise UsageError(
+                f"options of `{other_words[0]}` stand behind --, those of {ctx.info_name} before it: {line}"
+            )
         return super().parse_args(ctx, args)
 
 
@@ -169,19 +173,19 @@ def divided_by_owner(words: Sequence[str], alone: Mapping[str, bool]) -> tuple[l
 
     `alone` tells whether an option takes no value.
     """
-    own: list[str] = []
-    others: list[str] = []
+    own_words: list[str] = []
+    other_words: list[str] = []
     mixed = False
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         name, equals, _ = word.partition("=")
         is_option = word.startswith("-") and len(word) > 1
-        mixed = mixed or (is_option and bool(others))
-        (own if name in alone or (is_option and not others) else others).append(word)
+        mixed = mixed or (is_option and bool(other_words))
+        (own_words if name in alone or (is_option and not other_words) else other_words).append(word)
         if name in alone and not equals and not alone[name] and waiting:
-            own.append(waiting.pop(0))
-    return own, others, mixed
+            own_words.append(waiting.pop(0))
+    return own_words, other_words, mixed
 
 
 def _place(item: Any) -> int:
@@ -212,8 +216,8 @@ def _machines() -> list[str]:
 def _profiles() -> list[str]:
     from hpcdl.node.profile import site_folder, user_folder
 
-    found = [str(path) for folder in (user_folder(), site_folder()) for path in sorted(folder.glob("*.toml"))]
-    return ["auto", "none", *found]
+    paths = [str(path) for folder in (user_folder(), site_folder()) for path in sorted(folder.glob("*.toml"))]
+    return ["auto", "none", *paths]
 
 
 _OFFERED: dict[str, Callable[[], list[str]]] = {

@@ -87,10 +87,10 @@ def check_words(arguments: list[str]) -> None:
     command = command_in(arguments)
     if command in _OTHERS_WORDS:
         return
-    for place, word in enumerate(arguments):
-        before = arguments[place - 1]
+    for index, word in enumerate(arguments):
+        before = arguments[index - 1]
         if not word and not before.startswith("-"):
-            raise UsageError(f"word {place + 1} of the line is empty (a variable that is not set?); name it, or `.`")
+            raise UsageError(f"word {index + 1} of the line is empty (a variable that is not set?); name it, or `.`")
         if (not word and before in _PLACES) or word in [f"{option}=" for option in _PLACES]:
             option = word.removesuffix("=") or before
             raise UsageError(f"{option} is empty (a variable that is not set?); name a place, or leave {option} out")
@@ -103,8 +103,8 @@ def complain(error: BaseException) -> None:
     """
     from hpcdl.cluster.environment import placement
 
-    place = placement()
-    if isinstance(error, UsageError) and place is not None and place.rank > 0:
+    placed = placement()
+    if isinstance(error, UsageError) and placed is not None and placed.rank > 0:
         return
     for line in str(error).splitlines():
         say(f"hpcdl: {line}")
@@ -126,7 +126,7 @@ def _unexpected(error: Exception) -> int:
         return Interrupted.exit_code
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 1))
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever looks for a file may meet it
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # any search for a file may raise it
         complain(UsageError(f"{shown(os.fsdecode(error.filename or ''))} is too long a name; give a shorter one"))
         return UsageError.exit_code
     if isinstance(error, FileNotFoundError) and not Path().stat().st_nlink:

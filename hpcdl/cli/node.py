@@ -116,9 +116,9 @@ def env(
     else:
         put("\n".join(shell_exports(planned.plan.environment)))
         for rank in range(planned.plan.ranks_per_node):
-            words = numactl_words(planned.plan, rank)
-            if words:
-                put(f"# local rank {rank}: {' '.join(words)} COMMAND")
+            numactl = numactl_words(planned.plan, rank)
+            if numactl:
+                put(f"# local rank {rank}: {' '.join(numactl)} COMMAND")
     say(planned.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")
 
 
@@ -198,16 +198,18 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
     from hpcdl.node.profile import chosen, describe
     from hpcdl.tuning.trials import Workload, bench_step_command
 
-    own = run_plan.config.workload
-    workload = Workload(model=own.model or "MODEL", batch_size=own.batch_size, data=own.data, steps=own.steps)
+    requested = run_plan.config.workload
+    workload = Workload(
+        model=requested.model or "MODEL", batch_size=requested.batch_size, data=requested.data, steps=requested.steps
+    )
     rows = []
     for candidate in run_plan.space.candidates:
-        words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
-        trial = shlex.join(["hpcdl", *words[words.index("bench") :]])
+        trial_words = bench_step_command(workload, candidate.settings, Path("PROFILE.toml"))
+        trial = shlex.join(["hpcdl", *trial_words[trial_words.index("bench") :]])
         # The processes of the trial: each local rank with its own environment, cores, memory and GPU.
         ranks = range(candidate.plan.ranks_per_node)
         claims = [choose(os.environ, rank, candidate.plan.cpus_by_local_rank) for rank in ranks]
-        shown = [f"{one.variable}={one.device} " if one and run_plan.topology.devices else "" for one in claims]
+        shown = [f"{claim.variable}={claim.device} " if claim and run_plan.topology.devices else "" for claim in claims]
         lines = [shown[rank] + command_line(candidate.plan, rank, RANK_COMMAND) for rank in ranks]
         rows.append((candidate, trial, lines))
     if json:
@@ -216,12 +218,12 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
             "engine": run_plan.engine.summary,
             "devices": dict(run_plan.topology.devices),
             "candidates": [
-                {"settings": chosen(item.settings), "origin": item.origin, "environment": dict(item.plan.environment),
-                 "cpus_by_local_rank": [list(cpus) for cpus in item.plan.cpus_by_local_rank],
-                 "memory_policy": item.plan.memory_policy,
-                 "memory_nodes_by_local_rank": [list(nodes) for nodes in item.plan.memory_nodes_by_local_rank],
+                {"settings": chosen(each.settings), "origin": each.origin, "environment": dict(each.plan.environment),
+                 "cpus_by_local_rank": [list(cpus) for cpus in each.plan.cpus_by_local_rank],
+                 "memory_policy": each.plan.memory_policy,
+                 "memory_nodes_by_local_rank": [list(nodes) for nodes in each.plan.memory_nodes_by_local_rank],
                  "command": trial, "commands": lines}
-                for item, trial, lines in rows
+                for each, trial, lines in rows
             ],
             "left_out": dict(run_plan.space.dropped),
         })  # fmt: skip

@@ -89,11 +89,13 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
     settings = all_settings(cls)
     keys = [item.key for item in settings]
     titles = {
-        item.key: heading(group, item.key, keys) for group, own in groups_of(cls).items() for item in settings_of(own)
+        item.key: heading(group, item.key, keys)
+        for group, parameters in groups_of(cls).items()
+        for item in settings_of(parameters)
     }
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [
+        parameters = [
             item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for item in inspect.signature(command, eval_str=True).parameters.values()
             if item.name != "flags"
@@ -106,8 +108,8 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
 
         wrapper.__doc__ = command.__doc__
         wrapper.__name__ = command.__name__
-        wrapper.__signature__ = inspect.Signature([*generated, *own])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {item.name: item.annotation for item in [*generated, *own]}
+        wrapper.__signature__ = inspect.Signature([*generated, *parameters])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {item.name: item.annotation for item in [*generated, *parameters]}
         return wrapper
 
     return decorate
@@ -146,7 +148,7 @@ def _as_one(item: Setting, value: Any) -> Any:
 
 
 def names_in(words: Sequence[str] | None) -> list[str]:
-    """The names that a repeated flag gives, each of its `words` one or several with commas between them."""
+    """Return the names given by a repeated flag; each of its `words` holds one or several, separated by commas."""
     return [name.strip() for word in words or () for name in word.split(",") if name.strip()]
 
 
@@ -232,9 +234,13 @@ def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:
     """Return each variable of the machine's file with its value here, and the modules of job scripts, with origins."""
     if machine is None:
         return []
-    others = machine.set_otherwise(os.environ)
+    set_values = machine.set_otherwise(os.environ)
     rows = [
-        (f"environment {name}", others.get(name, value), "your environment" if name in others else machine.origin)
+        (
+            f"environment {name}",
+            set_values.get(name, value),
+            "your environment" if name in set_values else machine.origin,
+        )
         for name, value in machine.environment.items()
     ]
     if machine.modules:
@@ -249,6 +255,6 @@ def settings_for_show(
     settings = all_settings(cls)
     placeholders = Layer(origin="(needed)", values={item.key: "?" for item in settings if item.required})
     layers = [placeholders, *_layers(command, flags, config, pairs)]
-    found = load(cls, layers)
-    values = flatten(found.config)
-    return [(item.key, item.show(values[item.key]), found.origins[item.key]) for item in settings]
+    loaded = load(cls, layers)
+    values = flatten(loaded.config)
+    return [(item.key, item.show(values[item.key]), loaded.origins[item.key]) for item in settings]

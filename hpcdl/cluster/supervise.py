@@ -52,9 +52,9 @@ ENDING_S = 1.0
 LOOK_S = 1.0
 """Interval of checking the heartbeat of a single remaining rank."""
 _BY_SIGNAL = re.compile(r"\bsignal \d+ ?\(|\(signal \d+\)")
-"""How each mpiexec tells that a rank was killed: of a program that cannot start they tell as well."""
+"""How each mpiexec reports a killed rank; they also report a program that cannot start, in other words."""
 _ROOM_BYTES = 1 << 16
-"""A place that takes so many bytes is not full."""
+"""A file system that accepts this many bytes is not full."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 """A scheduler may repeat its warning, and a closing terminal sends several hangups."""
 
@@ -83,8 +83,8 @@ def start(
     launcher = find_launcher()
     said_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
-    own = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
-    marked = dataclasses.replace(plan, environment={**plan.environment, **own})
+    marks = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
+    marked = dataclasses.replace(plan, environment={**plan.environment, **marks})
     remove_abandoned()
     with os.fdopen(open_to_append(log), "ab") as output:
         deaths = DeathWatch(launch)
@@ -107,7 +107,9 @@ def start(
             raise Interrupted(f"stopped at once by a second signal: what was not saved is lost; see {log}") from error
         if error.lost and (why := _no_place(folder)):
             error.args = (f"{error}; a launcher ends its ranks where it {why}",)
-        error.lost = error.lost and not watcher.stop_requests  # who was asked to stop and killed is not to come back
+        error.lost = (
+            error.lost and not watcher.stop_requests
+        )  # a rank that was asked to stop and killed is not replaced
         raise
     except StoppedEarly as error:
         if watcher.stop_requests:
@@ -116,7 +118,7 @@ def start(
 
 
 def _check_still_there(folder: Path, began: os.stat_result) -> None:
-    """HpcdlError where another folder than the one in which the ranks began has this path now, or none."""
+    """Raise HpcdlError if this path no longer leads to the folder in which the ranks began."""
     with contextlib.suppress(OSError):
         if os.path.samestat(folder.stat(), began):
             return
@@ -127,7 +129,7 @@ def _check_still_there(folder: Path, began: os.stat_result) -> None:
 
 
 def _no_place(folder: Path) -> str:
-    """`cannot write FOLDER: WHY` with the remedy where no more can be written there; empty where it can."""
+    """Return `cannot write FOLDER: WHY` with the remedy if the folder accepts no more data; else an empty text."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_ROOM_BYTES))
@@ -151,22 +153,22 @@ def _start_processes(
 ) -> list[subprocess.Popen[bytes]]:
     environment = {**os.environ, **plan.environment, STATUS_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
     environment[BINDING_VARIABLE] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
-    each: list[dict[str, str]] = [{}]
+    variables_by_process: list[dict[str, str]] = [{}]
     line, needed = launcher.line(plan, command, mpi=mpi, environment=environment)
     environment.update(needed)
     if not mpi and launcher.name == "local":
-        each = [own_placement(rank, plan.num_ranks) for rank in range(plan.num_ranks)]
+        variables_by_process = [own_placement(rank, plan.num_ranks) for rank in range(plan.num_ranks)]
     return [
         subprocess.Popen(
             line,
-            env={**environment, **own},
+            env={**environment, **variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches only this process, which informs the ranks
             preexec_fn=told_to_end_with_parent(_parting(line[0])),
         )
-        for own in each
+        for variables in variables_by_process
     ]
 
 
@@ -195,7 +197,7 @@ class _Chatter:
         if (
             self._launcher.leaves_others
             and not self._others_to_end
-            and self._log.exists()  # else the folder was moved, which is told when the ranks have ended
+            and self._log.exists()  # else the folder was moved, which is reported when the ranks have ended
             and (size := self._log.stat().st_size) > self._read_to
         ):
             self._read_to, self._others_to_end = size, self._launcher.first_casualty(self.text()) is not None
@@ -293,9 +295,9 @@ class _Watcher:
         """Signal each rank of this host once; ranks that have not reported yet are signalled when they do."""
         if not self.statuses():
             return
-        own = self._own()
-        pids, number = {status.pid for status in own if status.state == "running"}, signal.SIGTERM
-        if not own:  # all on other hosts: every launcher passes SIGUSR1 on, but some end their ranks at SIGTERM
+        local = self._own()
+        pids, number = {status.pid for status in local if status.state == "running"}, signal.SIGTERM
+        if not local:  # all on other hosts: every launcher passes SIGUSR1 on, but some end their ranks at SIGTERM
             pids, number = {process.pid for process in self._processes}, signal.SIGUSR1
         for pid in pids - self._asked:
             _send(pid, number)
@@ -356,22 +358,22 @@ class _Watcher:
         Such a rank may be stopped, and a launcher would wait for it forever.
         """
         lost = {status.rank for status in statuses if status.state == "left behind"}
-        others = [status for status in statuses if status.rank not in lost]
-        if not others or not (lost or self._continues):
+        remaining = [status for status in statuses if status.rank not in lost]
+        if not remaining or not (lost or self._continues):
             return math.inf
-        own = {status.pid for status in self._of_this_host(others)}
-        elsewhere = {status.state for status in others if status.host != self._host}
-        if own <= self._ended and elsewhere <= {"done"}:
+        local_pids = {status.pid for status in self._of_this_host(remaining)}
+        elsewhere = {status.state for status in remaining if status.host != self._host}
+        if local_pids <= self._ended and elsewhere <= {"done"}:
             return LAUNCHER_S
         # If asked to stop, only rank 0 reports it, after all have saved.
-        return GRACE_S if lost and any(status.state == "stopped" for status in others) else math.inf
+        return GRACE_S if lost and any(status.state == "stopped" for status in remaining) else math.inf
 
     def statuses(self) -> list[RankStatus]:
         """Return the newest known status of each rank: from its own file, by its line, or from the table of all."""
-        words = [status for word in self._deaths.words.values() if (status := heard(word)) is not None]
+        announced = [status for text in self._deaths.words.values() if (status := heard(text)) is not None]
         table = self._table_now()
-        over = [status for status in table if status.state == "done"]
-        return read_statuses(self._folder, [*table, *words, *over])
+        done = [status for status in table if status.state == "done"]
+        return read_statuses(self._folder, [*table, *announced, *done])
 
     def _own(self) -> list[RankStatus]:
         return self._of_this_host(self.statuses())

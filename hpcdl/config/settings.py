@@ -25,7 +25,7 @@ ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
 AUTO = "auto"
 """The value of an `interval`, a `count` or an `amount` that the run itself chooses."""
 LONGEST_NAME = 255
-"""File systems take no longer ones."""
+"""The most bytes that file systems accept in a name."""
 _BETWEEN = re.compile(r"(?<!\\),")
 LONGEST_SIDE = 65_535
 """The longest side of an image in JPEG."""
@@ -110,10 +110,10 @@ class Setting:
             "above": ("above", lambda given, bound: given > bound),
             "at_most": ("at most", lambda given, bound: given <= bound),
         }
-        for name, (words, holds) in tests.items():
+        for name, (phrase, holds) in tests.items():
             bound = self.limits[name]
             if bound is not None and not holds(value, bound):
-                raise ValueError(f"{value} is out of range; it must be {words} {bound:g}")
+                raise ValueError(f"{value} is out of range; it must be {phrase} {bound:g}")
 
     def show(self, value: Any) -> str:
         """Return `value` as a user would type it."""
@@ -139,25 +139,25 @@ class Setting:
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """Return the settings that the dataclass `cls` declares, in order."""
     hints = get_type_hints(cls)
-    found = []
-    for item in dataclasses.fields(cls):
-        if "help" not in item.metadata:
+    settings = []
+    for declared in dataclasses.fields(cls):
+        if "help" not in declared.metadata:
             continue
-        names = _type_names(hints[item.name])
-        found.append(
+        names = _type_names(hints[declared.name])
+        settings.append(
             Setting(
-                name=item.name,
-                key=item.name.replace("_", "-"),
-                kind=item.metadata["kind"] or next(name for name in names if name != "NoneType"),
-                help=item.metadata["help"],
-                default=item.default,
+                name=declared.name,
+                key=declared.name.replace("_", "-"),
+                kind=declared.metadata["kind"] or next(name for name in names if name != "NoneType"),
+                help=declared.metadata["help"],
+                default=declared.default,
                 optional="NoneType" in names,
-                limits=item.metadata["limits"],
-                choices=item.metadata["choices"],
-                matters=item.metadata["matters"],
+                limits=declared.metadata["limits"],
+                choices=declared.metadata["choices"],
+                matters=declared.metadata["matters"],
             )
         )
-    return tuple(found)
+    return tuple(settings)
 
 
 def _type_names(hint: Any) -> list[str]:
@@ -210,11 +210,11 @@ def _seconds(value: Any) -> float:
 
 
 def _boolean(value: Any) -> bool:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if isinstance(value, bool):
         return value
-    if str(value).lower() in words:
-        return words[str(value).lower()]
+    if str(value).lower() in values:
+        return values[str(value).lower()]
     raise ValueError(f"{shown(value)} is neither true nor false")
 
 
@@ -244,9 +244,9 @@ def image_size(value: Any) -> tuple[int, int]:
 
 
 def _items(value: Any) -> list[Any]:
-    """The parts of `a,b`, of a list, or of a value that stands alone; `\\,` is a comma within a part."""
-    given = isinstance(value, list | tuple)
-    items = list(value) if given else [part.replace(r"\,", ",") for part in _BETWEEN.split(str(value))]
+    """Return the parts of `a,b`, of a list, or of a single value; `\\,` is a comma within a part."""
+    is_list = isinstance(value, list | tuple)
+    items = list(value) if is_list else [part.replace(r"\,", ",") for part in _BETWEEN.split(str(value))]
     items = [item.strip() if isinstance(item, str) else item for item in items]
     if not items or "" in items or any(isinstance(item, list | dict) for item in items):
         raise ValueError(f"{shown(value)} is not a list; write one or more values, separated by commas")
@@ -266,9 +266,9 @@ def _shares(value: Any) -> tuple[int | str, ...]:
 
 
 def _share(item: Any) -> int | str:
-    found = re.fullmatch(r"workers\s*/\s*(\d+)", item) if isinstance(item, str) else None
-    if found and int(found[1]) > 0:
-        return f"workers/{int(found[1])}"
+    match = re.fullmatch(r"workers\s*/\s*(\d+)", item) if isinstance(item, str) else None
+    if match and int(match[1]) > 0:
+        return f"workers/{int(match[1])}"
     return _counts(item)[0]
 
 

@@ -171,7 +171,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-    apart = map(repr, names) if any("," in item for item in names) else names
+    apart = map(repr, names) if any("," in known_name for known_name in names) else names
     return f"{hint} known: {', '.join(apart)}" if names else "; none is known"
 
 
@@ -209,8 +209,8 @@ def carried(function: Callable[..., Result]) -> Callable[..., Result]:
         except Exception as error:
             facts = [[name, value] for name, value in vars(error).items() if _is_plain(value)]
             arguments = [*error.args] if _is_plain(error.args) else [str(error)]
-            words = json.dumps([type(error).__name__, str(error), arguments, facts])
-            raise CarriedError(_MARK + words) from error
+            encoded = json.dumps([type(error).__name__, str(error), arguments, facts])
+            raise CarriedError(_MARK + encoded) from error
 
     return call
 
@@ -233,20 +233,22 @@ def original(error: BaseException) -> BaseException:
         name, message, arguments, facts = json.JSONDecoder().raw_decode(text, text.index(_MARK) + len(_MARK))[0]
     except ValueError:  # the library cut the text short
         return error
-    kind = {one.__name__: one for one in _tree(HpcdlError)}.get(name) or getattr(builtins, name, None)
+    kind = {error_class.__name__: error_class for error_class in _tree(HpcdlError)}.get(name) or getattr(
+        builtins, name, None
+    )
     if isinstance(kind, type) and issubclass(kind, Exception):
-        found = kind.__new__(kind, *arguments)
-        found.args = tuple(arguments)
-        vars(found).update(facts)
-        if str(found) == message:
-            return found
+        restored = kind.__new__(kind, *arguments)
+        restored.args = tuple(arguments)
+        vars(restored).update(facts)
+        if str(restored) == message:
+            return restored
     return HpcdlError(f"{name}: {message}")
 
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of the error that `error` carries or is; empty if it has none."""
-    found = original(error)
-    return found.kind if isinstance(found, HpcdlError) else ""
+    cause = original(error)
+    return cause.kind if isinstance(cause, HpcdlError) else ""
 
 
 @contextlib.contextmanager
@@ -255,10 +257,10 @@ def originals() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = original(error)
-        if found is error:
+        cause = original(error)
+        if cause is error:
             raise
-        raise found from error
+        raise cause from error
 
 
 def _tree(root: type[HpcdlError]) -> Iterator[type[HpcdlError]]:
@@ -295,8 +297,8 @@ def failure(error: BaseException, file: str = "") -> str:
         where: str | None = f"{error.filename}:{error.lineno}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
-        where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
+        own_frames = [frame for frame in frames if frame.filename == file] or frames[-1:]
+        where = f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else None
     detail = next(iter(str(error).strip().splitlines()), "no details")
     remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
     return f"failed at {where}: {type(error).__name__}: {detail}{remedy}"

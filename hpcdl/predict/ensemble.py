@@ -116,7 +116,7 @@ def _alpha_beta(n: Array, random: Any) -> Array:
 
 
 def _saturation(n: Array, random: Any) -> Array:
-    """One resource that all share: hidden while computing takes longer, the only limit beyond."""
+    """Draw curves of one resource that all workers share: hidden while computing takes longer, then the only limit."""
     served, sharp = _positive(random, 0.04, 1.3), random.uniform(1.5, 10.0, (NUM_CURVES, 1))
     latency = _positive(random, 0.003, 1.3)
     result: Array = (1 + (served * n) ** sharp) ** (1 / sharp) + latency * numpy.log2(n)
@@ -302,11 +302,11 @@ def weigh(
 
 
 _RESTLESS = 3.0
-"""Repeats that scatter by so many times the noise of the smaller sizes have one of their own."""
+"""Repeats that scatter by more than this multiple of the smaller sizes' noise have their own noise."""
 
 
 def _noise_of(seen: MeasuredStep, run_noise: float) -> float:
-    """The noise between the repeats of what is held out: a mean of such is not known better than they let it."""
+    """Return the noise between the repeats of the held-out size, which limits how well their mean is known."""
     if len(seen.seconds) < 2:
         return run_noise
     own = statistics.stdev(map(math.log, seen.seconds))
@@ -320,7 +320,7 @@ def _log_odds(weights: Mapping[str, float]) -> float:
 
 
 def error_of(job: StepJob, logs: Array, computing: Array, largest: float, own_error: float = 0.0) -> Array:
-    """Return the standard deviation of what no model explains, if up to `largest` workers were measured.
+    """Return the standard deviation of the deviations that no model explains, if up to `largest` workers were measured.
 
     `own_error` is the error of the non-computing seconds, for what is unknown about this strategy.
     """

@@ -265,7 +265,7 @@ class Forecast:
         return self._steps[job]
 
     def _log_steps(self, job: StepJob) -> Array:
-        """Return logs of one more run of `job` by all models, with what none of them explains."""
+        """Return logs of one more run of `job` by all models, with the deviations that no model explains."""
         if job not in self._logs:
             self._logs[job] = self._drawn_logs(job, self._step(job))
         return self._logs[job]

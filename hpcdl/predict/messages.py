@@ -205,7 +205,7 @@ class ShareAbroad:
 
 
 def _by_distance(job: StepJob) -> ShareAbroad:
-    """Partners at power-of-two distances: distant ones swap the long messages, all ranks of a node at once."""
+    """Partners at power-of-two distances: distant ones swap long messages, all ranks of a node at once."""
     total = max(1.0, math.log2(job.workers))
     abroad = math.log2(job.nodes) / total
     share = (1 - 1 / job.nodes) / (1 - 1 / job.workers)

@@ -221,7 +221,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             self._state.commit(stepped=False)
 
     def _end_alike(self) -> None:
-        """Rank 0's weights count where a callback has put back others on some ranks (EarlyStopping's best)."""
+        """Take rank 0's weights if a callback restored different ones on some ranks (EarlyStopping's best)."""
         shared = shared_variables_of(self.model)
         rows = self._communicator.allgather_json([digest_of(one) for one in shared])
         odd = [one for one, *digests in zip(shared, *rows, strict=True) if len(set(digests)) > 1]

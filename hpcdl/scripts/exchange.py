@@ -283,7 +283,7 @@ class GradientExchange:
         save_once()
 
     def state(self) -> dict[str, Array]:
-        """Return what a checkpoint keeps of this rank: the residual of its compressed gradients."""
+        """Return this rank's state for a checkpoint: the residual of its compressed gradients."""
         return self._worker.state()
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
@@ -463,11 +463,11 @@ def _in_python(text: str) -> str:
 
 
 def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, batch: Sequence[Array] = ()) -> None:
-    """One warning where all ranks have computed the same `values`: each takes the steps that one alone would.
+    """Warn once if all ranks computed the same `values`: each then takes the steps that a single rank would take.
 
-    Collective. `values` of a rank that has not `moved` (a gradient of zeros, weights as they began) tell nothing. Where
-    ranks draw random numbers of their own (dropout), these differ, and the rows of the step's `batch` are the same;
-    rows that all are one number stand for no samples.
+    Collective. `values` of a rank that has not `moved` (a zero gradient, unchanged weights) show nothing. If ranks draw
+    random numbers of their own (dropout), `values` differ, but the rows of the step's `batch` are the same. Rows of
+    one repeated number do not count as samples.
     """
     varied = any((one != one.reshape(-1)[:1]).any() for one in batch)
     mine = [digest_of(values) if moved else "", " ".join(map(digest_of, batch)) if varied else ""]
@@ -478,7 +478,7 @@ def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, bat
 
 
 def _note_same_samples(what: str) -> bool:
-    """The warning, in words and in the run's record."""
+    """Print the warning on rank 0, note it in the run's record, and return True."""
     here = session()
     text = (
         f"all ranks {what}, as if each had the same samples: give them different ones, with hpcdl.dataset or "

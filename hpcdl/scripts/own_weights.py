@@ -262,7 +262,7 @@ class CenterExchange(OwnWeights):
         return center
 
     def state(self) -> dict[str, Array]:
-        """Return what a checkpoint keeps of this rank beside the center."""
+        """Return this rank's state for a checkpoint, beyond the center."""
         if not self._began:
             return {}
         weights = self._flat() if self._own is None else self._own

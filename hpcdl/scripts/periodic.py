@@ -243,7 +243,7 @@ class PeriodicExchange(OwnWeights):
         return True
 
     def state(self) -> dict[str, Array]:
-        """Return what a checkpoint keeps of this rank beside the shared weights."""
+        """Return this rank's state for a checkpoint, beyond the shared weights."""
         if not self._began:
             return {}
         weights = self._flat() if self._own is None else self._own

@@ -194,7 +194,7 @@ def predict_cost(
     state: StudyState,
     known: Known,
 ) -> StudyCost:
-    """Return the cost of the runs of `plan` that are not finished in `state`. Raises UsageError with what is missing.
+    """Return the cost of the runs of `plan` that are not finished in `state`. Raises UsageError naming what is missing.
 
     Points with a form of gradients that no forecast models have no cost; a warning names them.
     """

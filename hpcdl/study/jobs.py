@@ -47,7 +47,7 @@ class Allocation:
     command: Sequence[str] = TRAIN
 
     def environment(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return what the environment of a run on `nodes` has beyond the sweep's own."""
+        """Return the variables that a run on `nodes` gets in addition to the sweep's environment."""
         return {self.nodes_variable: ",".join(nodes)} if self.nodes_variable else {}
 
 
@@ -84,7 +84,7 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
 def seconds_for_runs(environment: Mapping[str, str]) -> float | None:
     """Return the seconds until the last run must have ended; None without a limit.
 
-    The limit is what `hpcdl submit` has told the job, else the scheduler's own, less the time in which a run leaves.
+    The limit is the one that `hpcdl submit` passed to the job, else the scheduler's, less the time a run takes to stop.
     """
     told_s = seconds_left(environment)
     if told_s is not None:

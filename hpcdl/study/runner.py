@@ -78,7 +78,7 @@ class Policy(Protocol[Planned]):
         """Check the active attempts, once a round. Return those to end early."""
 
     def close(self, attempt: Attempt[Planned]) -> bool:
-        """Record the result of an ended attempt. Return False if it was told to leave, as all others will be."""
+        """Record the result of an ended attempt. Return False if it was asked to stop, as all others will be."""
 
 
 @dataclass(kw_only=True)
@@ -86,8 +86,7 @@ class Runner(Generic[Planned]):
     """One call of `hpcdl sweep` or `hpcdl search` in `folder`. `mark` is in the environment of all its processes.
 
     `settings` are common to all runs, as written in their file. If a run starts anew, its old files go into the folder
-    `aside`. A run may take `run_timeout_s`, all runs together `stop_after_s`, which is what the job's time limit
-    leaves.
+    `aside`. A run may take `run_timeout_s`, all runs together `stop_after_s`, the time left in the job's limit.
     """
 
     folder: Path

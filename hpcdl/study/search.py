@@ -169,7 +169,7 @@ def _as_written(settings: Mapping[str, Any]) -> dict[str, Any]:
 class HyperparameterSearch:
     """One call of `hpcdl search` on the search in `folder`. `notify` is called whenever a trial ends.
 
-    `stop_after_s` is what the job's time limit leaves.
+    `stop_after_s` is the time left in the job's limit.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class HyperparameterSearch:
         return [attempt for attempt in alive if self._is_behind(attempt)]
 
     def close(self, attempt: Attempt[_Trial]) -> bool:
-        """Record the result of a trial, or why it failed. Return False if it was told to leave."""
+        """Record the result of a trial, or why it failed. Return False if it was asked to stop."""
         trial, run_dir = attempt.planned, attempt.run_dir
         record = finished_record(run_dir)
         if record is not None:

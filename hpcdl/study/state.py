@@ -122,7 +122,7 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
 
 
 def check_same_data(folder: Path, finished: Iterable[RunRecord]) -> None:
-    """UsageError where a data folder holds other samples than when runs in `folder` trained on them: both would mix."""
+    """Raise UsageError if a data folder's samples changed since runs in `folder` trained on them: results would mix."""
     trained: dict[str, set[str]] = {}
     for record in finished:
         trained.setdefault(str(record.config.get("data", "")), set()).add(record.data_checksum)

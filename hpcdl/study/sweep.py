@@ -47,7 +47,7 @@ class News:
 class Sweep:
     """One call of `hpcdl sweep` on the study in `folder`. `notify` is called about ten times a second.
 
-    `stop_after_s` is what the job's time limit leaves: after it active runs are ended, and StoppedEarly is raised.
+    `stop_after_s` is the time left in the job's limit: after it active runs are ended, and StoppedEarly is raised.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Sweep:
         )  # fmt: skip
 
     def run(self) -> StudyState:
-        """Run what is not finished and return the final state. Raises StoppedEarly after a signal."""
+        """Run the unfinished points and return the final state. Raises StoppedEarly after a signal."""
         with self._runner.opened([RUNS, LOGS, FAILED, *([TRIES] if self._study.choice else [])]):
             self._take_stock()
             self._waiting = [run for run in self._plan.runs if self.state.run(run.name).status == "waiting"]
@@ -97,7 +97,7 @@ class Sweep:
         return ()
 
     def close(self, attempt: Attempt[PlannedRun]) -> bool:
-        """Record what a run has measured, or why it failed. Return False if it was told to leave."""
+        """Record what a run has measured, or why it failed. Return False if it was asked to stop."""
         code = attempt.process.returncode
         if code == 0 and finished_record(attempt.run_dir) is not None:
             self._keep(attempt.planned, attempt.seconds)

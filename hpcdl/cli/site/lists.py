@@ -80,11 +80,11 @@ def examples(
     from hpcdl.core.pages.manual import copy_examples, list_examples
 
     if not names:
-        found = list_examples()
+        listed = list_examples()
         if json:
-            print_json({"examples": [{"name": item.name, "summary": item.summary} for item in found]})
+            print_json({"examples": [{"name": example.name, "summary": example.summary} for example in listed]})
             return
-        print_table(["example", "what it is"], [[item.name, item.summary] for item in found])
+        print_table(["example", "what it is"], [[example.name, example.summary] for example in listed])
         say("next: `hpcdl examples digits my_model.py` copies these two here")
         return
     copied = copy_examples(names, to)

@@ -64,9 +64,9 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
-    words = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
+    options = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
     allowed = ["--allow-grpc"] if wanted.config.run.allow_grpc else []
-    say(f"next: {typed('train', '--model', result.model, *words, *allowed)}")
+    say(f"next: {typed('train', '--model', result.model, *options, *allowed)}")
 
 
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
@@ -214,10 +214,10 @@ def input_command(
         print_json(dataclasses.asdict(result))
         return
     _print_input(result)
-    words = ["--batch-size", result.batch_size, *(["--ranks", result.ranks] if result.ranks > 1 else [])]
+    options = ["--batch-size", result.batch_size, *(["--ranks", result.ranks] if result.ranks > 1 else [])]
     dataset = open_dataset(data)
     model = network_for(dataset.sample_shape) if dataset.pictures else "FILE.py:build"
-    say(f"next: {typed('train', '--model', model, '--data', data, *words)}")
+    say(f"next: {typed('train', '--model', model, '--data', data, *options)}")
 
 
 def _print_input(result: InputResult) -> None:

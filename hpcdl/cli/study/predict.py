@@ -81,24 +81,24 @@ def predict(
         placement=_placement(placement), network=network, machine=machine, model=model, target=_share(target),
     )  # fmt: skip
     gathered = _gather(runs or [], imported)
-    found = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
-    whole = dataclasses.replace(found, warnings=(*gathered.unreadable, *gathered.remarks, *found.warnings))
+    forecast = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
+    complete = dataclasses.replace(forecast, warnings=(*gathered.unreadable, *gathered.remarks, *forecast.warnings))
     if out is not None:
-        _write(whole, out)
+        _write(complete, out)
     if json:
-        print_json(whole.as_json())
+        print_json(complete.as_json())
         return
-    _print(found)
-    _tell_next(found)
+    _print(forecast)
+    _tell_next(forecast)
 
 
 def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> Gathered:
     from hpcdl.report.runs.elsewhere import gather_with
 
-    found = gather_with(runs, imported, progress("reading records", 1))
-    for line in (*found.unreadable, *found.remarks):
+    gathered = gather_with(runs, imported, progress("reading records", 1))
+    for line in (*gathered.unreadable, *gathered.remarks):
         say(f"warning: {line}")
-    return found
+    return gathered
 
 
 def _words(text: str) -> list[str]:
@@ -115,9 +115,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _placement(name: str | None) -> str | None:
-    known = ("round-robin", "greedy", "split")
-    if name is not None and name not in known:
-        raise UsageError(f"--placement {name}: known are {', '.join(known)}")
+    placements = ("round-robin", "greedy", "split")
+    if name is not None and name not in placements:
+        raise UsageError(f"--placement {name}: known are {', '.join(placements)}")
     return name
 
 
@@ -219,9 +219,9 @@ def _crossings(found: Answer) -> list[str]:
     lines = []
     for row in found.crossings:
         if row["what"] == "best strategy":
-            others = ", ".join(row["not_distinguishable"])
+            similar = ", ".join(row["not_distinguishable"])
             lines.append(f"best from {counted(row['nodes'], 'node')}: {row['strategy']}")
-            lines += [f"  not distinguishable from it: {others}"] if others else []
+            lines += [f"  not distinguishable from it: {similar}"] if similar else []
         elif row["nodes"] is not None:
             low, high = ("beyond" if row[key] is None else str(row[key]) for key in ("low", "high"))
             lines.append(

@@ -49,11 +49,11 @@ def infer(
     settings = resolved(InferConfig, "infer", flags, config, set_)
     check_trusted(model, trust)
     place = begin(settings, quiet=quiet)
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] == "message" and (not quiet or event["text"].startswith("warning")):
-            said.add(event["text"])
+            shown.add(event["text"])
             say(event["text"])
 
     out = settings.config.run.out
@@ -67,21 +67,21 @@ def infer(
     if json:
         print_json({"out": str(out), "record": dataclasses.asdict(record)})
     else:
-        _print_summary(out, record, said, advise=not quiet)
+        _print_summary(out, record, shown, advise=not quiet)
 
 
 def _print_summary(out: Path, record: RunRecord, said: Container[str], *, advise: bool) -> None:
-    found = record.inference
-    if found is None:
+    inference = record.inference
+    if inference is None:
         return
-    facts = [f"{found.num_computed + found.num_kept} samples in {counted(found.num_shards, 'shard')}"]
+    facts = [f"{inference.num_computed + inference.num_kept} samples in {counted(inference.num_shards, 'shard')}"]
     if record.images_per_second is not None:
         facts.append(f"{format_rate(record.images_per_second, record.counted)} on {counted(record.ranks, 'rank')}")
-    if found.batch_seconds_median is not None and found.batch_seconds_p99 is not None:
-        median, most = format_seconds(found.batch_seconds_median), format_seconds(found.batch_seconds_p99)
+    if inference.batch_seconds_median is not None and inference.batch_seconds_p99 is not None:
+        median, most = format_seconds(inference.batch_seconds_median), format_seconds(inference.batch_seconds_p99)
         facts.append(f"a batch of {record.batch_per_rank} in {median} (99 % below {most})")
-    if found.first_batch_seconds is not None:
-        facts.append(f"the first in {format_seconds(found.first_batch_seconds)}, with the compilation")
+    if inference.first_batch_seconds is not None:
+        facts.append(f"the first in {format_seconds(inference.first_batch_seconds)}, with the compilation")
     put(f"{out}: {'; '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
         if text not in said:

@@ -66,8 +66,8 @@ def runs(
     """List runs and the settings in which they differ."""
     from hpcdl.report.runs.listing import list_runs, ordered, selected, varying_settings
 
-    found, unreadable = list_runs(folder)
-    shown = ordered(selected(found, where or []), sort, descending=reverse) if found else []
+    listed, unreadable = list_runs(folder)
+    shown = ordered(selected(listed, where or []), sort, descending=reverse) if listed else []
     for line in unreadable:
         say(f"warning: {line}")
     if json:
@@ -76,7 +76,7 @@ def runs(
         return
     settings = [key for key in varying_settings(shown) if key not in FOLLOW_FROM_FACTS]
     _print_runs(shown, settings)
-    say(f"{len(shown)} of {len(found)} runs" if len(shown) != len(found) else counted(len(found), "run"))
+    say(f"{len(shown)} of {len(listed)} runs" if len(shown) != len(listed) else counted(len(listed), "run"))
     if len(shown) > 1:
         say(f"next: {typed('diff', shown[0].path, shown[-1].path)}, or {typed('report', folder)}")
 
@@ -90,16 +90,16 @@ def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
     columns = {title: [as_text(run.value(key)) for run in shown] for key, title in titles.items()}
     columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
     common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
-    if words := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
-        put(textwrap.fill(f"all: {words}", screen, subsequent_indent="    ", break_on_hyphens=False))
+    if shared := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):
+        put(textwrap.fill(f"all: {shared}", screen, subsequent_indent="    ", break_on_hyphens=False))
     varying = {title: cells for title, cells in columns.items() if title not in common}
     names = [run.name for run in shown]
     if max(map(len, table_lines(["run", *varying], _rows(names, varying)))) <= screen:
         print_table(["run", *varying], _rows(names, varying))
         return
     first = {titles[key]: varying[titles[key]] for key in FIRST if titles[key] in varying}
-    rest = {title: cells for title, cells in varying.items() if title not in first}
-    put("\n".join(_stacked(names, first, rest, screen)))
+    remaining = {title: cells for title, cells in varying.items() if title not in first}
+    put("\n".join(_stacked(names, first, remaining, screen)))
 
 
 def _rows(names: Sequence[str], columns: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
@@ -120,9 +120,9 @@ def _stacked(
     lines = [header]
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         lines += [name, row] if above else [row]
-        words = ", ".join(f"{title} {cells[number]}" for title, cells in rest.items() if cells[number])
+        values = ", ".join(f"{title} {cells[number]}" for title, cells in rest.items() if cells[number])
         lines += textwrap.wrap(
-            words, screen, initial_indent="    ", subsequent_indent="    ", max_lines=MOST_LINES, placeholder=" ...",
+            values, screen, initial_indent="    ", subsequent_indent="    ", max_lines=MOST_LINES, placeholder=" ...",
             break_on_hyphens=False,
         )  # fmt: skip
     return lines
@@ -132,17 +132,19 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
     """Compare two runs: settings, software, then results."""
     from hpcdl.report.runs.listing import as_text, differences
 
-    found = differences(first, second)
+    compared = differences(first, second)
     if json:
-        print_json({"differences": [dataclasses.asdict(item) | {"ratio": item.ratio} for item in found]})
+        print_json(
+            {"differences": [dataclasses.asdict(difference) | {"ratio": difference.ratio} for difference in compared]}
+        )
         return
-    if not found:
+    if not compared:
         put("no difference in settings, software or results")
         return
     rows: list[tuple[Any, ...]] = [
-        (item.kind, item.key, *_short(as_text(item.first), as_text(item.second)),
-         "" if item.ratio is None else f"x {item.ratio:.3g}")
-        for item in found
+        (difference.kind, difference.key, *_short(as_text(difference.first), as_text(difference.second)),
+         "" if difference.ratio is None else f"x {difference.ratio:.3g}")
+        for difference in compared
     ]  # fmt: skip
     put(f"first: {first}\nsecond: {second}")
     print_table(("kind", "what", "first", "second", "ratio"), rows)
@@ -150,7 +152,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
 
 
 def _short(first: str, second: str) -> tuple[str, str]:
-    """Two values for a table: of long ones the end, where paths differ, or the place at which they begin to differ."""
+    """Return two values shortened for a table: to their ends, or to where they begin to differ if these are equal."""
     shown = [text if len(text) <= LONGEST_VALUE else f"...{text[3 - LONGEST_VALUE :]}" for text in (first, second)]
     if shown[0] == shown[1] and first != second:
         alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
@@ -168,27 +170,27 @@ def checkpoints(
     from hpcdl.core.records.run_record import FINISHED, state_of
     from hpcdl.run.listing import listed, require_whole
 
-    found = listed(run)
+    entries = listed(run)
     if json:
-        rows = [{**vars(item), "path": str(item.path), "whole": item.whole} for item in found]
+        rows = [{**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole} for checkpoint in entries]
         print_json({"run": str(run), "checkpoints": rows})
-    elif not found:
+    elif not entries:
         put(f"{run} has finished and kept none" if state_of(run) == FINISHED else f"{run} has no checkpoint yet")
     else:
         print_table(
             ("step", "epoch", "age", "size", "level", "state"),
             [
                 (
-                    str(item.step),
-                    "" if item.epoch is None else f"{item.epoch:.2f}",
-                    format_seconds(item.age_seconds),
-                    format_bytes(item.bytes),
-                    item.level,
-                    "whole" if item.whole else "damaged",
+                    str(checkpoint.step),
+                    "" if checkpoint.epoch is None else f"{checkpoint.epoch:.2f}",
+                    format_seconds(checkpoint.age_seconds),
+                    format_bytes(checkpoint.bytes),
+                    checkpoint.level,
+                    "whole" if checkpoint.whole else "damaged",
                 )
-                for item in found
+                for checkpoint in entries
             ],
         )
-    require_whole(found)
-    if found and not json:
+    require_whole(entries)
+    if entries and not json:
         say(f"next: continue with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")

@@ -107,10 +107,10 @@ def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Lay
     from hpcdl.run.rundir import check_trusted, resume_layer
 
     check_trusted(Path(flags["run-dir"]), trust)
-    found = resume_layer(Path(flags["run-dir"]))
-    if not found and flags["model"] is None and not from_file:
+    layers = resume_layer(Path(flags["run-dir"]))
+    if not layers and flags["model"] is None and not from_file:
         raise UsageError(f"{flags['run-dir']} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
-    return [_without_other_length(layer, flags) for layer in found]
+    return [_without_other_length(layer, flags) for layer in layers]
 
 
 def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
@@ -120,7 +120,7 @@ def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
 
 
 def print_summary(run_dir: Path, record: RunRecord, *, said: Container[str] = (), advise: bool = True) -> None:
-    """The result in a few lines, with warnings that have not been `said`; and, to `advise`, what to do next."""
+    """Print the result in a few lines, with warnings that are not in `said`; with `advise`, also the next command."""
     facts = []
     if record.images_per_second:
         facts.append(format_rate(record.images_per_second, record.counted))

@@ -100,9 +100,9 @@ def explain(error: str) -> Paragraph:
 
 
 def _with_sections(paragraph: Paragraph, paragraphs: list[Paragraph]) -> Paragraph:
-    by_anchor = {one.anchor: one for one in paragraphs}
-    others = [by_anchor[name] for name in _SECTION.findall(paragraph.text) if name in by_anchor]
-    texts = [paragraph.text, *(f"{other.title}\n\n{other.text}" for other in others)]
+    by_anchor = {section.anchor: section for section in paragraphs}
+    linked = [by_anchor[name] for name in _SECTION.findall(paragraph.text) if name in by_anchor]
+    texts = [paragraph.text, *(f"{target.title}\n\n{target.text}" for target in linked)]
     return Paragraph(title=paragraph.title, says=paragraph.says, text="\n\n".join(texts))
 
 
@@ -114,8 +114,8 @@ def _of_exit_code(code: str, paragraphs: list[Paragraph]) -> Paragraph:
     means, classes = (cell.strip() for cell in row.strip("|").split("|")[1:3])
     parts = [means + (f": {classes}" if classes else "")]
     names = re.findall(r"\w+", classes)
-    own = [_with_sections(paragraph, paragraphs).text for paragraph in paragraphs if paragraph.title in names]
-    parts += own if len(own) == 1 else [f"`hpcdl explain {name}` says what to do." for name in names]
+    class_texts = [_with_sections(paragraph, paragraphs).text for paragraph in paragraphs if paragraph.title in names]
+    parts += class_texts if len(class_texts) == 1 else [f"`hpcdl explain {name}` says what to do." for name in names]
     return Paragraph(title=f"Exit code {code}", says=(), text="\n\n".join(parts))
 
 
@@ -139,20 +139,20 @@ class FoundPage:
 def find_words(words: str) -> list[FoundPage]:
     """Return the pages that hold `words`, in any case: sorted by kind, then those with the words in headings first."""
     folder = manual_folder()
-    found = []
+    pages = []
     for path in sorted(folder.rglob("*.md")):
         numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         lines = tuple((number, line.strip()) for number, line in numbered if words.lower() in line.lower())
         if lines:
-            found.append(FoundPage(path=path, lines=lines))
+            pages.append(FoundPage(path=path, lines=lines))
 
     def rank(page: FoundPage) -> tuple[int, bool, bool, int]:
         kind = page.path.relative_to(folder).parts[0] if page.path.parent != folder else ""
         titled = words.lower() in page.path.stem.replace("-", " ").lower() or page.best[1].startswith("# ")
-        place = KINDS.index(kind) if kind in KINDS else len(KINDS)
-        return place, not titled, not page.best[1].startswith("#"), -len(page.lines)
+        kind_rank = KINDS.index(kind) if kind in KINDS else len(KINDS)
+        return kind_rank, not titled, not page.best[1].startswith("#"), -len(page.lines)
 
-    return sorted(found, key=rank)
+    return sorted(pages, key=rank)
 
 
 _COMPILED = "__pycache__"
@@ -169,8 +169,8 @@ class Example:
 
 def list_examples() -> list[Example]:
     """Return the examples by name; NAME.md describes the folder NAME and is no example itself."""
-    found = sorted(path for path in _folder().iterdir() if path.suffix != ".md" and path.name != _COMPILED)
-    return [Example(name=path.name, summary=_summary(path)) for path in found]
+    paths = sorted(path for path in _folder().iterdir() if path.suffix != ".md" and path.name != _COMPILED)
+    return [Example(name=path.name, summary=_summary(path)) for path in paths]
 
 
 def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
@@ -178,10 +178,10 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
 
     Raises UnknownNameError for an unknown name, UsageError if a file exists with other content: then none is copied.
     """
-    known = [item.name for item in list_examples()]
+    example_names = [example.name for example in list_examples()]
     for name in names:
-        if name not in known:
-            raise UnknownNameError("example", name, known)
+        if name not in example_names:
+            raise UnknownNameError("example", name, example_names)
     pairs = [pair for name in names for pair in _pairs(_folder() / name, folder)]
     for path, target in pairs:
         if target.is_dir() or (target.exists() and target.read_bytes() != path.read_bytes()):

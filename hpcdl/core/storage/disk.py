@@ -59,27 +59,27 @@ def open_folder(folder: Path) -> int:
 
     Links on the way are followed if they belong to this user or root. Raises PlaceError for another user's.
     """
-    descriptor, way, left, num_links = _root_of(folder), Path(folder.root), [*reversed(folder.parts)], 0
+    descriptor, reached, remaining, num_links = _root_of(folder), Path(folder.root), [*reversed(folder.parts)], 0
     try:
-        while left:
-            name = left.pop()
+        while remaining:
+            name = remaining.pop()
             if name == folder.root:
                 continue
             # O_PATH opens a link itself, and a folder that may be entered and written to but not listed.
             inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
-            found = os.fstat(inner)
-            if not stat.S_ISLNK(found.st_mode):
+            status = os.fstat(inner)
+            if not stat.S_ISLNK(status.st_mode):
                 os.close(descriptor)
-                descriptor, way = inner, way / name
+                descriptor, reached = inner, reached / name
                 continue
-            target = _target_of(inner, way / name, found.st_uid)
+            target = _target_of(inner, reached / name, status.st_uid)
             num_links += 1
             if num_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
             if target.is_absolute():
                 os.close(descriptor)
-                descriptor, way = _root_of(target), Path(target.root)
-            left += [part for part in reversed(target.parts) if part != target.root]
+                descriptor, reached = _root_of(target), Path(target.root)
+            remaining += [part for part in reversed(target.parts) if part != target.root]
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError) and not isinstance(error, PlaceError):
@@ -120,9 +120,9 @@ def _is_the_systems(link: Path, owner: int) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, an error for which nothing can be written to a place names `path`.
+    """Make errors of a full or read-only file system in this context name `path`.
 
-    The kernel's own names none, or one that is good in one folder only.
+    The kernel's errors name no path, or one relative to a descriptor.
     """
     try:
         yield
@@ -134,7 +134,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder_of(path: Path) -> Iterator[int]:
-    """A descriptor of the folder of `path`; an error for which nothing can be written there names `path`."""
+    """Yield a descriptor of the folder of `path`; errors of a full or read-only file system name `path`."""
     descriptor = open_folder(path.parent)
     try:
         with naming(path):
@@ -173,8 +173,8 @@ class Made:
     def remove(self, *, if_empty: bool = False) -> None:
         """Remove it with all its content, or only `if_empty`; another folder that has its name stays."""
         with contextlib.suppress(OSError), _folder_of(self.path) as parent:
-            found = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) != (self.device, self.inode):
+            status = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
+            if (status.st_dev, status.st_ino) != (self.device, self.inode):
                 return
             if if_empty:
                 os.rmdir(self.path.name, dir_fd=parent)
@@ -183,8 +183,8 @@ class Made:
 
 
 def _made(path: Path) -> Made:
-    found = path.lstat()
-    return Made(path, found.st_dev, found.st_ino)
+    status = path.lstat()
+    return Made(path, status.st_dev, status.st_ino)
 
 
 def make_folder(path: Path) -> list[Made]:
@@ -193,7 +193,7 @@ def make_folder(path: Path) -> list[Made]:
     Raises OSError if one cannot be made, FileExistsError if something else has the name, PlaceError if another user's
     link is on the way.
     """
-    made: list[Made] = []
+    new_folders: list[Made] = []
     for folder in (*reversed(path.parents), path):
         if folder.is_dir():
             continue
@@ -204,9 +204,9 @@ def make_folder(path: Path) -> list[Made]:
                 if not folder.is_dir():
                     raise
             else:
-                made.insert(0, _made(folder))
+                new_folders.insert(0, _made(folder))
     os.close(open_folder(path))
-    return made
+    return new_folders
 
 
 def make_private_folder(prefix: str, base: Path | None = None) -> Made:
@@ -217,11 +217,11 @@ def make_private_folder(prefix: str, base: Path | None = None) -> Made:
 @contextlib.contextmanager
 def private_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
     """Yield such a folder, and remove it at the end of the context."""
-    made = make_private_folder(prefix, base)
+    folder = make_private_folder(prefix, base)
     try:
-        yield made.path
+        yield folder.path
     finally:
-        made.remove()
+        folder.remove()
 
 
 # Files that are whole or absent
@@ -338,8 +338,8 @@ def open_to_append(path: Path, mode: int = 0o666) -> int:
         descriptor = _opened(path, flags, mode, folder)
         if os.fstat(descriptor).st_nlink < 2:
             return descriptor
-        with os.fdopen(descriptor, "rb") as shared, creating(path) as own:
-            shutil.copyfileobj(shared, own)
+        with os.fdopen(descriptor, "rb") as shared, creating(path) as private:
+            shutil.copyfileobj(shared, private)
         return _opened(path, flags, mode, folder)
 
 
@@ -383,8 +383,8 @@ def remove_file(path: Path) -> bool:
     """
     try:
         with _folder_of(path) as folder:
-            found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
+            status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
                 return False
             os.unlink(path.name, dir_fd=folder)
     except FileNotFoundError:
@@ -425,19 +425,19 @@ def remove_content(path: Path, holds: str) -> list[str]:
 
 def others_in(path: Path, holds: str) -> list[str]:
     """Return the paths in a folder that do not fit the pattern `holds`, or are links or other users'; sorted."""
-    fits, user, found = re.compile(holds), path.lstat().st_uid, list[str]()
+    fits, user, foreign = re.compile(holds), path.lstat().st_uid, list[str]()
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            item = Path(folder) / name
-            relative = str(item.relative_to(path))
-            status = item.lstat()
+            inner = Path(folder) / name
+            relative = str(inner.relative_to(path))
+            status = inner.lstat()
             if (
                 not fits.fullmatch(relative)
                 or stat.S_ISLNK(status.st_mode)
                 or status.st_uid not in (user, os.geteuid())
             ):
-                found.append(relative)
-    return sorted(found)
+                foreign.append(relative)
+    return sorted(foreign)
 
 
 def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> bool:
@@ -446,8 +446,8 @@ def remove_private(path: Path, prefix: str, is_over: Callable[[Path], bool]) -> 
     `is_over` checks the folder's own note about its process. Links, other users' folders and accessible ones stay.
     """
     with contextlib.suppress(OSError), _folder_of(path) as parent:
-        found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
-        private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        status = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+        private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
         if private and path.name.startswith(prefix) and is_over(path):
             shutil.rmtree(path.name, ignore_errors=True, dir_fd=parent)
             return True
@@ -491,8 +491,8 @@ def remove_marked(path: Path, marks: Collection[str]) -> Path | None:
                     os.rmdir(hidden, dir_fd=parent)
         finally:
             os.close(inside)
-    left = path.with_name(hidden)
-    return left if left.exists() else None
+    remaining = path.with_name(hidden)
+    return remaining if remaining.exists() else None
 
 
 def _is_temporary(name: str) -> bool:
@@ -559,11 +559,11 @@ def keep_others(folder: Path, kept: Path, is_known: Callable[[str], bool]) -> li
 
     Links are moved as links. `is_known` recognises hpcdl's own paths. Returns the moved paths.
     """
-    others = [name for name in paths_in(folder) if not is_known(name)]
-    for name in others:
+    foreign = [name for name in paths_in(folder) if not is_known(name)]
+    for name in foreign:
         make_folder((kept / name).parent)
         move(folder / name, kept / name)
-    return others
+    return foreign
 
 
 def paths_in(folder: Path) -> list[str]:
@@ -572,11 +572,11 @@ def paths_in(folder: Path) -> list[str]:
     def closed(error: OSError) -> None:
         raise error
 
-    found = []
-    for place, folders, files in os.walk(folder, onerror=closed):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        found += [str(Path(place, name).relative_to(folder)) for name in (*links, *files)]
-    return sorted(found)
+    paths = []
+    for parent, folders, files in os.walk(folder, onerror=closed):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        paths += [str(Path(parent, name).relative_to(folder)) for name in (*links, *files)]
+    return sorted(paths)
 
 
 def free_name(path: Path) -> Path:
@@ -615,8 +615,8 @@ def check_output(path: Path) -> None:
         return
     if is_output(path):
         return
-    what = "is a folder" if path.is_dir() else "exists, and is not a file that hpcdl wrote and nobody changed"
-    raise UsageError(f"{path} {what}; move it away, or choose another name")
+    problem = "is a folder" if path.is_dir() else "exists, and is not a file that hpcdl wrote and nobody changed"
+    raise UsageError(f"{path} {problem}; move it away, or choose another name")
 
 
 def is_output(path: Path) -> bool:
@@ -671,17 +671,17 @@ def _written_as(path: Path) -> list[str]:
 
 
 def _note_output(path: Path, digest: str) -> None:
-    known = {name: value for name, value in _outputs(path.parent).items() if (path.parent / name).exists()}
+    digests = {name: value for name, value in _outputs(path.parent).items() if (path.parent / name).exists()}
     with creating(path.parent / OUTPUTS, durable=False) as file:
-        file.write(json.dumps({**known, path.name: digest}, indent=1).encode())
+        file.write(json.dumps({**digests, path.name: digest}, indent=1).encode())
 
 
 def _outputs(folder: Path) -> dict[str, str]:
     notes = folder / OUTPUTS
     with contextlib.suppress(OSError, ValueError):
         if is_own_file(notes):
-            found = json.loads(notes.read_bytes())
-            return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+            digests = json.loads(notes.read_bytes())
+            return {str(name): str(value) for name, value in digests.items()} if isinstance(digests, dict) else {}
     return {}
 
 

@@ -61,18 +61,20 @@ _OWN = re.compile(r"(\d+)x(\d+)x(\d+):(\d+)(?::(uint8|float16|float32))?")
 def parse_spec(text: str) -> SyntheticSpec:
     """Parse `synthetic:NAME` or `synthetic:HxWxC:CLASSES[:DTYPE]`, each optionally followed by `@SAMPLES`."""
     body, at, count = text.removeprefix(PREFIX).partition("@")
-    own = _OWN.fullmatch(body)
+    match = _OWN.fullmatch(body)
     if body in KNOWN:
         spec = KNOWN[body]
-    elif own:
-        shape = (int(own[1]), int(own[2]), int(own[3]))
-        dtype = own[5] or "uint8"
-        spec = SyntheticSpec(name=body, num_samples=100_000, sample_shape=shape, num_classes=int(own[4]), dtype=dtype)
+    elif match:
+        shape = (int(match[1]), int(match[2]), int(match[3]))
+        dtype = match[5] or "uint8"
+        spec = SyntheticSpec(name=body, num_samples=100_000, sample_shape=shape, num_classes=int(match[4]), dtype=dtype)
     else:
         spec = None
     if spec is None or (at and not count.isdigit()) or min(*spec.sample_shape, spec.num_classes) < 1:
-        known = ", ".join(PREFIX + name for name in KNOWN)
-        raise UsageError(f"unknown data {text!r}; known: {known}, or your own shape: synthetic:HxWxC:CLASSES[:float32]")
+        known_names = ", ".join(PREFIX + name for name in KNOWN)
+        raise UsageError(
+            f"unknown data {text!r}; known: {known_names}, or your own shape: synthetic:HxWxC:CLASSES[:float32]"
+        )
     if not at:
         return spec
     if int(count) < 1:
@@ -88,10 +90,12 @@ class SyntheticImages:
         self._size = int(np.prod(spec.sample_shape))
         self._seed = seed
         length = _POOL + self._size
-        words = np.arange(-(-length // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(mixed(seed, 3))
-        words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        noise = (words ^ words >> np.uint64(31)).astype("<u8").view(np.uint8)[:length]
+        random_words = np.arange(-(-length // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+            mixed(seed, 3)
+        )
+        random_words = (random_words ^ random_words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        random_words = (random_words ^ random_words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        noise = (random_words ^ random_words >> np.uint64(31)).astype("<u8").view(np.uint8)[:length]
         if spec.dtype == "uint8":
             self._pool: npt.NDArray[Any] = noise >> np.uint8(1)
         else:
@@ -299,14 +303,14 @@ def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCou
     for shard in manifest.shards():
         operations.add(stats=1)
         try:
-            found = (folder / shard.file).stat().st_size
+            size = (folder / shard.file).stat().st_size
         except OSError as error:
             raise CorruptError(
                 f"shard {folder / shard.file} cannot be read ({error.strerror}){_remedy(folder)}"
             ) from error
-        if found != shard.num_bytes:
+        if size != shard.num_bytes:
             raise CorruptError(
-                f"shard {folder / shard.file} has {found} bytes, the manifest says {shard.num_bytes}{_remedy(folder)}"
+                f"shard {folder / shard.file} has {size} bytes, the manifest says {shard.num_bytes}{_remedy(folder)}"
             )
 
 

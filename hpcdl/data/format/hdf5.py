@@ -64,9 +64,9 @@ class ShardFrame:
         if self.pictures:
             image, label = self.fields
             sides = dict(zip(("height", "width", "channels"), image.shape, strict=True))
-            own: dict[str, str | int] = {**sides, "dtype": image.dtype, "num_classes": len(label.class_names)}
-            return {"schema": SCHEMA, **shared, **own, **self.place}
-        roles = {f"{role}s": " ".join(item.name for item in self.fields if item.role == role) for role in ROLES}
+            picture_facts: dict[str, str | int] = {**sides, "dtype": image.dtype, "num_classes": len(label.class_names)}
+            return {"schema": SCHEMA, **shared, **picture_facts, **self.place}
+        roles = {f"{role}s": " ".join(part.name for part in self.fields if part.role == role) for role in ROLES}
         return {"schema": FIELDS_SCHEMA, **shared, **roles, **self.place, "num_samples": self.num_samples}
 
     def shape(self, item: Field) -> tuple[int, ...]:
@@ -189,10 +189,10 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
         def add(name: str, part: str, length: int, dtype: str) -> int:
             return _add_contiguous(file, _beside(name, part, attributes["schema"]), (length,), dtype)
 
-        for name, found in parts.items():
-            found["checksums"] = add(name, "block_checksums", blocks, "<u8")
+        for name, offsets_by_part in parts.items():
+            offsets_by_part["checksums"] = add(name, "block_checksums", blocks, "<u8")
             if frame.sample_checksums and frame.filters is None:
-                found["sample_checksums"] = add(name, "sample_checksums", count, "<u8")
+                offsets_by_part["sample_checksums"] = add(name, "sample_checksums", count, "<u8")
         for item in columns:
             if item.ragged:
                 parts[item.name]["offsets"] = add(item.name, "offsets", count + 1, "<i8")
@@ -205,8 +205,10 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
                 file.create_dataset(name, shape, item.stored_type, chunks=chunk, track_times=False, **frame.filters)
     optional = ("sample_checksums", "offsets", "data")
     places = {
-        name: ColumnPlaces(checksums=found["checksums"], **{part: found.get(part) for part in optional})
-        for name, found in parts.items()
+        name: ColumnPlaces(
+            checksums=offsets_by_part["checksums"], **{part: offsets_by_part.get(part) for part in optional}
+        )
+        for name, offsets_by_part in parts.items()
     }
     return NewShardPlaces(residents=residents, columns=places)
 
@@ -281,7 +283,7 @@ def _column(
     arrays: Mapping[str, h5py.Dataset], name: str, num_samples: int, block_samples: int, schema: Any
 ) -> ColumnMap:
     data = arrays[name]
-    checksums, own, starts = (
+    checksums, sample_checksums, starts = (
         arrays.get(_beside(name, part, schema)) for part in ("block_checksums", "sample_checksums", "offsets")
     )
     firsts = np.arange(0, num_samples, block_samples, dtype=np.int64)
@@ -311,7 +313,7 @@ def _column(
         block_offsets=block_offsets,
         block_bytes=block_bytes,
         checksums=checksums[:],
-        sample_checksums_offset=own.id.get_offset() if own is not None else None,
+        sample_checksums_offset=sample_checksums.id.get_offset() if sample_checksums is not None else None,
         offsets=offsets,
     )
 
@@ -386,11 +388,11 @@ class _Sink:
 
     def write(self, content: Any) -> int:
         """Write, unless an earlier write has failed."""
-        left, place = memoryview(content).cast("B"), self._place
+        unwritten, position = memoryview(content).cast("B"), self._place
         try:
-            while left and self.problem is None:
-                done = os.pwrite(self._descriptor, left, place)
-                left, place = left[done:], place + done
+            while unwritten and self.problem is None:
+                done = os.pwrite(self._descriptor, unwritten, position)
+                unwritten, position = unwritten[done:], position + done
         except OSError as error:
             self.problem = error
         return len(content)
@@ -446,40 +448,40 @@ class ArrayFile:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every array of numbers in the file, by path."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes_by_path: dict[str, tuple[int, ...]] = {}
 
         def keep(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.shape and item.dtype.kind in "fiub" and not _is_axis(item):
                 if _MATLAB in item.attrs:
                     return  # MATLAB stores images with another order of axes
-                found[name] = self._shape(item)
+                shapes_by_path[name] = self._shape(item)
 
         with self._reading():
             self._visit(keep)
-        return found
+        return shapes_by_path
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return shape and type of all arrays of numbers, text or records, by path; references are omitted."""
-        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        entries: dict[str, tuple[tuple[int, ...], str]] = {}
 
         def keep(name: str, item: Any) -> None:
             if not isinstance(item, h5py.Dataset) or item.shape is None or _is_axis(item):
                 return
             if item.dtype.names:
                 for part in item.dtype.names:
-                    own = item.dtype[part]
-                    kind = "text" if h5py.check_string_dtype(own) else own.base.name
-                    found[f"{name}/{part}"] = ((*item.shape, *own.shape), kind)
+                    part_type = item.dtype[part]
+                    kind = "text" if h5py.check_string_dtype(part_type) else part_type.base.name
+                    entries[f"{name}/{part}"] = ((*item.shape, *part_type.shape), kind)
             elif h5py.check_string_dtype(item.dtype):
-                found[name] = (item.shape, "text")
+                entries[name] = (item.shape, "text")
             elif _text(item.attrs.get(_MATLAB)) == "char":
                 return  # character codes, as many rows as there are characters
             elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
-                found[name] = (self._shape(item), _dtype(item).name)
+                entries[name] = (self._shape(item), _dtype(item).name)
 
         with self._reading():
             self._visit(keep)
-        return found
+        return entries
 
     def strings(self, name: str) -> list[bytes] | None:
         """Return the strings of an array with one axis; None if it does not hold strings."""
@@ -557,29 +559,31 @@ class ArrayFile:
         """List doubts about an array's values for the user: chunks never written, attributes that cannot be applied."""
         with self._reading():
             data = self._found(name)[0]
-            there, wanted = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
+            num_written, num_chunks = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
             odd = [key for key in _PACKING if key in data.attrs and not _are_numbers(data.attrs[key], key)]
-            found = []
-            if there < wanted:
-                part = f"{wanted - there} of its {wanted} chunks were" if data.chunks else "it was"
-                found = [f"{name}: {part} never written, and read as {data.fillvalue}"]
+            sentences = []
+            if num_written < num_chunks:
+                part = f"{num_chunks - num_written} of its {num_chunks} chunks were" if data.chunks else "it was"
+                sentences = [f"{name}: {part} never written, and read as {data.fillvalue}"]
         if odd and data.dtype.kind in "fiu":
-            found.append(f"{name}: not applied are its attributes {', '.join(odd)}, which are no numbers, or too many")
-        return found
+            sentences.append(
+                f"{name}: not applied are its attributes {', '.join(odd)}, which are no numbers, or too many"
+            )
+        return sentences
 
     def called(self, name: str) -> dict[int, str]:
         """Return the enumeration names of an array's numbers; empty for plain numbers."""
         with self._reading():
             data, part = self._found(name)
             names = h5py.check_enum_dtype(data.dtype[part] if part else data.dtype)
-        return {int(number): word for word, number in (names or {}).items()}
+        return {int(number): label for label, number in (names or {}).items()}
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """Return a file that stores an array contiguously, and its offset there: this file, or the new `copy`."""
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
-            whole = not part and _MATLAB not in data.attrs and not self._turns(data)
-            if whole and data.chunks is None and data.id.get_offset() is not None and data.size:
+            contiguous = not part and _MATLAB not in data.attrs and not self._turns(data)
+            if contiguous and data.chunks is None and data.id.get_offset() is not None and data.size:
                 return Path(data.file.filename), int(data.id.get_offset())
             with copy.open("wb") as out:
                 for chunk in self._chunks(data, part):
@@ -597,8 +601,8 @@ class ArrayFile:
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
             if part:
-                own = data.dtype[part]
-                return (*data.shape, *own.shape), own.base
+                part_type = data.dtype[part]
+                return (*data.shape, *part_type.shape), part_type.base
             return self._shape(data), _dtype(data)
 
     def whole(self, name: str) -> Array:
@@ -620,8 +624,8 @@ class ArrayFile:
         """
         with self._reading():
             data = self._array(name)
-            own = not self._turns(data) and not files_behind(data, self._path)
-            if own and (data.chunks is None or data.chunks[0] == 1):
+            in_file = not self._turns(data) and not files_behind(data, self._path)
+            if in_file and (data.chunks is None or data.chunks[0] == 1):
                 return self._path
             with h5py.File(copy, "w", locking=False) as file:
                 out, first = file.create_dataset(name, self._shape(data), data.dtype), 0
@@ -701,10 +705,10 @@ class ArrayFile:
         most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
         if data.nbytes <= most or data.is_virtual:  # the sources of a virtual array are already checked
             return
-        there, wanted = _written_chunks(data)
-        if there < wanted:
+        stored, chunks = _written_chunks(data)
+        if stored < chunks:
             raise SourceError(
-                f"{self._path}: {name} tells of the shape {data.shape}, and {there} of its {wanted} chunks are there; "
+                f"{self._path}: {name} tells of the shape {data.shape}, and {stored} of its {chunks} chunks are there; "
                 "the file was not written to its end, or is damaged"
             )
 
@@ -713,8 +717,8 @@ def _written_chunks(data: Any) -> tuple[int, int]:
     """Return how many chunks of an array are stored and how many it has; an array without chunks counts as one."""
     if not data.chunks:
         return int(data.id.get_storage_size() > 0), 1
-    wanted = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
-    return data.id.get_num_chunks(), wanted
+    num_chunks = math.prod(-(-side // of_chunk) for side, of_chunk in zip(data.shape, data.chunks, strict=True))
+    return data.id.get_num_chunks(), num_chunks
 
 
 _MATLAB = "MATLAB_class"
@@ -796,8 +800,8 @@ class _Packing:
         """Return whether decoding rounds integers, which float64 does above 2^53."""
         if self.scales or stored.dtype.kind not in "iu":
             return False
-        there = values[np.isfinite(values)]
-        return bool((np.abs(there) > 2**53).any())
+        present = values[np.isfinite(values)]
+        return bool((np.abs(present) > 2**53).any())
 
     def _raw(self, stored: Array) -> Array:
         raw = np.ascontiguousarray(stored)
@@ -864,14 +868,14 @@ _PACKING = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range
 
 def _are_numbers(value: Any, key: str) -> bool:
     """Return whether an attribute fits netCDF: one number, two for valid_range, any count for missing values."""
-    found = np.ravel(np.asarray(value))
-    fitting = {"valid_range": len(found) == 2, "_FillValue": True, "missing_value": True}.get(key, len(found) == 1)
-    return found.dtype.kind in "fiu" and fitting
+    numbers = np.ravel(np.asarray(value))
+    fitting = {"valid_range": len(numbers) == 2, "_FillValue": True, "missing_value": True}.get(key, len(numbers) == 1)
+    return numbers.dtype.kind in "fiu" and fitting
 
 
 def _number(value: Any) -> float | None:
-    found = np.ravel(np.asarray(value))
-    return float(found[0]) if value is not None and len(found) == 1 and found.dtype.kind in "fiu" else None
+    numbers = np.ravel(np.asarray(value))
+    return float(numbers[0]) if value is not None and len(numbers) == 1 and numbers.dtype.kind in "fiu" else None
 
 
 def _text(value: Any) -> str:

@@ -123,21 +123,21 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
         numbers = reader.shard_numbers if held_out is None else reader.shards_of(held_out)
         mine[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
         shards += evaluation.entry.shards
-    shown = [host, *((part.start, part.stop) for part in mine)]
-    answers: list[Any] = communicator.allgather_json(shown) if communicator else [shown]
+    request = [host, *((part.start, part.stop) for part in mine)]
+    answers: list[Any] = communicator.allgather_json(request) if communicator else [request]
     of_node: dict[str, list[set[range]]] = {}
     for name, *parts in answers:
-        for found, (start, stop) in zip(of_node.setdefault(name, [set(), set()]), parts, strict=True):
-            found.add(range(start, stop))
+        for ranges, (start, stop) in zip(of_node.setdefault(name, [set(), set()]), parts, strict=True):
+            ranges.add(range(start, stop))
     bytes_before = [0, *itertools.accumulate(shard.num_bytes for shard in shards)]
     by_node = [
-        sum(bytes_before[row.stop] - bytes_before[row.start] for found in parts for row in _rows(found))
+        sum(bytes_before[row.stop] - bytes_before[row.start] for ranges in parts for row in _rows(ranges))
         for parts in of_node.values()
     ]
-    own = [number for found in of_node[host] for row in _rows(found) for number in row]
-    common = [number for found in zip(*of_node.values(), strict=True) for number in _common(found)]
+    local = [number for ranges in of_node[host] for row in _rows(ranges) for number in row]
+    common = [number for ranges in zip(*of_node.values(), strict=True) for number in _common(ranges)]
     return _Wanted(
-        own=tuple(shards[number] for number in own),
+        own=tuple(shards[number] for number in local),
         common=tuple(shards[number] for number in common),
         by_node=tuple(by_node),
         shared_out=bool(dataset.nodes),
@@ -176,7 +176,7 @@ def _leaders(communicator: Communicator | None, wanted: _Wanted) -> Iterator[Com
 
 
 def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | None) -> Path:
-    """The node's folder; where a rank had a problem it raises that, and every other rank a RankError that names it."""
+    """Return the node's folder. A rank with a problem raises it; all others raise a RankError naming that rank."""
     if communicator is None:
         if problem is not None:
             raise problem
@@ -257,8 +257,8 @@ def _is_abandoned(folder: Path, held: contextlib.ExitStack) -> bool:
 
 def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:
     needed = sum(shard.num_bytes for shard in shards)
-    found = os.statvfs(folder)
-    free = int(found.f_bavail * found.f_frsize - _RESERVE * found.f_blocks * found.f_frsize)
+    file_system = os.statvfs(folder)
+    free = int(file_system.f_bavail * file_system.f_frsize - _RESERVE * file_system.f_blocks * file_system.f_frsize)
     if needed > free:
         raise HpcdlError(
             f"cannot stage to {folder.parent}: {format_bytes(needed)} are needed, "
@@ -274,9 +274,9 @@ def _copy(
     passed_on = wanted.common if leaders is not None else ()
     if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, on_bytes):
         return  # another node's problem is reported on every rank
-    there = {shard.file for shard in passed_on}
+    copied = {shard.file for shard in passed_on}
     for shard in wanted.own:
-        if shard.file not in there:
+        if shard.file not in copied:
             _copy_shard(dataset.folder, folder, shard)
             on_bytes(shard.num_bytes)
     for shard in wanted.own:
@@ -312,13 +312,13 @@ def _pass_on(
     All leaders read at once, and each byte is read once. A leader with a problem continues to the end with the others,
     so that none waits for ever, and then raises it.
     """
-    own = _pieces(source, target, range(leaders.rank, len(shards), leaders.size), shards)
+    local_pieces = _pieces(source, target, range(leaders.rank, len(shards), leaders.size), shards)
     nothing = (-1, np.empty(0, np.uint8))
     incoming = np.empty(_COPY_BYTES, np.uint8)
     problem: HpcdlError | None = None
     while True:
         try:
-            number, piece = next(own, nothing)
+            number, piece = next(local_pieces, nothing)
         except HpcdlError as error:
             problem, (number, piece) = error, nothing
         offers = leaders.allgather_json([number, len(piece)])

@@ -68,8 +68,8 @@ def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where:
     if "-1" not in names or len(counts) < 2:
         return
     at = list(names).index("-1")
-    for split, own in counts.items():
-        if own[at] and own[at] == own.sum():
+    for split, class_counts in counts.items():
+        if class_counts[at] and class_counts[at] == class_counts.sum():
             raise SourceError(
                 f"{where}: every label of {split} is -1: a class, or no labels? Give --leave-out {split}, or "
                 "--target-kind class for a class"
@@ -85,12 +85,12 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
                 f"the classes {shown(number)} and {shown(name)} are one number, written in two ways: one class or two? "
                 "Write them alike, or give --target-kind class to keep both"
             )
-        other = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
-        if other != name:
-            composed = unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name)
+        earlier = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
+        if earlier != name:
+            composed = unicodedata.normalize("NFC", earlier) == unicodedata.normalize("NFC", name)
             how = "in how Unicode writes their accents (macOS does so)" if composed else "in case or spaces"
             yield (
-                f"the classes {shown(other)} and {shown(name)} differ {how} alone: one class or two? Write "
+                f"the classes {shown(earlier)} and {shown(name)} differ {how} alone: one class or two? Write "
                 "them alike, or give --target-kind class to keep both"
             )
 
@@ -107,18 +107,18 @@ def _missing(names: Sequence[str]) -> Iterator[str]:
 def _joined(names: Sequence[str]) -> Iterator[str]:
     """Find several labels of one sample joined into one name: their parts occur again, alone or combined."""
     for mark in (r"[|;]", ",", r"\s"):
-        parts = {name: [own.strip() for own in re.split(mark, name) if own.strip()] for name in names}
-        several = [name for name, own in parts.items() if len(own) > 1]
-        alone = {own[0] for own in parts.values() if len(own) == 1}
-        words = {own for name in several for own in parts[name]}
-        known = next((name for name in several if all(own in alone for own in parts[name])), None)
+        parts = {name: [labels.strip() for labels in re.split(mark, name) if labels.strip()] for name in names}
+        several = [name for name, labels in parts.items() if len(labels) > 1]
+        alone = {labels[0] for labels in parts.values() if len(labels) == 1}
+        joined_labels = {labels for name in several for labels in parts[name]}
+        joined = next((name for name in several if all(labels in alone for labels in parts[name])), None)
         if mark == r"[|;]":
-            known = known or next((name for name in several if any(own in alone for own in parts[name])), None)
-        if known is None and several and 2 * len(words | alone) <= len(names):
-            known = several[0]
-        if known is not None:
+            joined = joined or next((name for name in several if any(labels in alone for labels in parts[name])), None)
+        if joined is None and several and 2 * len(joined_labels | alone) <= len(names):
+            joined = several[0]
+        if joined is not None:
             yield (
-                f"is {shown(known)} a class, or several labels of one sample? Give --target-kind class for a class; "
+                f"is {shown(joined)} a class, or several labels of one sample? Give --target-kind class for a class; "
                 "several labels need an array of 0 and 1 for each sample (in HDF5 or .npz, or by --reader FILE.py:NAME)"
             )
 
@@ -134,10 +134,10 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
 
 def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
     """Return remarks on classes with too few samples for each part of a split; `counts` by part and class."""
-    whole = sum(counts.values())
+    total = sum(counts.values())
     remarks = _remarks_on_unseen(names, counts)
-    for split, own in counts.items():
-        without = np.flatnonzero((whole > 0) & (own == 0)).tolist()
+    for split, class_counts in counts.items():
+        without = np.flatnonzero((total > 0) & (class_counts == 0)).tolist()
         if without and split != "train":
             remarks.append(
                 f"classes that {split} gets no sample of, too few are there: {some(names[at] for at in without)}"
@@ -146,10 +146,13 @@ def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> l
 
 
 def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    found = {split: np.flatnonzero((own > 0) & (counts.get("train", own) == 0)) for split, own in counts.items()}
+    unseen_by_split = {
+        split: np.flatnonzero((class_counts > 0) & (counts.get("train", class_counts) == 0))
+        for split, class_counts in counts.items()
+    }
     return [
         f"classes in {split} that train does not have: {some(names[at] for at in unseen.tolist())}"
-        for split, unseen in found.items()
+        for split, unseen in unseen_by_split.items()
         if len(unseen)
     ]
 
@@ -223,12 +226,12 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
 
 def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFacts:
     """Return `facts` with remarks on classes too rare for a part of the split."""
-    told = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
-    return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+    remarks = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
 def _ask_of_classes(facts: SourceFacts, source: str) -> None:
-    for names in [facts.class_names, *(item.class_names for item in facts.fields if item.kind == "class")]:
+    for names in [facts.class_names, *(declared.class_names for declared in facts.fields if declared.kind == "class")]:
         ask_of_names(names, source)
 
 
@@ -277,10 +280,10 @@ def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> l
 
 def _is_quantity(item: Field) -> bool:
     """Return whether a field holds numbers to be scaled: neither truth values nor only encoded words."""
-    one_hot = sum(len(own.words) for own in item.categories if own.coding == "one-hot")
-    words = one_hot + sum(own.coding == "codes" for own in item.categories)
+    num_one_hot = sum(len(category.words) for category in item.categories if category.coding == "one-hot")
+    num_encoded = num_one_hot + sum(category.coding == "codes" for category in item.categories)
     size = int(np.prod(item.shape))
-    return item.role == "input" and item.kind == "numbers" and item.dtype != "bool" and words < size
+    return item.role == "input" and item.kind == "numbers" and item.dtype != "bool" and num_encoded < size
 
 
 def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> tuple[int, int]:
@@ -288,37 +291,37 @@ def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> 
     if not facts.fields:
         return num_samples * fields[0].row_bytes, 0
     total = 0
-    for number, place in enumerate(facts.arrays):
+    for number, array in enumerate(facts.arrays):
         item = fields[number % len(fields)]
-        if place.offsets:
-            total += int(np.fromfile(place.offsets, np.int64)[-1]) * item.row_bytes
+        if array.offsets:
+            total += int(np.fromfile(array.offsets, np.int64)[-1]) * item.row_bytes
     fixed = sum(item.row_bytes for item in fields if not item.variable)
     return total + fixed * facts.num_samples, sum(item.longest_bytes for item in fields)
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:
     """Return the settings that determine the shards, by key, in JSON types; unset ones are omitted."""
-    kept = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)} - {"categories-of"}
+    keys = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)} - {"categories-of"}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
-    return {key: value for key, value in plain.items() if key in kept and value is not None}
+    return {key: value for key, value in plain.items() if key in keys and value is not None}
 
 
 def _check_left_out(spec: SourceSpec, names: Iterable[str], source: str) -> None:
     """Raise UsageError if a `--leave-out` matches nothing in the source: a typo would leave the data in."""
-    open_ones = [pattern for pattern in spec.leave_out if not any(leaves_out_split(name, [pattern]) for name in names)]
-    seen: set[tuple[int, int]] = set()
-    for folder, folders, files in os.walk(spec.location, followlinks=True) if open_ones else ():
-        here = Path(folder).stat()
-        if (here.st_dev, here.st_ino) in seen:  # a link to a folder above it would be followed for ever
+    unmatched = [pattern for pattern in spec.leave_out if not any(leaves_out_split(name, [pattern]) for name in names)]
+    visited: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(spec.location, followlinks=True) if unmatched else ():
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in visited:  # a link to a folder above it would be followed for ever
             folders.clear()
             continue
-        seen.add((here.st_dev, here.st_ino))
-        open_ones = [one for one in open_ones if not any(left_out(name, [one]) for name in (*folders, *files))]
-        if not open_ones:
+        visited.add((status.st_dev, status.st_ino))
+        unmatched = [one for one in unmatched if not any(left_out(name, [one]) for name in (*folders, *files))]
+        if not unmatched:
             return
-    if open_ones:
+    if unmatched:
         raise UsageError(
-            f"--leave-out {open_ones[0]}: {source} has no file, folder, array, column or split of that name; "
+            f"--leave-out {unmatched[0]}: {source} has no file, folder, array, column or split of that name; "
             "correct it, or leave it out"
         )
 
@@ -375,13 +378,17 @@ def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
     if not (chosen.categories_of / FILE_NAME).is_file():
         raise UsageError(f"--categories-of {chosen.categories_of} is no finished data folder: it has no {FILE_NAME}")
     manifest, _ = read_manifest(chosen.categories_of)  # not its shards: a folder that needs repair has damaged ones
-    kept = {own.column: own for item in manifest.fields for own in item.categories}
+    by_column = {category.column: category for item in manifest.fields for category in item.categories}
     for wish in chosen.categories or ():
         column, _, coding = wish.rpartition("=")
-        if column not in kept or kept[column].coding != coding:
-            there = some([f"{own.column}={own.coding}" for own in kept.values()]) if kept else "no words"
-            raise UsageError(f"--categories {wish}: {chosen.categories_of} has {there}")
-    return {column: list(own.words) for column, own in kept.items()}
+        if column not in by_column or by_column[column].coding != coding:
+            available = (
+                some([f"{category.column}={category.coding}" for category in by_column.values()])
+                if by_column
+                else "no words"
+            )
+            raise UsageError(f"--categories {wish}: {chosen.categories_of} has {available}")
+    return {column: list(category.words) for column, category in by_column.items()}
 
 
 def _check_names(facts: SourceFacts, source: str) -> None:
@@ -516,13 +523,13 @@ def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequen
     `limits` are the result of `quotas`.
     """
     class_counts = limits[-1]
-    seen = np.zeros_like(class_counts)
+    num_seen = np.zeros_like(class_counts)
     sizes = dict.fromkeys(names, 0)
     files = {name: (folder / f"members.{name}").open("wb") for name in names}
     try:
         first = 0
         for rows in index.chunks(whole):
-            target = _targets(rows["label"], seen, class_counts, limits, seed)
+            target = _targets(rows["label"], num_seen, class_counts, limits, seed)
             for number, name in enumerate(names):
                 members = first + np.flatnonzero(target == number)
                 files[name].write(members.astype("<i8").tobytes())

@@ -63,18 +63,18 @@ def check_reader(folder: Path, manifest: Manifest, reader: str) -> None:
 def make_folders(target: Path) -> list[Made]:
     """Make `target` and its parents; return the folders that are new, deepest first."""
     try:
-        made = make_folder(target)
+        new_folders = make_folder(target)
     except OSError as error:
         raise UsageError(f"cannot make the folder {target}: {error.strerror}; name another one") from error
     if not os.access(target, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write to {target}: permission denied; name another folder")
-    return made
+    return new_folders
 
 
 def new_work_folder(target: Path) -> Path:
     """Make an empty work folder in `target`, on which the caller holds the lock."""
-    if others := remove_work_folder(target):
-        raise UsageError(f"{target / WORK_NAME} holds {others[0]}, which hpcdl has not left there; move it away")
+    if foreign := remove_work_folder(target):
+        raise UsageError(f"{target / WORK_NAME} holds {foreign[0]}, which hpcdl has not left there; move it away")
     (target / WORK_NAME).mkdir(mode=0o700)
     return target / WORK_NAME
 
@@ -121,15 +121,15 @@ def missing_bytes(job: ShardJob, num_shards: int) -> int:
 def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
     """Raise HpcdlError if `num_shards` shards cannot fit; not for compressed data, whose size is unknown."""
     needed = missing_bytes(job, num_shards)
-    found = os.statvfs(target)
-    if job.compression is None and found.f_bavail * found.f_frsize < needed:
+    file_system = os.statvfs(target)
+    if job.compression is None and file_system.f_bavail * file_system.f_frsize < needed:
         raise no_space(target, needed)
 
 
 def no_space(target: Path, needed: int, *, at_most: bool = False, quota: bool = False) -> HpcdlError:
-    """The error for a full file system, or a `quota` that is used up; `at_most`: compressed data takes less."""
-    found = os.statvfs(target)
-    free = format_bytes(found.f_bavail * found.f_frsize)
+    """Return the error for a full file system, or a `quota` that is used up; `at_most`: compressed data takes less."""
+    file_system = os.statvfs(target)
+    free = format_bytes(file_system.f_bavail * file_system.f_frsize)
     wanted = f"at most {format_bytes(needed)}" if at_most else format_bytes(needed)
     return HpcdlError(
         f"no space left in {target}: {wanted} are needed, "

@@ -112,12 +112,12 @@ def _rewritten(folder: Path, manifest: Manifest, job: ShardJob, bad: set[str]) -
         name = shard_file(split, number, UNSPLIT)
         if name not in bad:
             continue
-        made = again / name
-        made.parent.mkdir(parents=True, exist_ok=True)
+        rewritten = again / name
+        rewritten.parent.mkdir(parents=True, exist_ok=True)
         result = writer.write(split, number)
         if result.entry != entries[name]:
             raise HpcdlError(f"{name} made from this source is not what it was: the content of the source has changed")
-        move_over(made, folder / name)
+        move_over(rewritten, folder / name)
         yield name
 
 
@@ -205,9 +205,9 @@ def complete(request: ShardRequest) -> bool:
 
 
 def _clear(target: Path) -> None:
-    """Remove what a writer that was killed after the manifest has left beside the data, perhaps all samples."""
-    left = (target / WORK_NAME, target / LOCK_NAME, *target.glob(f"{PARTIAL_PREFIX}.*"))
-    if any(path.exists() for path in left) and os.access(target, os.W_OK | os.X_OK):
+    """Remove the work files, perhaps of all samples, left by a writer that was killed after writing the manifest."""
+    leftovers = (target / WORK_NAME, target / LOCK_NAME, *target.glob(f"{PARTIAL_PREFIX}.*"))
+    if any(path.exists() for path in leftovers) and os.access(target, os.W_OK | os.X_OK):
         with writing(target):
             journal.remove(target)
             remove_work_folder(target)
@@ -221,14 +221,14 @@ def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
             f"{request.target} holds a finished data set, made from {shown(manifest.name)} and not from "
             f"{request.source}; name another folder"
         )
-    made, asked = (_in_full(options) for options in (manifest.recipe.options, recipe_options(request.config)))
-    if asked["format"] == "auto":
-        made["format"] = "auto"
-    key = next((key for key in sorted(made) if made[key] != asked[key]), None)
+    stored, requested = (_in_full(options) for options in (manifest.recipe.options, recipe_options(request.config)))
+    if requested["format"] == "auto":
+        stored["format"] = "auto"
+    key = next((key for key in sorted(stored) if stored[key] != requested[key]), None)
     if key is not None:
-        was, now = (_option(key, own[key]) for own in (made, asked))
+        was, new = (_option(key, own[key]) for own in (stored, requested))
         raise UsageError(
-            f"{request.target} holds a finished data set, made {was} and not {now}; name another folder, or give what "
+            f"{request.target} holds a finished data set, made {was} and not {new}; name another folder, or give what "
             "it was made with"
         )
 
@@ -246,11 +246,13 @@ def _option(key: str, value: Any) -> str:
 def _in_full(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a recipe by key, including those that it omits or that are newer than it."""
     config = load(ShardConfig, [Layer(origin="manifest", values=dict(options))]).config
-    found: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
-    found |= recipe_options(config)
-    if found["split"]:
-        found["split"] = ",".join(f"{name}={share:g}" for name, share in sorted(parse_split(found["split"]).items()))
-    return found
+    in_full: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
+    in_full |= recipe_options(config)
+    if in_full["split"]:
+        in_full["split"] = ",".join(
+            f"{name}={share:g}" for name, share in sorted(parse_split(in_full["split"]).items())
+        )
+    return in_full
 
 
 @contextmanager
@@ -260,8 +262,8 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
     `alone`: no other ranks share the cores.
     """
     target = request.target
-    made = make_folders(target)
-    with undoing(target, made) as keep, writing(target):
+    new_folders = make_folders(target)
+    with undoing(target, new_folders) as keep, writing(target):
         work = new_work_folder(target)
         try:
             request = _as_begun(request)
@@ -282,8 +284,8 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
 
 def _as_begun(request: ShardRequest) -> ShardRequest:
     """Return `request` with the split order of the first call: in another order the parts hold other samples."""
-    asked, begun = request.config.layout.split, journal.begun_split(request.target)
-    if not asked or not begun or parse_split(begun) != parse_split(asked):
+    requested, begun = request.config.layout.split, journal.begun_split(request.target)
+    if not requested or not begun or parse_split(begun) != parse_split(requested):
         return request
     config = request.config
     layout = dataclasses.replace(config.layout, split=begun)
@@ -377,9 +379,9 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
     """Write the manifest and remove the work files."""
     splits, skipped = {}, list(job.facts.skipped)
     for split, count in job.plan.shards.items():
-        found = [results[split, number] for number in range(count)]
-        shards = [result.entry for result in found if result.entry is not None]
-        skipped += [name for result in found for name in result.skipped]
+        of_split = [results[split, number] for number in range(count)]
+        shards = [result.entry for result in of_split if result.entry is not None]
+        skipped += [name for result in of_split for name in result.skipped]
         if not shards:
             raise HpcdlError(f"not one sample of {split} can be read; look at the source, first {skipped[0]}")
         splits[split] = SplitEntry(num_samples=sum(entry.num_samples for entry in shards), shards=shards)
@@ -531,8 +533,8 @@ def _begin(
         return None, {}
     if job is None:
         job = read_job(request.target / WORK_NAME)
-        found = [from_json(ShardResult, document) for document in answer["done"]]
-        done = {(result.split, result.number): result for result in found}
+        results = [from_json(ShardResult, document) for document in answer["done"]]
+        done = {(result.split, result.number): result for result in results}
     return job, done
 
 

@@ -189,7 +189,7 @@ def _contest(by: str, groups: Sequence[Sequence[Run]]) -> Contest:
 
 
 def _names(by: str, firsts: Sequence[Run]) -> list[str]:
-    """Return names of what is compared, with what distinguishes each from its siblings."""
+    """Return names of the contenders, with the settings that distinguish each from its siblings."""
     families: dict[str, list[Run]] = {}
     for run in firsts:
         families.setdefault(_headline(run, by), []).append(run)

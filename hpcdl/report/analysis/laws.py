@@ -193,7 +193,7 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """Where efficiency falls below `target`, as a real number; None if the law stays above it up to MOST_WORKERS.
+    """The number of workers at which efficiency falls below `target`, a real number; None if never up to MOST_WORKERS.
 
     The interval is where the 95 % band crosses; `high` None means that the runs set no upper bound.
     """
@@ -206,7 +206,7 @@ class Crossing:
 
 
 def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
-    """Return where the fitted efficiency relative to `base` falls below `target`."""
+    """Return the number of workers at which the fitted efficiency relative to `base` falls below `target`."""
     efficiency = functools.cache(fit.efficiency_from(base))  # the three searches start with the same n
     middle = _first(lambda n: efficiency(n)[0] < target, base)
     low = high = None
@@ -457,7 +457,7 @@ _LAWS_OF_MODE: Mapping[str, tuple[str, ...]] = {
 }
 TARGET = 0.8
 _WORTH_TELLING = 0.05
-"""How far a law may lie off the points that it is fitted to before it is told."""
+"""The largest deviation of a law from the points it is fitted to that is not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,7 +476,7 @@ class CurveFit:
 
     @property
     def missed(self) -> float | None:
-        """By how much the law misses the points' means, where that is no noise; None where it may describe them.
+        """The law's deviation from the points' means, if noise does not explain it; None if the law may describe them.
 
         The F test of lack of fit against the scatter of repeats, at 1 %. No law is exact: small misses do not count.
         """
@@ -537,7 +537,7 @@ def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
 
 
 def misses(fits: Sequence[CurveFit]) -> list[str]:
-    """One line for all laws that do not describe the curves that they were fitted to."""
+    """Return one line for all laws that do not describe the curves they were fitted to."""
     found = [
         f"{item.fit.law.name} of {item.curve.mode} {item.curve.first.strategy} {item.curve.first.model} "
         f"({100 * off:.0f} %)"

@@ -115,7 +115,7 @@ def default_of(key: str) -> str:
 
 
 def told_values(runs: Iterable[Run]) -> dict[str, set[str]]:
-    """Return what a reader needs for a similar run: settings that decide how it learns, and non-default ones."""
+    """Return the settings a reader needs for a similar run: those that affect learning, and non-default ones."""
     keys = [key for key, setting in _SETTINGS.items() if setting.matters and key not in _RECORDED]
     values = _values([run.config for run in runs if run.config], keys)
     return {key: texts for key, texts in values.items() if key in _ALWAYS_TOLD or texts != {_DEFAULTS[key]}}

@@ -45,7 +45,7 @@ _WORTH_A_LOOK = 0.1
 
 
 def summary(analysis: Analysis) -> list[str]:
-    """Return how it scales, what ran, how fast, where the time goes, the accuracy and the next step, then the rest."""
+    """Return the summary's lines: scaling, runs, throughput, use of time, accuracy and next step, then the rest."""
     rules = (_scaling, _what, _throughput, _time, _accuracy, _next) if analysis.runs else ()
     searched = [f"Search: {search_line(search)}." for search in analysis.searches]
     rate = Column.rate(analysis.counted)

@@ -82,7 +82,7 @@ class Published:
 
 
 def load_references(folder: Path | None = None) -> Published:
-    """Return what is published in `folder` (by default that of the installation); nothing if it does not exist."""
+    """Return the publications in `folder` (default: the installation's); none if it does not exist."""
     where = folder or share_folder() / "references"
     points: list[Reference] = []
     statements: list[Statement] = []

@@ -133,7 +133,7 @@ _AGREE = 1.25
 
 
 def contradictions(runs: Sequence[Run]) -> list[str]:
-    """What does not fit together in each measured run, in words: a record that was edited, or put together by hand."""
+    """Describe the contradictions in each measured run's record: it was edited, or put together by hand."""
     found = []
     for run in runs:
         batch, step, rate = run.global_batch, run.step_seconds, run.images_per_second

@@ -62,9 +62,9 @@ class SearchRecord:
 
     @property
     def importance_doubt(self) -> str:
-        """Why `importance` may be chance; empty where it is not to be doubted, or there is none.
+        """The reason why `importance` may be chance; empty without doubts, or without `importance`.
 
-        PED-ANOVA compares the best tenth with all; Optuna's pages ask for five trials in it at least.
+        PED-ANOVA compares the best tenth with all; Optuna's documentation asks for at least five trials in that tenth.
         """
         finished = sum(bool(trial.values) for trial in self.trials)
         best = math.ceil(finished / 10)

@@ -41,7 +41,7 @@ def _turn() -> Any:
 
 
 def turn_begins() -> list[Any]:
-    """Return what a collective must wait for (control dependencies): the end of the previous one."""
+    """Return the control dependencies of the next collective: the end of the previous one."""
     return [] if tf.executing_eagerly() else [_turn().read_value()]
 
 

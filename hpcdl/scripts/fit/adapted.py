@@ -154,9 +154,9 @@ def check_adapted(model: Any, group: ScriptGroup) -> None:
 
 
 def tell_of_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
-    """A warning, once, where layers of the same name have learned something else on each rank; collective.
+    """Warn once if layers of the same name learned different values on the ranks. Collective: every rank must call it.
 
-    `layers` are those of the whole script: what data goes through before it comes to a model belongs to none.
+    `layers` are those of the whole script: layers that preprocess data belong to no model.
     """
     known = [(layer.name, digest) for layer in layers if (digest := _digest(layer))]
     times = collections.Counter(name for name, _ in known)

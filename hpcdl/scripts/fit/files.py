@@ -204,7 +204,7 @@ def _replacing(path: Path, write: Callable[[Path], Any]) -> Any:
 
 
 def _content(model: Any, name: str) -> str:
-    """Return a digest of what a file would hold: ranks with equal models need not all write it."""
+    """Return a digest of a file's future content: of ranks with equal models only one needs to write it."""
     digest = hashlib.blake2b(name.encode(), digest_size=8)
     of_optimizers = [one for optimizer in optimizers_of(model) for one in optimizer.variables]
     for variable in [*model.weights, *of_optimizers]:

@@ -263,7 +263,7 @@ def _batch_under_way(data: Any) -> Iterator[None]:
 
 
 def rows_of_batch(most: int) -> list[Any]:
-    """The first rows, `most` of them, of every tensor of a fit's batch in this step; nothing in a loop of one's own."""
+    """Return the first `most` rows of every tensor of a fit's current batch; empty in a custom training loop."""
     given = tf.nest.flatten(_batches[-1:], expand_composites=True)
     rows = [one[:most] for one in given if tf.is_tensor(one) and one.shape.rank]
     texts = [tf.strings.to_hash_bucket_fast(one, 1 << 62) for one in rows if one.dtype == tf.string]

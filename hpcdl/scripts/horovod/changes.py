@@ -36,7 +36,7 @@ class Change:
 
 
 def changes_in(path: Path) -> list[Change]:
-    """Return what is left to change in the script `path`, in line order.
+    """Return the remaining changes that the script `path` needs, in line order.
 
     Raises UsageError if it is not Python, or if it imports neither Horovod nor hpcdl.
     """

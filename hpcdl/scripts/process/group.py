@@ -89,7 +89,7 @@ class ScriptGroup:
         return call
 
     def when_joined(self, take_part: Callable[[], Any]) -> None:
-        """Record what a rank that has joined does when the others are in the current collective."""
+        """Record the call with which a rank that has joined takes part in the others' current collective."""
         if self._recorded is not None:
             self._recorded.append(take_part)
 

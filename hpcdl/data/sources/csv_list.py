@@ -40,7 +40,7 @@ _FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
 """A split's name is also the name of a folder."""
 _Batch = dict[str, list[tuple[int, int, tuple[bytes, os.stat_result]]]]
-"""Split to line number, label and file."""
+"""Line number, label and file, by split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,18 +148,20 @@ class CsvSource:
             if self._spec.checks and not is_called_image(name) and checked < MOST_ODD:
                 check_magic(os.fsdecode(path), name)
                 checked += 1
-            own = batch.setdefault(split, [])
-            own.append((count, label, (os.fsencode(name), stat)))
+            entries = batch.setdefault(split, [])
+            entries.append((count, label, (os.fsencode(name), stat)))
             if count % _BATCH == _BATCH - 1:
                 _add(index, batch)
         _add(index, batch)
 
     def _found_below(self, name: str) -> str:
         """Say which folder beside the table contains the file, if one does."""
-        below = (own for own in self._table.parent.iterdir() if own.is_dir() and "\0" not in name)
-        there = next((own for own in below if (own / name).exists()), None)
+        below = (folder for folder in self._table.parent.iterdir() if folder.is_dir() and "\0" not in name)
+        holder = next((folder for folder in below if (folder / name).exists()), None)
         return (
-            f"; it lies in {there.name}: write {there.name}/ before the names, or move the table there" if there else ""
+            f"; it lies in {holder.name}: write {holder.name}/ before the names, or move the table there"
+            if holder
+            else ""
         )
 
     def _are_quantities(self, labels: Sequence[str], columns: _Columns) -> bool:
@@ -191,11 +193,11 @@ class CsvSource:
 
     def _remarks(self, columns: _Columns) -> list[str]:
         used = {columns.file, columns.label, columns.split}
-        left = [name for number, name in enumerate(columns.names) if number not in used]
+        unused = [name for number, name in enumerate(columns.names) if number not in used]
         if not columns.names:
             return []
-        found = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
-        return found + ([f"columns not used: {some(left)}"] if left else [])
+        remarks = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
+        return remarks + ([f"columns not used: {some(unused)}"] if unused else [])
 
     def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
         """Return remarks on files listed more than once; SourceError if their labels differ."""
@@ -253,9 +255,9 @@ class CsvSource:
             return self._named(self._spec.label_field, names)
         if count == 1:
             raise SourceError(f"{self._table} line 1: 1 fields; write file,label or file,label,split")
-        known = [number for number, name in enumerate(names) if name.lower() in _LABELS and number != file]
-        if len(known) == 1:
-            return known[0]
+        matches = [number for number, name in enumerate(names) if name.lower() in _LABELS and number != file]
+        if len(matches) == 1:
+            return matches[0]
         others = [number for number in range(count) if number != file]
         if names and len(others) > 1:
             usual = [number for number in others if names[number].lower() not in _SPLITS]
@@ -270,8 +272,8 @@ class CsvSource:
     def _split_column(self, names: Sequence[str], taken: set[int], count: int) -> int | None:
         if not names:
             return 2 if count == 3 else None
-        found = [number for number, name in enumerate(names) if name.lower() in _SPLITS and number not in taken]
-        return found[0] if found else None
+        matches = [number for number, name in enumerate(names) if name.lower() in _SPLITS and number not in taken]
+        return matches[0] if matches else None
 
     def _lines(self, columns: _Columns) -> Iterator[tuple[str, str, str]]:
         rows = self._rows()
@@ -320,18 +322,23 @@ def _classes(labels: Sequence[str], target_kind: str, where: str) -> tuple[Seque
     """Return class names, the number of each label, and remarks; classes keep their numbers or are sorted by name."""
     different = sorted(set(labels))
     whole = all(_WHOLE.fullmatch(label) for label in different)
-    written = spellings(different, target_kind, where) if whole else None
-    if written is None:
+    spelled = spellings(different, target_kind, where) if whole else None
+    if spelled is None:
         return different, {label: number for number, label in enumerate(different)}, []
-    found = np.unique(np.array([int(label) for label in different], np.int64))
-    names, remarks = numbered(found)
-    numbers = {label: int(np.searchsorted(found, int(label))) if remarks else int(label) for label in different}
-    return [written.get(int(name), name) for name in names], numbers, remarks
+    values = np.unique(np.array([int(label) for label in different], np.int64))
+    names, remarks = numbered(values)
+    numbers = {label: int(np.searchsorted(values, int(label))) if remarks else int(label) for label in different}
+    return [spelled.get(int(name), name) for name in names], numbers, remarks
 
 
 def _add(index: IndexWriter, batch: _Batch) -> None:
-    for split, own in batch.items():
-        index.add_files(split, [count for count, _, _ in own], [label for _, label, _ in own], [one for *_, one in own])
+    for split, entries in batch.items():
+        index.add_files(
+            split,
+            [count for count, _, _ in entries],
+            [label for _, label, _ in entries],
+            [file for *_, file in entries],
+        )
     batch.clear()
 
 

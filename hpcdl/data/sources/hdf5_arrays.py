@@ -43,7 +43,7 @@ from hpcdl.data.sources.base.splits import by_names, some, typed
 
 _ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
-"""Endings of files that may be HDF5, as their first bytes tell."""
+"""Endings of files that may be HDF5; their first bytes decide."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
 _PLACES = (0, 512, 1024, 2048)
@@ -74,8 +74,8 @@ class Hdf5Source(FieldSource):
                 "MATLAB saves HDF5 with -v7.3"
             )
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        told = [*self._link_remarks(), *told_of_folders(paths, self._location, _files)]
-        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *told])
+        remarks = [*self._link_remarks(), *told_of_folders(paths, self._location, _files)]
+        return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()
@@ -87,15 +87,17 @@ class Hdf5Source(FieldSource):
             where = f"{path}: {image_name}"
             if len(shape) < 3 or not shape[0]:
                 raise SourceError(f"{where} has the shape {shape}; images are (N,H,W), (N,H,W,C) or (N,C,H,W)")
-            odd = next(((own, why) for own in (image_name, label_name) if (why := file.packed(own))), None)
+            odd = next(
+                ((array_name, why) for array_name in (image_name, label_name) if (why := file.packed(array_name))), None
+            )
             if odd is not None:
                 raise SourceError(
                     f"{path}: {odd[0]} {odd[1]}, and images with classes are taken as they are stored; take the values "
                     f"as fields: --input {typed(image_name + '=NAME')} --target {typed(label_name + '=NAME')}"
                 )
-            found = file.whole(label_name)
-            labels = checked_labels(found, shape[0], f"{path}: {label_name}")
-            ask_of_labels(label_name, found.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
+            label_values = file.whole(label_name)
+            labels = checked_labels(label_values, shape[0], f"{path}: {label_name}")
+            ask_of_labels(label_name, label_values.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
             self._note_links(path, image_name)
             self._note_links(path, label_name)
@@ -110,10 +112,10 @@ class Hdf5Source(FieldSource):
                 remarks[turned_remark(image_name)] = None
             remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])
         facts = listed.facts(self._location)
-        words = one_enumeration(called, str(self._location))
-        names = [words.get(int(name), name) for name in facts.class_names]
-        told = facts.remarks if not words else [names_remark("labels", names)]
-        return dataclasses.replace(facts, class_names=names, remarks=[*told, *remarks])
+        enumeration = one_enumeration(called, str(self._location))
+        names = [enumeration.get(int(name), name) for name in facts.class_names]
+        label_remarks = facts.remarks if not enumeration else [names_remark("labels", names)]
+        return dataclasses.replace(facts, class_names=names, remarks=[*label_remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """Return one image."""
@@ -149,12 +151,12 @@ class Hdf5Source(FieldSource):
             except SourceError:
                 return False
             shape, dtype = file.kind(images)
-            found = file.whole(labels)
+            label_values = file.whole(labels)
             if not is_image(images, shape, dtype) or self._spec.target_kind == "regression":
                 return False
             if file.packed(images) or file.packed(labels):
                 return False
-            if not self._spec.target_kind and not name_classes(found, shape[0]):
+            if not self._spec.target_kind and not name_classes(label_values, shape[0]):
                 return False
         return True
 
@@ -169,8 +171,8 @@ class Hdf5Source(FieldSource):
         return parts
 
     def _by_split(self, paths: list[Path]) -> list[tuple[str, Path]]:
-        found = by_names(paths, self._spec) if self._location.is_dir() else {UNSPLIT: paths}
-        return [(split, path) for split, own in found.items() for path in own]
+        groups = by_names(paths, self._spec) if self._location.is_dir() else {UNSPLIT: paths}
+        return [(split, path) for split, group in groups.items() for path in group]
 
     def _note_links(self, path: Path, name: str) -> None:
         """Record the other files that hold an array's values: a change in them is a change of the source."""
@@ -196,16 +198,18 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
-        called, told = file.called(name), [turned_remark(name)] if file.turns(name) else []
-        told += file.doubts(name)
+        called, notes = file.called(name), [turned_remark(name)] if file.turns(name) else []
+        notes += file.doubts(name)
         decoded = file.decoded(name, copy)
         if decoded is not None:
-            remarks = "; ".join([f"{name}: {decoded[1]}", *told])
+            remarks = "; ".join([f"{name}: {decoded[1]}", *notes])
             return PlacedArray(
                 path=copy, shape=shape, dtype=decoded[0], called=called, filled=dtype.kind in "iu", remarks=remarks
             )
-        where, offset = file.place(name, copy)
-        return PlacedArray(path=where, offset=offset, shape=shape, dtype=dtype, called=called, remarks="; ".join(told))
+        values_path, offset = file.place(name, copy)
+        return PlacedArray(
+            path=values_path, offset=offset, shape=shape, dtype=dtype, called=called, remarks="; ".join(notes)
+        )
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:
@@ -244,10 +248,10 @@ def _files(location: Path) -> list[Path]:
         usual = location.suffix.lower() in _ENDINGS
         return [location] if usual or _is_hdf5(location) else []
     paths = [path for path in files_of(location) if path.name[0] != "."]
-    found = [path for path in paths if path.suffix.lower() in _ENDINGS]
+    matches = [path for path in paths if path.suffix.lower() in _ENDINGS]
     others = [path for path in paths if path.suffix.lower() in _OTHERS]
-    if found or not others or not _is_hdf5(others[0]):  # check only one: this also runs on folders of many other files
-        return found
+    if matches or not others or not _is_hdf5(others[0]):  # check only one: folders may hold many other files
+        return matches
     return [path for path in others if _is_hdf5(path)]
 
 

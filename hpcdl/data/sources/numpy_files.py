@@ -76,9 +76,9 @@ class NumpySource(FieldSource):
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         facts = self._listed(index)
-        read = [] if self._location.is_file() else _array_files(self._location)
+        files = [] if self._location.is_file() else _array_files(self._location)
         return dataclasses.replace(
-            facts, remarks=[*facts.remarks, *told_of_folders(read, self._location, _array_files)]
+            facts, remarks=[*facts.remarks, *told_of_folders(files, self._location, _array_files)]
         )
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
@@ -163,12 +163,12 @@ class NumpySource(FieldSource):
             names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
         else:
             names = self._names()
-        found = {}
+        arrays = {}
         for name in names:
             array = self._array(name)
             kind = "text" if array.dtype.kind in "SU" else array.dtype.name
-            found[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
-        return found
+            arrays[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
+        return arrays
 
     def _as_field(self, name: str, array: PlacedArray) -> PlacedArray:
         if not array.shape:
@@ -223,11 +223,11 @@ class NumpySource(FieldSource):
         """Return x and y of each split by their names: x_train beside y_train, x_valid beside y_valid, ..."""
         if self._spec.split_names == IGNORE:
             return {}
-        found: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
+        by_split: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
         for name in names:
-            if (split := path_split(name)) in found:
-                found[split].setdefault(without_split(name), name)
-        return {split: (own["x"], own["y"]) for split, own in found.items() if {"x", "y"} <= set(own)}
+            if (split := path_split(name)) in by_split:
+                by_split[split].setdefault(without_split(name), name)
+        return {split: (arrays["x"], arrays["y"]) for split, arrays in by_split.items() if {"x", "y"} <= set(arrays)}
 
     def _array(self, name: str) -> PlacedArray:
         if name not in self._found:
@@ -241,14 +241,14 @@ class NumpySource(FieldSource):
         path = folder / (name if name.endswith(".npy") else f"{name}.npy")
         if not path.is_file():
             raise SourceError(f"no such file: {path}; give --label-field")
-        found, column_first = _stored(path, 0, str(path))
-        more = path.stat().st_size - _end_of(found)
-        array = self._rows_first(name, found, column_first)
-        told = [
+        stored, column_first = _stored(path, 0, str(path))
+        extra_bytes = path.stat().st_size - _end_of(stored)
+        array = self._rows_first(name, stored, column_first)
+        remarks = [
             array.remarks,
-            f"{name}: {more:,} bytes behind its array are not read: of a second one?" if more else "",
+            f"{name}: {extra_bytes:,} bytes behind its array are not read: of a second one?" if extra_bytes else "",
         ]
-        return dataclasses.replace(array, remarks="; ".join(filter(None, told)))
+        return dataclasses.replace(array, remarks="; ".join(filter(None, remarks)))
 
     def _rows_first(self, name: str, array: PlacedArray, column_first: bool) -> PlacedArray:
         """Return an array with its samples stored contiguously: itself, or a copy in C order with the samples first."""
@@ -282,7 +282,7 @@ class NumpySource(FieldSource):
                     name.removesuffix(".npy"),
                     *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown),
                 )
-            if member.compress_type != zipfile.ZIP_DEFLATED:  # Python would unpack all of another type for a part of it
+            if member.compress_type != zipfile.ZIP_DEFLATED:  # for others Python unpacks all to read a part
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
             unpacked = self._work / f"{self._num_unpacked}.npy"
             self._num_unpacked += 1
@@ -290,14 +290,16 @@ class NumpySource(FieldSource):
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))
                     out.flush()
-                    left = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1  # no more than its header says
-                    free = shutil.disk_usage(self._work).free
-                    if left > free:
+                    # read no more than the header says
+                    left_bytes = _end_of(_placed(unpacked, 0, shown)[0]) - out.tell() + 1
+                    free_bytes = shutil.disk_usage(self._work).free
+                    if left_bytes > free_bytes:
                         raise SourceError(
-                            f"{shown} unpacks to {format_bytes(left)}; {format_bytes(free)} are free in {self._work}"
+                            f"{shown} unpacks to {format_bytes(left_bytes)}; {format_bytes(free_bytes)} are free in "
+                            f"{self._work}"
                         )
-                    while left > 0 and (piece := packed.read(min(left, 1 << 20))):
-                        left -= out.write(piece)
+                    while left_bytes > 0 and (piece := packed.read(min(left_bytes, 1 << 20))):
+                        left_bytes -= out.write(piece)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, *_DAMAGED) as error:
                 raise SourceError(f"{shown} cannot be unpacked: {_one_line(error)}") from error
         return self._rows_first(name.removesuffix(".npy"), *_stored(unpacked, 0, shown))
@@ -320,10 +322,10 @@ def _one_line(error: Exception) -> str:
 
 def _stored(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
     """Return the array with its .npy header at `offset` of `path`, if complete, and whether in Fortran order."""
-    found, column_first = _placed(path, offset, shown)
-    if path.stat().st_size < _end_of(found):
-        raise SourceError(f"{shown} is cut short: its header says that its shape is {found.shape}")
-    return found, column_first
+    array, column_first = _placed(path, offset, shown)
+    if path.stat().st_size < _end_of(array):
+        raise SourceError(f"{shown} is cut short: its header says that its shape is {array.shape}")
+    return array, column_first
 
 
 def _end_of(array: PlacedArray) -> int:
@@ -339,7 +341,7 @@ def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of arrays saved by Python 2
+                warnings.simplefilter("ignore")  # warnings about arrays saved by Python 2
                 shape, column_first, dtype = read(file)
         except (TypeError, SyntaxError, tokenize.TokenError, RecursionError, *_DAMAGED) as error:
             raise SourceError(f"{shown} is not a numpy array: {_one_line(error)}") from error

@@ -73,7 +73,7 @@ class _Table:
                     column = batch.column(batch.schema.get_field_index(name))
                     if self._words:
                         words = batch.column(batch.schema.get_field_index("split")).to_pylist()
-                        column = column.filter(_pyarrow()[0].array([_word(own) in self._words for own in words]))
+                        column = column.filter(_pyarrow()[0].array([_word(word) in self._words for word in words]))
                     if _pyarrow()[0].types.is_dictionary(column.type):
                         column = column.cast(column.type.value_type)
                     yield column
@@ -90,16 +90,18 @@ class _Table:
 
 def _row_bytes(metadata: Any, name: str) -> int:
     """Estimate the uncompressed bytes of a column per row of a file."""
-    found = 0
+    total_bytes = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = (group.column(at) for at in range(group.num_columns))
-        found += sum(own.total_uncompressed_size for own in columns if f"{own.path_in_schema}.".startswith(f"{name}."))
-    return max(1, int(found // max(1, metadata.num_rows)))
+        total_bytes += sum(
+            column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(f"{name}.")
+        )
+    return max(1, int(total_bytes // max(1, metadata.num_rows)))
 
 
 def _partition(location: Path) -> str:
-    """The first folder KEY=VALUE of a partitioned data set, as Hive and Spark write them; empty for none."""
+    """Return the first KEY=VALUE folder of a partitioned data set, as Hive and Spark write it; empty if none."""
     at, parts = location, []
     while at.is_dir():
         inside = next((folder for folder in folders_of(at) if "=" in folder.name), None)
@@ -107,8 +109,8 @@ def _partition(location: Path) -> str:
             break
         parts.append(inside.name)
         at = inside
-    found = parts and any(path.name.lower().endswith(_ENDINGS) for path in files_of(at))
-    return "/".join(parts) if found else ""
+    holds_files = parts and any(path.name.lower().endswith(_ENDINGS) for path in files_of(at))
+    return "/".join(parts) if holds_files else ""
 
 
 def _word(value: Any) -> str:
@@ -123,7 +125,7 @@ class ParquetSource(ColumnSource):
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Files with one of Parquet's endings, and folders KEY=VALUE of them."""
+        """Accept files with one of Parquet's endings, and KEY=VALUE folders of them."""
         return is_made_of(location, _ENDINGS) or bool(_partition(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
@@ -132,9 +134,9 @@ class ParquetSource(ColumnSource):
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
         facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
-        told = told_of_missing(self._location, _ENDINGS)
-        told += [f"left out: the split {own}" for own in left]
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+        remarks = told_of_missing(self._location, _ENDINGS)
+        remarks += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, files: Mapping[str, Sequence[Path]], index: IndexWriter) -> SourceFacts:
         tables = {split: _Table(self, paths) for split, paths in files.items()}
@@ -209,8 +211,8 @@ class ParquetSource(ColumnSource):
         def values() -> Iterator[Array]:
             for chunk in table.chunks(name):
                 with self.understood(self._location):
-                    own = chunk.cast("float64") if holes else chunk
-                yield own.to_numpy(zero_copy_only=False)
+                    numbers = chunk.cast("float64") if holes else chunk
+                yield numbers.to_numpy(zero_copy_only=False)
 
         return dataclasses.replace(self.written(values()), filled=holes)
 
@@ -294,7 +296,9 @@ class ParquetSource(ColumnSource):
         names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.names]
         for name in names:
             if name in table.names and _holds_bytes(table.schema.field(name).type):
-                first = next((one for one in itertools.islice(table.contents(name), _LOOKED_INTO) if one), b"")
+                first = next(
+                    (content for content in itertools.islice(table.contents(name), _LOOKED_INTO) if content), b""
+                )
                 if is_image_head(first[:16]):
                     return name
         if spec.image_field:
@@ -331,11 +335,11 @@ class ParquetSource(ColumnSource):
         """Write the image files of a table one after another; yield offset, size and label of each."""
         place = 0
         labels = (value for chunk in table.chunks(label) for value in chunk.to_pylist())
-        for number, (content, own) in enumerate(zip(table.contents(image), labels, strict=True)):
+        for number, (content, row_label) in enumerate(zip(table.contents(image), labels, strict=True)):
             if content is None:
                 raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
             file.write(content)
-            yield place, len(content), own
+            yield place, len(content), row_label
             place += len(content)
 
 

@@ -64,8 +64,8 @@ class TableSource(ColumnSource):
         for names, rows in self._rows():
             self._names = names
             columns = columns or {name: _Column(self._new_path) for name in names}
-            for split, own in self._by_split(rows):
-                for column, values in zip(columns.values(), zip(*own, strict=True), strict=True):
+            for split, part in self._by_split(rows):
+                for column, values in zip(columns.values(), zip(*part, strict=True), strict=True):
                     column.take(values, split)
         if not columns:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
@@ -96,27 +96,29 @@ class TableSource(ColumnSource):
 
     def _names_classes(self, name: str) -> bool:
         """Return whether the values of a column are classes, as far as known before reading them."""
-        targets = [own.rpartition("=")[0] or own for own in self._spec.targets]
+        targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
         called = name in targets or (not targets and name.lower() in TARGET_NAMES)
         return called and self._spec.target_kind != "regression" and not left_out(name, self._spec.leave_out)
 
     def _spellings(self, name: str) -> dict[int, str] | None:
         """Return how a column of codes writes its numbers; None if they must stay text."""
-        found: set[str] = set()
+        different: set[str] = set()
         for split in dict.fromkeys(self._splits.values()):
             for words in self._text(name, split).string_chunks():
-                found.update(word for word in words.tolist() if word.lower() not in _MISSING)
-        whole = {word for word in found if _WHOLE.fullmatch(word)}
-        return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == found else {}
+                different.update(word for word in words.tolist() if word.lower() not in _MISSING)
+        whole = {word for word in different if _WHOLE.fullmatch(word)}
+        return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == different else {}
 
     def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
         """Raise SourceError for used columns whose values are numbers in another notation, or codes."""
         spec = self._spec
-        inputs, targets = ([own.rpartition("=")[0] or own for own in wishes] for wishes in (spec.inputs, spec.targets))
-        words = [own.rpartition("=")[0] for own in spec.categories]
+        inputs, targets = (
+            [wish.rpartition("=")[0] or wish for wish in wishes] for wishes in (spec.inputs, spec.targets)
+        )
+        coded = [wish.rpartition("=")[0] for wish in spec.categories]
         for name, column in columns.items():
             if (
-                name in words
+                name in coded
                 or left_out(name, spec.leave_out)
                 or (name not in targets and inputs and name not in inputs)
             ):
@@ -146,16 +148,16 @@ class TableSource(ColumnSource):
         words = [row[at].strip().lower() for row in rows]
         self._splits |= {word: SPLIT_WORDS.get(word, word) for word in dict.fromkeys(words)}
         for split in dict.fromkeys(self._splits.values()):
-            own = [row for row, word in zip(rows, words, strict=True) if self._splits[word] == split]
-            if own:
-                yield split, own
+            part = [row for row, word in zip(rows, words, strict=True) if self._splits[word] == split]
+            if part:
+                yield split, part
 
     def _text(self, name: str, split: str) -> PlacedArray:
         at = self._names.index(name)
         with GatheredArray(self._new_path(), f"{self._location}: {name}") as gathered:
             for _, rows in self._rows():
-                for own, part in self._by_split(rows):
-                    if own == split:
+                for part_split, part in self._by_split(rows):
+                    if part_split == split:
                         for row in part:
                             gathered.add(row[at].strip(), "a row")
             return gathered.placed()
@@ -289,12 +291,12 @@ class _Column:
                     part.astype(np.float64).tofile(file)
 
     def _look_at_text(self, values: Sequence[str]) -> None:
-        for own in values if self.numbers else ():
-            if _NOTATION.fullmatch(own):
-                self.written = self.written or own
-            elif _LONG.fullmatch(own):
-                self.code = self.code or own
-            elif not _is_number(own):
+        for value in values if self.numbers else ():
+            if _NOTATION.fullmatch(value):
+                self.written = self.written or value
+            elif _LONG.fullmatch(value):
+                self.code = self.code or value
+            elif not _is_number(value):
                 self.numbers, self.written = False, ""
                 return
 

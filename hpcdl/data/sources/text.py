@@ -52,29 +52,29 @@ class TextSource(FieldSource):
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read texts and labels, split by split."""
         roots = self._roots()
-        found: dict[str, _Samples] = {}
+        samples: dict[str, _Samples] = {}
         for split, root in roots.items():
             for name, (texts, labels) in self._samples(split, root).items():
-                own = found.setdefault(name, ([], []))
-                own[0].extend(texts)
-                own[1].extend(labels)
-        different = {label.decode("latin-1") for _, labels in found.values() for label in labels}
+                entry = samples.setdefault(name, ([], []))
+                entry[0].extend(texts)
+                entry[1].extend(labels)
+        different = {label.decode("latin-1") for _, labels in samples.values() for label in labels}
         whole = all(map(_WHOLE.fullmatch, different))
         written = spellings(different, self._spec.target_kind, str(self._location)) if whole else None
         parts = []
-        for split, (texts, labels) in found.items():
+        for split, (texts, labels) in samples.items():
             place = self._placing(labels, "label")
             if written is not None:
                 place = functools.partial(self._numbers, labels, written)
             arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", place)}
             parts.append(ArrayGroup(split=split, arrays=arrays))
         facts = self.list_parts(parts, index)
-        empty = sum(not text.strip() for texts, _ in found.values() for text in texts)
-        told = [f"{counted(empty, 'text')} hold nothing (an empty line or file), and are samples too"] if empty else []
-        beside = [own.name for root in roots.values() if root.is_dir() for own in [*files_of(root), *folders_of(root)]
-                  if _BESIDE.fullmatch(own.name)]  # fmt: skip
-        told += [f"left out, as what authors put beside data: {some(beside)}"] if beside else []
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+        empty = sum(not text.strip() for texts, _ in samples.values() for text in texts)
+        notes = [f"{counted(empty, 'text')} hold nothing (an empty line or file), and are samples too"] if empty else []
+        beside = [entry.name for root in roots.values() if root.is_dir()
+                  for entry in [*files_of(root), *folders_of(root)] if _BESIDE.fullmatch(entry.name)]  # fmt: skip
+        notes += [f"left out, as what authors put beside data: {some(beside)}"] if beside else []
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *notes])
 
     def _roots(self) -> dict[str, Path]:
         """Return the folder of each split; SourceError if only some folders are named after a split."""
@@ -118,9 +118,9 @@ class TextSource(FieldSource):
         lines = [path for path in files if not re.search(r"(?:^|[._])labels$", path.stem)]
         if split == UNSPLIT and len(lines) > 1:
             divided = by_names(lines, self._spec)
-            several = next((own for own in divided.values() if len(own) > 1), None)
+            several = next((paths for paths in divided.values() if len(paths) > 1), None)
             if len(divided) > 1 and several is None:
-                return {name: self._beside(own[0]) for name, own in divided.items()}
+                return {name: self._beside(paths[0]) for name, paths in divided.items()}
             if len(divided) > 1 and several is not None:
                 raise SourceError(
                     f"{root}: {some(path.name for path in several)} are of one split; put each split's CLASS.txt files "
@@ -155,12 +155,12 @@ class TextSource(FieldSource):
 
 
 def _by_class(texts: Mapping[str, Iterable[bytes]]) -> _Samples:
-    found: _Samples = ([], [])
+    result: _Samples = ([], [])
     for name, samples in texts.items():
-        own = list(samples)
-        found[0].extend(own)
-        found[1].extend([name.encode("utf-8", "surrogateescape")] * len(own))
-    return found
+        contents = list(samples)
+        result[0].extend(contents)
+        result[1].extend([name.encode("utf-8", "surrogateescape")] * len(contents))
+    return result
 
 
 def _whole(path: Path) -> bytes:
@@ -172,7 +172,7 @@ def _whole(path: Path) -> bytes:
 
 
 def _text(path: Path, content: bytes) -> bytes:
-    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # not UTF-8 with such a mark
+    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 marks: reported later
         raise SourceError(f"{path} holds zero bytes: no text in UTF-8, but in UTF-16? Save it as UTF-8")
     return content.removeprefix(b"\xef\xbb\xbf")
 
@@ -180,14 +180,14 @@ def _text(path: Path, content: bytes) -> bytes:
 def _lines(path: Path) -> list[bytes]:
     with open_regular(path) as file:
         content = _text(path, file.read())
-    lines = content.split(b"\n" if b"\n" in content else b"\r")  # a lone CR: old Macs, and Excel on new ones
+    lines = content.split(b"\n" if b"\n" in content else b"\r")  # a lone CR: old Macs, and Excel on macOS
     if lines and not lines[-1]:
         lines.pop()
     return [line.removesuffix(b"\r") for line in lines]
 
 
 def _content(folder: Path, kind: Callable[[Path], list[Path]]) -> list[Path]:
-    """Return what `kind` finds in a folder, without files that a system or an author put beside the data."""
+    """Return the files or folders (by `kind`) of a folder, without clutter and without files such as README."""
     return [path for path in kind(folder) if not is_clutter(path.name) and not _BESIDE.fullmatch(path.name)]
 
 
@@ -196,5 +196,5 @@ def _texts(folder: Path) -> list[Path]:
 
 
 def _only_texts(folder: Path) -> bool:
-    own = _texts(folder)
-    return bool(own) and own == _content(folder, files_of) and not has_folders_of_images(folder)
+    texts = _texts(folder)
+    return bool(texts) and texts == _content(folder, files_of) and not has_folders_of_images(folder)

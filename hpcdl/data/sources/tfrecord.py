@@ -88,20 +88,20 @@ class TFRecordSource(FieldSource):
         self.named.update(left)
         split_of = {split: own for split, own in split_of.items() if split not in left}
         facts = self._listed(split_of, index)
-        told = [] if self._location.is_file() else remarks_on_missing(paths)
-        told += told_of_folders(paths, self._location, _files)
-        told += [f"left out: the split {own}" for own in left]
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *told])
+        remarks = [] if self._location.is_file() else remarks_on_missing(paths)
+        remarks += told_of_folders(paths, self._location, _files)
+        remarks += [f"left out: the split {own}" for own in left]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, split_of: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
-        paths = [path for own in split_of.values() for path in own]
+        paths = [path for group in split_of.values() for path in group]
         if not paths:
             raise SourceError(f"{self._location}: --leave-out leaves no file; give fewer names")
         if not self._holds_images(paths):
             return self._list_fields(split_of, index)
-        splits = [split for split, own in split_of.items() for _ in own]
+        splits = [split for split, group in split_of.items() for _ in group]
         paths = [self._plain(path) for path in paths]  # an image is read at its position in the file
-        kinds, most = set(), 0
+        kinds, max_label = set(), 0
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
             for offset, content, sound in records(path):
@@ -109,7 +109,7 @@ class TFRecordSource(FieldSource):
                 if sound:
                     label, size, kind = self._look(content, f"{path} at byte {offset}")
                     kinds.add(kind)
-                    most = max(most, label)
+                    max_label = max(max_label, label)
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
                     index.add(split, np.array(batch, ROW))
@@ -119,7 +119,7 @@ class TFRecordSource(FieldSource):
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
         shape = kinds.pop() if kinds else None
         return SourceFacts(
-            class_names=self._class_names or class_numbers(most + 1),
+            class_names=self._class_names or class_numbers(max_label + 1),
             samples_are="pixels" if shape else "files",
             sample_shape=shape,
             files=[str(path) for path in paths],
@@ -172,10 +172,10 @@ class TFRecordSource(FieldSource):
             field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
             if field is None or field not in features or kind_of(features[field]) != "bytes_list":
                 return
-            own = value_of_feature(features, field, StatedType(), where)
-            if not isinstance(own, bytes):
+            value = value_of_feature(features, field, StatedType(), where)
+            if not isinstance(value, bytes):
                 raise SourceError(f"{where}: {shown(field)} is a picture, not the name of a class; give --label-field")
-            names.add(own.decode())
+            names.add(value.decode())
         self._class_names = sorted(names)
 
     def _list_fields(self, parts: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
@@ -183,7 +183,7 @@ class TFRecordSource(FieldSource):
         types: dict[str, StatedType] = {}
         self.inputs = stated("--input", self._spec.inputs, types)
         self.targets = stated("--target", self._spec.targets, types)
-        wanted = [own.rpartition("=")[0] for own in (*self.inputs, *self.targets)]
+        wanted = [wish.rpartition("=")[0] for wish in (*self.inputs, *self.targets)]
         groups = []
         for split, paths in parts.items():
             where, features = next(_examples(paths), ("", _NOTHING))
@@ -203,9 +203,9 @@ class TFRecordSource(FieldSource):
     ) -> PlacedArray:
         if (split, key) not in self._gathered:  # read all wanted features at once
             keys = dict.fromkeys([*wanted, key])
-            own = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
-            found = gather(_examples(paths), own, self._work, str(self._location))
-            self._gathered.update({(split, name): array for name, array in found.items()})
+            pending = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
+            gathered = gather(_examples(paths), pending, self._work, str(self._location))
+            self._gathered.update({(split, name): array for name, array in gathered.items()})
         return self._gathered[split, key]
 
     def divided(self, parts: Sequence[ArrayGroup], remarks: list[str]) -> list[ArrayGroup]:
@@ -232,13 +232,14 @@ class TFRecordSource(FieldSource):
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         values: Any = features[field].int64_list.value if field and field in features else ()
         if field and field in features and self._class_names and kind_of(features[field]) == "bytes_list":
-            values = [self._class_names.index(bytes(one).decode()) for one in features[field].bytes_list.value]
+            values = [self._class_names.index(bytes(value).decode()) for value in features[field].bytes_list.value]
         if len(values) != 1 or not 0 <= values[0] < MOST_CLASSES:
-            found = (
+            problem = (
                 f"{list(values)[:3]} in {field!r}" if field and field in features else f"the fields {_names(features)}"
             )
             raise SourceError(
-                f"{where}: a label is one whole number from 0 to {MOST_CLASSES - 1}; found {found}; give --label-field"
+                f"{where}: a label is one whole number from 0 to {MOST_CLASSES - 1}; found {problem}; give "
+                "--label-field"
             )
         if image.startswith(_MAGIC):
             return values[0], len(image), None
@@ -384,14 +385,14 @@ class _Inflated(io.RawIOBase):
 
     def readinto(self, out: Any) -> int:
         """Fill the first bytes of `out`; return their number, 0 at the end."""
-        found = b""
-        while not found and not self._inflate.eof:
+        unpacked = b""
+        while not unpacked and not self._inflate.eof:
             packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
             if not packed:
                 raise EOFError("the stream is cut short")
-            found = self._inflate.decompress(packed, len(out))
-        out[: len(found)] = found
-        return len(found)
+            unpacked = self._inflate.decompress(packed, len(out))
+        out[: len(unpacked)] = unpacked
+        return len(unpacked)
 
 
 def _sound(content: bytes, checksum: bytes) -> bool:
@@ -455,22 +456,22 @@ def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> li
         if "=" not in wish:
             plain.append(f"{wish}={field_name(wish)}")
             continue
-        found = _WISH.fullmatch(wish)
-        if found is None:
+        match = _WISH.fullmatch(wish)
+        if match is None:
             raise SourceError(f"{flag} {shown(wish)} is not understood; write FEATURE=NAME or {FORM}")
         try:
-            dtype = np.dtype(found["dtype"]) if found["dtype"] else None
+            dtype = np.dtype(match["dtype"]) if match["dtype"] else None
         except (TypeError, ValueError) as error:
             raise SourceError(
-                f"{flag}: there is no type {shown(found['dtype'])}; give one such as float32 or >i2"
+                f"{flag}: there is no type {shown(match['dtype'])}; give one such as float32 or >i2"
             ) from error
         if dtype is not None and dtype.kind not in "biuf":
             raise SourceError(f"{flag}: {dtype} is not a type of numbers; give one such as float32 or >i2")
-        shape = tuple(int(side) for side in found["shape"].split("x")) if found["shape"] else None
+        shape = tuple(int(side) for side in match["shape"].split("x")) if match["shape"] else None
         if shape is not None and min(shape) < 1:
             raise SourceError(f"{flag} {shown(wish)}: a shape has sides of 1 and more")
-        types[found["key"]] = StatedType(dtype=dtype, shape=shape)
-        plain.append(f"{found['key']}={found['name']}")
+        types[match["key"]] = StatedType(dtype=dtype, shape=shape)
+        plain.append(f"{match['key']}={match['name']}")
     return plain
 
 
@@ -544,15 +545,15 @@ def _picture(content: bytes, key: str, where: str) -> Array:
 
 def gather(records: Records, types: Mapping[str, StatedType], work: Path, where: str) -> dict[str, PlacedArray]:
     """Read the features named by `types` of all records in one pass, and store them in the work folder."""
-    found: dict[str, GatheredArray] = {}
+    arrays: dict[str, GatheredArray] = {}
     with ExitStack() as stack:
         for key in types:
             path = work / f"gathered{len(list(work.glob('gathered*')))}"
-            found[key] = stack.enter_context(GatheredArray(path, f"{where}: {key}"))
+            arrays[key] = stack.enter_context(GatheredArray(path, f"{where}: {key}"))
         for record, features in records:
             for key, own in types.items():
-                found[key].add(value_of_feature(features, key, own, record), record)
-        return {key: _plain(own.placed()) for key, own in found.items()}
+                arrays[key].add(value_of_feature(features, key, own, record), record)
+        return {key: _plain(own.placed()) for key, own in arrays.items()}
 
 
 def _plain(array: PlacedArray) -> PlacedArray:

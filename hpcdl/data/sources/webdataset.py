@@ -82,13 +82,15 @@ class WebDatasetSource(FieldSource):
         if not archives:
             raise SourceError(f"{self._location} holds no .tar archives")
         facts = self._listed(archives, index)
-        told = told_of_missing(self._location, _ARCHIVES)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *told]) if told else facts
+        remarks = told_of_missing(self._location, _ARCHIVES)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks]) if remarks else facts
 
     def _listed(self, archives: Mapping[str, list[Path]], index: IndexWriter) -> SourceFacts:
-        parts = {split: [one for path in paths for one in _samples(path)] for split, paths in archives.items()}
+        parts = {split: [sample for path in paths for sample in _samples(path)] for split, paths in archives.items()}
         parts = self._divided(parts)
-        if not any(_ending(name) in _KNOWN for own in parts.values() for one in own for name in one.members):
+        if not any(
+            _ending(name) in _KNOWN for samples in parts.values() for sample in samples for name in sample.members
+        ):
             raise SourceError(
                 f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls. Of another "
                 f"data set unpack them (tar -xf) and give the folder{_inside(next(iter(archives.values()))[0])}"
@@ -96,7 +98,7 @@ class WebDatasetSource(FieldSource):
         if self._spec.target_kind == "regression" and self._spec.label_field and not self.targets:
             self.targets = (f"{self._spec.label_field}={field_name(self._spec.label_field)}",)
         elif not (self._spec.inputs or self._spec.targets or self._spec.target_kind == "regression"):
-            images = [_image_of(one, self._spec) for own in parts.values() for one in own]
+            images = [_image_of(sample, self._spec) for samples in parts.values() for sample in samples]
             if all(images):
                 return self._list_images(parts, index)
             if self._spec.image_field:
@@ -110,33 +112,33 @@ class WebDatasetSource(FieldSource):
         """Divide undivided `parts` by the folders train, test, ... in their members' names."""
         if list(parts) != [UNSPLIT]:
             return parts
-        found: dict[str, list[_Sample]] = {}
+        by_split: dict[str, list[_Sample]] = {}
         samples = parts[UNSPLIT]
-        for one, split in zip(samples, member_splits([one.name for one in samples], self._spec), strict=True):
-            found.setdefault(split or UNSPLIT, []).append(one)
-        return found
+        for sample, split in zip(samples, member_splits([sample.name for sample in samples], self._spec), strict=True):
+            by_split.setdefault(split or UNSPLIT, []).append(sample)
+        return by_split
 
     def _list_images(self, parts: Mapping[str, Sequence[_Sample]], index: IndexWriter) -> SourceFacts:
         listed = EncodedFiles(index, self._spec)
-        labels = {split: [self._label(one, parts) for one in samples] for split, samples in parts.items()}
+        labels = {split: [self._label(sample, parts) for sample in samples] for split, samples in parts.items()}
         texts = {label for own in labels.values() for label in own if isinstance(label, _Text)}
         written = self._spellings(texts)
         for split, samples in parts.items():
             by_path: dict[Path, list[tuple[int, int, Any]]] = {}
-            for one, label in zip(samples, labels[split], strict=True):
-                image = _image_of(one, self._spec)
+            for sample, label in zip(samples, labels[split], strict=True):
+                image = _image_of(sample, self._spec)
                 assert image is not None
                 own = _number(label) if written is not None and isinstance(label, _Text) else label
-                by_path.setdefault(one.path, []).append((image.offset, image.size, own))
-            for path, found in by_path.items():
-                listed.add_file(split, path, found)
+                by_path.setdefault(sample.path, []).append((image.offset, image.size, own))
+            for path, places in by_path.items():
+                listed.add_file(split, path, places)
         facts = listed.facts()
         if not written:
             return facts
         return dataclasses.replace(facts, class_names=[written.get(int(name), name) for name in facts.class_names])
 
     def _spellings(self, texts: Iterable[str]) -> dict[int, str] | None:
-        """How labels in files of their own write whole numbers (007); None where they are to stay text."""
+        """Return how labels spell integers with leading zeros (007), by number; None if labels must stay text."""
         if not all(map(_is_whole, texts)):
             return {}
         return spellings(texts, self._spec.target_kind, str(self._location))
@@ -153,31 +155,31 @@ class WebDatasetSource(FieldSource):
         if ending.rpartition(".")[2] != "json":
             return _Text(self._text(sample, ending).strip())
         document = self._json(sample, ending)
-        found = [key] if key else [name for name in (*TARGET_NAMES, "cls") if name in document]
-        if not found or found[0] not in document:
+        keys = [key] if key else [name for name in (*TARGET_NAMES, "cls") if name in document]
+        if not keys or keys[0] not in document:
             raise SourceError(
                 f"{_shown(sample)}: its .json has no {shown(key or 'label')}; give --label-field json/KEY, KEY one of "
                 f"{', '.join(map(shown, list(document)[:20]))}"
             )
-        return document[found[0]]
+        return document[keys[0]]
 
     def _groups(self, parts: Mapping[str, Sequence[_Sample]]) -> list[ArrayGroup]:
         """Return the members of samples as arrays, each named by its ending (x.npy: x), and JSON values by key."""
-        first = next(one for own in parts.values() for one in own)
+        first = next(sample for samples in parts.values() for sample in samples)
         places: dict[str, tuple[str, str]] = {}
-        for ending in sorted({name for own in parts.values() for one in own for name in one.members}):
+        for ending in sorted({name for samples in parts.values() for sample in samples for name in sample.members}):
             if ending.rpartition(".")[2] == "json" and ending in first.members:
                 places |= {f"{_called(ending)}/{key}": (ending, key) for key in self._json(first, ending)}
             else:
                 path = _called(ending)
                 places[path if path not in places else ending] = (ending, "")
         self._guess(places)
-        called = self._called_as(places, [one for own in parts.values() for one in own])
+        called = self._called_as(places, [sample for samples in parts.values() for sample in samples])
         groups = []
-        for split, own in parts.items():
+        for split, samples in parts.items():
             arrays = {
                 path: FoundArray(
-                    f".{ending}", functools.partial(self._gathered, own, ending, key, called.get(path, {}))
+                    f".{ending}", functools.partial(self._gathered, samples, ending, key, called.get(path, {}))
                 )
                 for path, (ending, key) in places.items()
             }
@@ -187,26 +189,28 @@ class WebDatasetSource(FieldSource):
     def _guess(self, places: Mapping[str, tuple[str, str]]) -> None:
         """Choose inputs and targets whose endings tell their use; requested endings are replaced by array names."""
         called = {ending: path for path, (ending, key) in places.items() if not key}
-        self.inputs, self.targets = ([_renamed(wish, called) for wish in own] for own in (self.inputs, self.targets))
+        self.inputs, self.targets = (
+            [_renamed(wish, called) for wish in wishes] for wishes in (self.inputs, self.targets)
+        )
         if not self.targets and "cls" in places:
             self.targets = ("cls=label",)
         if self.inputs or not self.targets:
             return
         taken = [wish.rpartition("=")[0] or wish for wish in self.targets]
         kinds = (*_IMAGES, *_TEXTS, "npy")
-        left = [path for ending, path in called.items() if path not in taken and _ending(ending) in kinds]
-        if len(left) == 1:
-            self.inputs = (left[0],)
+        candidates = [path for ending, path in called.items() if path not in taken and _ending(ending) in kinds]
+        if len(candidates) == 1:
+            self.inputs = (candidates[0],)
 
     def _called_as(
         self, places: Mapping[str, tuple[str, str]], samples: Sequence[_Sample]
     ) -> dict[str, dict[int, str] | None]:
-        """How the classes of targets that are numbers in files of their own are written, by array."""
+        """Return the spelling of integer labels in separate members, by the name of the target array."""
         targets = {wish.rpartition("=")[0] or wish for wish in self.targets}
         if self._spec.target_kind == "regression":
             return {}
         return {
-            path: self._spellings({self._text(one, ending).strip() for one in samples})
+            path: self._spellings({self._text(sample, ending).strip() for sample in samples})
             for path, (ending, _) in places.items()
             if path in targets and _ending(ending) in _NUMBERS
         }
@@ -214,23 +218,23 @@ class WebDatasetSource(FieldSource):
     def _gathered(
         self, samples: Sequence[_Sample], ending: str, key: str, called: dict[int, str] | None
     ) -> PlacedArray:
-        """The values of members; `called` are the names of numbers, None where these are to stay text."""
+        """Return the values of members; `called` are the names of numbers, None if these must stay text."""
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
         with GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES) as gathered:
             for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
-                own = self._text(sample, ending).strip() if called is None else value
-                gathered.add(own, f"sample {shown(sample.name)}")
+                entry = self._text(sample, ending).strip() if called is None else value
+                gathered.add(entry, f"sample {shown(sample.name)}")
             return dataclasses.replace(gathered.placed(), called=called or {})
 
     def _values(self, samples: Sequence[_Sample], ending: str, key: str) -> Iterator[Array | str | bytes]:
         if not key:
-            yield from (self._value(one, ending) for one in samples)
+            yield from (self._value(sample, ending) for sample in samples)
             return
-        found = [_plain(self._json(one, ending).get(key), one, key) for one in samples]
-        kinds = {value.dtype for value in found if isinstance(value, np.ndarray)}
-        common = np.result_type(*kinds) if kinds else None  # integers beside fractions become floats like them
-        yield from (value.astype(common) if isinstance(value, np.ndarray) else value for value in found)
+        values = [_plain(self._json(sample, ending).get(key), sample, key) for sample in samples]
+        kinds = {value.dtype for value in values if isinstance(value, np.ndarray)}
+        common = np.result_type(*kinds) if kinds else None  # floats if any sample has one
+        yield from (value.astype(common) if isinstance(value, np.ndarray) else value for value in values)
 
     def _value(self, sample: _Sample, ending: str) -> Array | str | bytes:
         kind = _ending(ending)
@@ -243,15 +247,15 @@ class WebDatasetSource(FieldSource):
             return np.array(int(text), np.int64)
         if kind == "npy":
             try:
-                found: Array = np.load(io.BytesIO(self._bytes(sample, ending)), allow_pickle=False)
+                array: Array = np.load(io.BytesIO(self._bytes(sample, ending)), allow_pickle=False)
             except (ValueError, EOFError, OSError) as error:
                 raise SourceError(
                     f"{_shown(sample)}: .{ending} is no array of numbers: {' '.join(str(error).split())[:200]}"
                 ) from error
-            return found
+            return array
         if kind in _IMAGES:
             return self._picture(sample, ending)
-        known = ", ".join(f".{one}" for one in ("npy", "json", *_TEXTS, *_NUMBERS))
+        known = ", ".join(f".{suffix}" for suffix in ("npy", "json", *_TEXTS, *_NUMBERS))
         raise SourceError(f"{_shown(sample)}: .{ending} is not taken; members are images, {known}")
 
     def _picture(self, sample: _Sample, ending: str) -> Array:
@@ -289,7 +293,7 @@ def _samples(path: Path) -> list[_Sample]:
     """Return the samples of an archive, in its order."""
     if path.name.lower().endswith(_PACKED):
         _refuse_packed(path)
-    found: dict[str, _Sample] = {}
+    samples: dict[str, _Sample] = {}
     stamp, size = stamp_of(path), path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
@@ -300,7 +304,7 @@ def _samples(path: Path) -> list[_Sample]:
                     continue
                 if member.issparse() or member.offset_data + member.size > size:
                     raise SourceError(f"{path}: {shown(member.name)} is cut short, or a file with holes")
-                sample = found.setdefault(
+                sample = samples.setdefault(
                     f"{folder}/{stem}", _Sample(name=f"{folder}/{stem}".removeprefix("/").removeprefix("./"), path=path)
                 )
                 if (
@@ -313,7 +317,7 @@ def _samples(path: Path) -> list[_Sample]:
             _check_end(path, archive.offset)
     except tarfile.TarError as error:
         raise SourceError(f"{path} is no .tar archive, or cut short: {error}") from error
-    return list(found.values())
+    return list(samples.values())
 
 
 def _check_end(path: Path, end: int) -> None:
@@ -363,9 +367,9 @@ def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
     """Return the image of a sample that consists only of an image and its class, apart from unrequested members."""
     if spec.image_field:
         return sample.members.get(spec.image_field)
-    found = [ending for ending in sample.members if _ending(ending) in (*_IMAGES, "npy")]
+    endings = [ending for ending in sample.members if _ending(ending) in (*_IMAGES, "npy")]
     labelled = bool(spec.label_field) or not sample.members.keys().isdisjoint(("cls", "json"))
-    return sample.members[found[0]] if len(found) == 1 and found[0] in _IMAGES and labelled else None
+    return sample.members[endings[0]] if len(endings) == 1 and endings[0] in _IMAGES and labelled else None
 
 
 def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
@@ -373,18 +377,18 @@ def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
     if isinstance(value, str):
         return value
     try:
-        found = np.array(value)
+        array = np.array(value)
     except ValueError:
-        found = np.array(None)
-    if found.dtype.kind not in "bif":
+        array = np.array(None)
+    if array.dtype.kind not in "bif":
         raise SourceError(
             f"{_shown(sample)}: {shown(key)} is {shown(value)}; numbers, even lists of numbers, and text are taken"
         )
-    return found
+    return array
 
 
 class _Text(str):
-    """A label in a file of its own, which may be a number; JSON says itself what is one."""
+    """A label from a separate member, which may be a number; JSON values have types of their own."""
 
 
 def _is_whole(text: str) -> bool:
@@ -410,7 +414,7 @@ def _renamed(wish: str, called: Mapping[str, str]) -> str:
 
 
 def _endings(parts: Mapping[str, Sequence[_Sample]]) -> str:
-    return ", ".join(sorted({name for own in parts.values() for one in own for name in one.members})[:20])
+    return ", ".join(sorted({name for samples in parts.values() for sample in samples for name in sample.members})[:20])
 
 
 def _shown(sample: _Sample) -> str:

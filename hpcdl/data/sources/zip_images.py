@@ -60,13 +60,13 @@ class ZipSource(FieldSource):
                 pictures.append((member, parts))
             else:
                 others.append(member.filename)
-        found = self._by_folders([own for _, own in pictures])
+        classes = self._by_folders([own for _, own in pictures])
         remedy = "unpack the archive and give that file as SOURCE"
-        ask_of_list(str(self._location), others, {label for _, label in found}, remedy)
+        ask_of_list(str(self._location), others, {label for _, label in classes}, remedy)
         self._check_names(pictures)
         listed = EncodedFiles(index, self._spec)
         members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
-        for (member, _), (split, label) in zip(pictures, found, strict=True):
+        for (member, _), (split, label) in zip(pictures, classes, strict=True):
             members.setdefault(split, []).append((member, label))
         for number, (split, own) in enumerate(members.items()):
             path = self._work / f"images.{number}"
@@ -109,10 +109,12 @@ class ZipSource(FieldSource):
         """Return split and class of each image, by its folders below those that all images share."""
         if not paths:
             raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_ENDINGS)})")
-        folders = [list(own[:-1]) for own in paths]
-        while all(own and own[0] == folders[0][0] for own in folders) and any(len(own) > 1 for own in folders):
-            folders = [own[1:] for own in folders]
-        tops = list(dict.fromkeys(own[0] for own in folders if own))
+        folders = [list(parts[:-1]) for parts in paths]
+        while all(parts and parts[0] == folders[0][0] for parts in folders) and any(
+            len(parts) > 1 for parts in folders
+        ):
+            folders = [parts[1:] for parts in folders]
+        tops = list(dict.fromkeys(parts[0] for parts in folders if parts))
         splits = {} if self._spec.split_names == IGNORE else folder_splits(tops)
         odd = next((top for top in tops if top not in splits), None)
         if splits and odd is not None and self._spec.split_names == AUTO:
@@ -121,9 +123,11 @@ class ZipSource(FieldSource):
                 f"splits, or classes? Give --leave-out {typed(odd)}, or --split-names keep (a split of its own), or "
                 "--split-names ignore (all are classes)"
             )
-        found, below = [], []
-        for path, own in zip(paths, folders, strict=True):
-            split, classes = (splits.get(own[0], own[0].lower()), own[1:]) if splits and own else (UNSPLIT, own)
+        result, below = [], []
+        for path, parts in zip(paths, folders, strict=True):
+            split, classes = (
+                (splits.get(parts[0], parts[0].lower()), parts[1:]) if splits and parts else (UNSPLIT, parts)
+            )
             if not classes:
                 raise SourceError(
                     f"{self._location}: {shown('/'.join(path))} lies in no folder of a class; put each into one"
@@ -133,13 +137,13 @@ class ZipSource(FieldSource):
                     f"{self._location}: {shown(word)} is called by a split, and lies in the class {shown(classes[0])}; "
                     "put splits above classes, or give --split-names ignore (a part of the class)"
                 )
-            found.append((split, classes[0]))
+            result.append((split, classes[0]))
             below.append(classes[1] if len(classes) > 1 else "")
         if all(below):
-            ask_of_levels(str(self._location), sorted({name for _, name in found}), sorted({*below}), self._spec)
-        if self._spec.target_kind != "class" and pictures_and_masks([label for _, label in found]):
+            ask_of_levels(str(self._location), sorted({name for _, name in result}), sorted({*below}), self._spec)
+        if self._spec.target_kind != "class" and pictures_and_masks([label for _, label in result]):
             raise SourceError(
                 f"{self._location} holds pictures and masks, not classes; unpack it and shard the folder, or give "
                 "--target-kind class"
             )
-        return found
+        return result

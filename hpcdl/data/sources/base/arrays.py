@@ -42,9 +42,9 @@ _STRINGS = 1 << 14
 EXACT = 1 << 24
 """float32 represents every integer up to this one."""
 _ABSENT = np.iinfo(np.int64).min
-"""In place of a label where there is none."""
+"""Marks a missing label."""
 _FEW_NUMBERED = 3
-"""So many arrays whose paths differ in their numbers alone may be one a sample."""
+"""This many arrays whose paths differ only in numbers may be one array per sample."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -108,10 +108,10 @@ class PlacedArray:
         starts = self.starts
         with self.path.open("rb") as file:
             for first in range(0, len(starts) - 1, _STRINGS):
-                own = starts[first : first + _STRINGS + 1]
-                file.seek(self.offset + int(own[0]))
-                content = file.read(int(own[-1] - own[0]))
-                ends = (own - own[0]).tolist()
+                bounds = starts[first : first + _STRINGS + 1]
+                file.seek(self.offset + int(bounds[0]))
+                content = file.read(int(bounds[-1] - bounds[0]))
+                ends = (bounds - bounds[0]).tolist()
                 yield np.array([content[i:j].decode() for i, j in itertools.pairwise(ends)], object)
 
 
@@ -182,11 +182,13 @@ class FieldSource:
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
         settled = [
-            self._settled(name, role, path, own, remarks)
-            for (role, name, path), (_, own) in zip(wanted, placed, strict=True)
+            self._settled(name, role, path, per_part, remarks)
+            for (role, name, path), (_, per_part) in zip(wanted, placed, strict=True)
         ]
-        fields, arrays = [made for made, _ in settled], [own for _, own in settled]
-        remarks += [line for item, own in zip(fields, arrays, strict=True) if (line := self.as_fed(item, own))]
+        fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
+        remarks += [
+            line for item, per_part in zip(fields, arrays, strict=True) if (line := self.as_fed(item, per_part))
+        ]
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]
@@ -207,7 +209,7 @@ class FieldSource:
         )
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Content | Array:
-        """Return an image file stored inside one of the source's files, for formats that have such."""
+        """Return an image file stored inside one of the source's files, for formats that support this."""
         self._readers = self._readers or [FlatFiles()]
         number = int(row["file"])
         return self._readers[0].read(facts.files[number], facts.stamps[number], int(row["place"]), int(row["size"]))
@@ -217,7 +219,7 @@ class FieldSource:
         count = len(facts.fields)
         self._readers = self._readers or [FlatFiles() for _ in range(count)]
         part, sample = int(row["file"]), int(row["place"])
-        found: list[Array] = []
+        values: list[Array] = []
         for number, reader in enumerate(self._readers):
             at = part * count + number
             place = facts.arrays[at]
@@ -228,10 +230,10 @@ class FieldSource:
                 first, length = int(starts[sample]), int(starts[sample + 1] - starts[sample])
             size = int(np.prod(place.shape)) * dtype.itemsize
             content = reader.read(place.file, facts.stamps[at], place.offset + first * size, length * size)
-            found.append(
+            values.append(
                 np.frombuffer(content, dtype).reshape((length, *place.shape) if place.offsets else place.shape)
             )
-        return found
+        return values
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:
         """Return the fields of all samples of `rows` at once, as `dtypes`; None if they must be read one by one."""
@@ -243,13 +245,13 @@ class FieldSource:
         if len(places) != count or not alike or any(place.offsets for place in places) or (rows["file"] != part).any():
             return None
         self._readers = self._readers or [FlatFiles() for _ in range(count)]
-        found = []
+        blocks = []
         for number, (place, reader) in enumerate(zip(places, self._readers, strict=True)):
             out = np.empty((len(rows), *place.shape), place.dtype)
             if not reader.read_rows(place.file, facts.stamps[part * count + number], place.offset, rows["place"], out):
                 return None
-            found.append(out)
-        return found
+            blocks.append(out)
+        return blocks
 
     def lengths(self, rows: Any, number: int, facts: SourceFacts) -> Array:
         """Return the length of field `number` of each row's sample along its first axis."""
@@ -293,16 +295,16 @@ class FieldSource:
 
     def placed_text(self, strings: Sequence[bytes | str], path: str) -> PlacedArray:
         """Store the strings of the array at `path` in the work folder; SourceError if they are not UTF-8."""
-        found: list[bytes] = []
+        encoded: list[bytes] = []
         for number, string in enumerate(strings):
             try:
-                found.append(string.encode() if isinstance(string, str) else string)
-                found[-1].decode()
+                encoded.append(string.encode() if isinstance(string, str) else string)
+                encoded[-1].decode()
             except UnicodeError as error:
                 raise SourceError(
                     f"{self._location}: {path} of sample {number} is not UTF-8; save text as UTF-8, or bytes as uint8"
                 ) from error
-        return self._placed_strings(found)
+        return self._placed_strings(encoded)
 
     def _placed_strings(self, strings: Sequence[bytes]) -> PlacedArray:
         offsets = np.concatenate([[0], np.cumsum([len(string) for string in strings], dtype=np.int64)])
@@ -314,8 +316,8 @@ class FieldSource:
 
     def not_finite(self, item: Field, array: PlacedArray) -> Array:
         """Return whether a value of each sample is NaN or infinity."""
-        found = [~np.isfinite(chunk).reshape(len(chunk), -1).all(1) for chunk in array.chunks()]
-        lines = np.concatenate([np.zeros(0, np.bool_), *found])
+        bad_chunks = [~np.isfinite(chunk).reshape(len(chunk), -1).all(1) for chunk in array.chunks()]
+        lines = np.concatenate([np.zeros(0, np.bool_), *bad_chunks])
         if array.offsets is None:
             return lines
         starts = array.starts
@@ -337,29 +339,31 @@ class FieldSource:
     ) -> list[tuple[str, list[PlacedArray]]]:
         """Return `placed`, with one sample per file if requested or the only reading; SourceError if ambiguous."""
         wish, files = self._spec.sample_is, f"{len(parts)} files"
-        arrays = [array for _, own in placed for array in own]
+        arrays = [array for _, per_part in placed for array in per_part]
         if wish == "row" or not any(array.path.is_file() for array in arrays):
             return placed
         scalars = any(not array.shape for array in arrays)
         if scalars and len(parts) < 2 and not wish:
-            single = next(path for path, own in placed if not own[0].shape)
+            single = next(path for path, per_part in placed if not per_part[0].shape)
             raise SourceError(f"{self._location}: {single} is a single value; a field has one for each sample")
         if not wish and not (scalars and len(parts) > 1):
             if len(parts) < 2 or not self._may_be_samples(placed):
                 return placed
-            what = ", ".join(f"{path} {shape_text(own[0].shape, own[0].dtype.name)}" for path, own in placed)
+            what = ", ".join(
+                f"{path} {shape_text(per_part[0].shape, per_part[0].dtype.name)}" for path, per_part in placed
+            )
             raise SourceError(
                 f"{self._location}: is each of its {files} one sample, or is each row of their arrays one ({what})? "
                 "Give --sample-is file or --sample-is row"
             )
         remarks.append(f"each of the {files} is one sample")
-        return [(path, self._one_a_file(own)) for path, own in placed]
+        return [(path, self._one_a_file(per_part)) for path, per_part in placed]
 
     def _may_be_samples(self, placed: Sequence[tuple[str, list[PlacedArray]]]) -> bool:
         """Return whether each part may be one sample: arrays of unequal length, or all alike in the first two axes."""
-        if any(array.offsets is not None or array.text for _, own in placed for array in own):
+        if any(array.offsets is not None or array.text for _, per_part in placed for array in per_part):
             return False
-        firsts = [own[0] for _, own in placed]
+        firsts = [per_part[0] for _, per_part in placed]
         if len({array.num_samples for array in firsts}) > 1:
             return True
         return all(len(array.shape) > 1 for array in firsts) and len({array.shape[:2] for array in firsts}) == 1
@@ -372,22 +376,22 @@ class FieldSource:
             raise SourceError(f"{self._location}: --sample-is file is for arrays of numbers of one length")
         if len({array.shape for array in arrays}) == 1:
             return [dataclasses.replace(array, shape=(1, *array.shape)) for array in arrays]
-        found = []
+        samples = []
         for array in arrays:
             starts = self._work / f"array{len(list(self._work.glob('array*')))}.offsets"
             np.array([0, array.shape[0]], np.int64).tofile(starts)
-            found.append(dataclasses.replace(array, offsets=starts))
-        return found
+            samples.append(dataclasses.replace(array, offsets=starts))
+        return samples
 
     def _check_counts(self, parts: Sequence[ArrayGroup], arrays: Sequence[tuple[str, list[PlacedArray]]]) -> None:
         for number, part in enumerate(parts):
-            counts = {path: own[number].num_samples for path, own in arrays}
+            counts = {path: per_part[number].num_samples for path, per_part in arrays}
             what = "" if part.split == UNSPLIT else f" of the split {part.split}"
             if len(set(counts.values())) != 1:
-                found = ", ".join(f"{path} {count}" for path, count in counts.items())
-                remedy = _samples_last({path: own[number] for path, own in arrays}, self._spec)
+                totals = ", ".join(f"{path} {count}" for path, count in counts.items())
+                remedy = _samples_last({path: per_part[number] for path, per_part in arrays}, self._spec)
                 raise SourceError(
-                    f"{self._location}: the arrays{what} hold unequal numbers of samples ({found}); every field needs "
+                    f"{self._location}: the arrays{what} hold unequal numbers of samples ({totals}); every field needs "
                     f"one value a sample, along its first axis{remedy}"
                 )
             if not next(iter(counts.values())):
@@ -404,8 +408,8 @@ class FieldSource:
             arrays = [self._alike(array, filled) for array in arrays]
         kinds = {(array.shape[1:], array.dtype.newbyteorder("=").name, array.text) for array in arrays}
         if len(kinds) > 1:
-            found = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
-            raise SourceError(f"{where}: the parts differ in shape or type: {found}; make them alike")
+            kinds_text = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
+            raise SourceError(f"{where}: the parts differ in shape or type: {kinds_text}; make them alike")
         first = arrays[0]
         dtype = first.dtype.newbyteorder("=").name
         if not first.text and dtype not in DTYPES:
@@ -439,49 +443,50 @@ class FieldSource:
         """Return the field of a target whose values are classes; None for quantities."""
         where, wish = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
-        one = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
-        if not one or (wish == "regression" and not first.text):
+        single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
+        if not single or (wish == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
         if floats and not all(map(_whole, _values(arrays, finite=self._spec.nan == "skip"))):
             if wish == "class":
                 raise SourceError(f"{where}: {self._no_class(arrays)}")
             return None
-        found, over = _different(arrays)
-        if not len(found):
+        labels, over = _different(arrays)
+        if not len(labels):
             raise SourceError(f"{where}: no sample has a value; there is nothing to shard")
-        count = sum(array.num_samples for array in arrays)
-        if not wish and not plausible(len(found), count):
+        num_samples = sum(array.num_samples for array in arrays)
+        if not wish and not plausible(len(labels), num_samples):
             what = "strings" if first.text else "whole numbers"
             remedy = "--target-kind class" + ("" if first.text else ", or --target-kind regression for quantities")
             raise SourceError(
-                f"{where} holds {over}{len(found)} different {what} in {count} samples: are these classes? Give "
+                f"{where} holds {over}{len(labels)} different {what} in {num_samples} samples: are these classes? Give "
                 f"{remedy}"
             )
         if not wish and floats:
             raise SourceError(
-                f"{where} is {first.dtype.name}, but holds whole numbers only ({found[0]} to {found[-1]}): classes or "
-                "quantities? Give --target-kind class or --target-kind regression"
+                f"{where} is {first.dtype.name}, but holds whole numbers only ({labels[0]} to {labels[-1]}): classes "
+                "or quantities? Give --target-kind class or --target-kind regression"
             )
-        if len(found) > MOST_CLASSES:
+        if len(labels) > MOST_CLASSES:
             raise SourceError(
-                f"{where} holds {over}{len(found)} different values; no data set has over {MOST_CLASSES} classes"
+                f"{where} holds {over}{len(labels)} different values; no data set has over {MOST_CLASSES} classes"
             )
         if first.text:
-            names, lines = [str(value) for value in found.tolist()], ["-"]
+            names, lines = [str(value) for value in labels.tolist()], ["-"]
         else:
-            names, lines = numbered(found)
-            words = one_enumeration([array.called for array in arrays], where)
-            names = [words.get(int(number), number) for number in names]
-            remarks += [names_remark(name, names)] if words else [f"{name}: {line}" for line in lines]
+            names, lines = numbered(labels)
+            enumeration = one_enumeration([array.called for array in arrays], where)
+            names = [enumeration.get(int(number), number) for number in names]
+            remarks += [names_remark(name, names)] if enumeration else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
-        known = found if lines else np.arange(len(names))
+        sorted_labels = labels if lines else np.arange(len(names))
         return made, [
-            self.written(_numbers_in(known, own, floats=floats) for own in _flat([array])) for array in arrays
+            self.written(_numbers_in(sorted_labels, chunk, floats=floats) for chunk in _flat([array]))
+            for array in arrays
         ]
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
-        """Say why values of a target are no classes, and what to type."""
+        """Return why the values of a target are not classes, and which flag helps."""
         if all(map(_whole, _values(arrays, finite=True))):
             return "missing values (NaN or infinity) name no class; --nan skip leaves such samples out"
         return "values that are not whole name no classes; give --target-kind regression"
@@ -516,11 +521,11 @@ def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[
     names: dict[int, str] = {}
     for part in called:
         for number, word in part.items():
-            old = next((own for own in names.items() if (own[0] == number) != (own[1] == word)), None)
-            if old is not None:
+            conflict = next((entry for entry in names.items() if (entry[0] == number) != (entry[1] == word)), None)
+            if conflict is not None:
                 raise SourceError(
-                    f"{where}: enumerations differ: {old[0]} is {shown(old[1])} in one file, {number} is {shown(word)} "
-                    "in another; write them alike"
+                    f"{where}: enumerations differ: {conflict[0]} is {shown(conflict[1])} in one file, {number} is "
+                    f"{shown(word)} in another; write them alike"
                 )
             names[number] = word
     return names
@@ -581,10 +586,14 @@ def rounded_away(chunks: Iterable[Array]) -> str:
         values = chunk.reshape(len(chunk), -1)
         with np.errstate(over="ignore", invalid="ignore"):
             moved = np.abs(values - values.astype(np.float32))
-        own = np.fmin.reduce(values), np.fmax.reduce(values), np.fmax.reduce(moved)
+        chunk_bounds = np.fmin.reduce(values), np.fmax.reduce(values), np.fmax.reduce(moved)
         if not len(low):
-            low, high, error = own
-        low, high, error = np.fmin(low, own[0]), np.fmax(high, own[1]), np.fmax(error, own[2])
+            low, high, error = chunk_bounds
+        low, high, error = (
+            np.fmin(low, chunk_bounds[0]),
+            np.fmax(high, chunk_bounds[1]),
+            np.fmax(error, chunk_bounds[2]),
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
     if not len(coarse):
@@ -597,8 +606,8 @@ def _values(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[
     """Yield the values of arrays with one value per sample, in pieces; `finite` omits NaN and infinity."""
     for array in arrays:
         for chunk in array.chunks():
-            own = chunk.reshape(-1)
-            yield own[np.isfinite(own)] if finite else own
+            flat = chunk.reshape(-1)
+            yield flat[np.isfinite(flat)] if finite else flat
 
 
 def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
@@ -610,25 +619,25 @@ def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
         if array.text:
             yield from array.string_chunks()
             continue
-        for own in _values([array]):
-            if own.dtype.kind == "f":
-                there = np.isfinite(own)
-                yield np.where(there, np.where(there, own, 0).astype(np.int64), _ABSENT)
+        for values in _values([array]):
+            if values.dtype.kind == "f":
+                finite = np.isfinite(values)
+                yield np.where(finite, np.where(finite, values, 0).astype(np.int64), _ABSENT)
             else:
-                yield own
+                yield values
 
 
 def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
     """Return the different values, sorted, and "" or, if the search stopped at the limit on classes, "over "."""
-    found: Array = np.empty(0, object if arrays[0].text else np.int64)
-    for own in _flat(arrays):
-        new = np.unique(own)
+    labels: Array = np.empty(0, object if arrays[0].text else np.int64)
+    for chunk in _flat(arrays):
+        new = np.unique(chunk)
         if arrays[0].dtype.kind == "f":
             new = new[new != _ABSENT]
-        found = np.union1d(found, new) if len(found) else new
-        if len(found) > MOST_CLASSES:
-            return found, "over "
-    return found, ""
+        labels = np.union1d(labels, new) if len(labels) else new
+        if len(labels) > MOST_CLASSES:
+            return labels, "over "
+    return labels, ""
 
 
 def _zeros(count: int) -> Iterator[Array]:
@@ -643,10 +652,10 @@ def _list(index: IndexWriter, split: str, number: int, classes: Iterable[Array],
         if rows is None:
             add_numbered(index, split, number, labels, first=first)
         else:
-            own = rows[np.searchsorted(rows, first) : np.searchsorted(rows, first + len(labels))]
-            for place in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1):
-                if len(place):
-                    add_numbered(index, split, number, labels[place - first], first=int(place[0]))
+            taken = rows[np.searchsorted(rows, first) : np.searchsorted(rows, first + len(labels))]
+            for run in np.split(taken, np.flatnonzero(np.diff(taken) != 1) + 1):
+                if len(run):
+                    add_numbered(index, split, number, labels[run - first], first=int(run[0]))
         first += len(labels)
 
 
@@ -700,13 +709,13 @@ def divided(
                 "another"
             )
         own[name] = arrays[path]
-    others = [path for path in arrays if path not in splits]
-    if any(len(own) < 2 for own in made.values()) and others and spec.split_names == AUTO:
+    unsplit = [path for path in arrays if path not in splits]
+    if any(len(own) < 2 for own in made.values()) and unsplit and spec.split_names == AUTO:
         raise SourceError(
-            f"{spec.location}: {some(splits)} are called by splits, {some(others)} are not: give --input PATH=NAME and "
-            "--target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
+            f"{spec.location}: {some(splits)} are called by splits, {some(unsplit)} are not: give --input PATH=NAME "
+            "and --target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
         )
-    remarks += [f"arrays of no split, not used: {some(others)}"] if others else []
+    remarks += [f"arrays of no split, not used: {some(unsplit)}"] if unsplit else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
 
 
@@ -730,22 +739,24 @@ def _part_without_split(part: str) -> str:
 
 def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> _Chosen:
     """Choose the arrays of inputs and targets: as requested, else those with the usual names."""
-    known = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
-    chosen = _Chosen(inputs=_asked(inputs, arrays, where, known), targets=_asked(targets, arrays, where, known))
+    choices = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
+    chosen = _Chosen(inputs=_asked(inputs, arrays, where, choices), targets=_asked(targets, arrays, where, choices))
     if not chosen.targets:
-        found = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
-        if found is None:
+        chosen_path = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
+        if chosen_path is None:
             raise SourceError(
                 _of_one_sample_each(arrays, where)
-                or f"{where}: which array is the target? Give --target PATH=NAME, one of {known}"
+                or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}"
             )
-        chosen.targets = {field_name(found): found}
+        chosen.targets = {field_name(chosen_path): chosen_path}
     if not chosen.inputs:
-        left = [path for path in arrays if path not in chosen.targets.values()]
-        found = _usual(INPUT_NAMES, left) or (left[0] if len(left) == 1 and not is_id(left[0]) else None)
-        if found is None:
-            raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {known}")
-        chosen.inputs = {field_name(found): found}
+        candidates = [path for path in arrays if path not in chosen.targets.values()]
+        chosen_path = _usual(INPUT_NAMES, candidates) or (
+            candidates[0] if len(candidates) == 1 and not is_id(candidates[0]) else None
+        )
+        if chosen_path is None:
+            raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {choices}")
+        chosen.inputs = {field_name(chosen_path): chosen_path}
     twice = set(chosen.inputs) & set(chosen.targets)
     if twice:
         raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
@@ -753,7 +764,7 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
 
 
 def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
-    """What to say of an array, or group of arrays, for each sample: s0/x, s1/x, ... by a number; empty for others."""
+    """Describe arrays, or groups of them, that exist once per sample (s0/x, s1/x, ...); empty for others."""
     alike: dict[str, list[str]] = {}
     for path in arrays:
         alike.setdefault(re.sub(r"[0-9]+", "#", path), []).append(path)
@@ -768,24 +779,24 @@ def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
 
 
 def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for wish in wishes:
         path, equals, name = wish.rpartition("=")
         path, name = (path, name) if equals else (wish, field_name(wish))
         path = path.strip("/").removesuffix(".npy")
-        fitting = [item for item in arrays if item == path] or [
-            item for item in arrays if item.rsplit("/", 1)[-1] == path
+        matches = [candidate for candidate in arrays if candidate == path] or [
+            candidate for candidate in arrays if candidate.rsplit("/", 1)[-1] == path
         ]
-        if len(fitting) != 1:
-            commas = r" (a comma within a name is typed as \,)" if any("," in item for item in arrays) else ""
+        if len(matches) != 1:
+            commas = r" (a comma within a name is typed as \,)" if any("," in candidate for candidate in arrays) else ""
             raise SourceError(f"{where} has no array {shown(path)}; it has {known}{commas}")
-        if not is_name(name) or name in found:
+        if not is_name(name) or name in fields:
             raise SourceError(
-                f"no field can be called {shown(name)}{' twice' if name in found else ''}; write PATH=NAME with "
+                f"no field can be called {shown(name)}{' twice' if name in fields else ''}; write PATH=NAME with "
                 f"letters, digits and _, and none of {', '.join(RESERVED)}"
             )
-        found[name] = fitting[0]
-    return found
+        fields[name] = matches[0]
+    return fields
 
 
 def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
@@ -811,10 +822,10 @@ def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:
     for path, array in arrays.items():
         others = {other.num_samples for name, other in arrays.items() if name != path}
         if len(array.shape) > 1 and others == {array.shape[-1]}:
-            found = f"; {path} seems to have its samples along the last"
+            hint = f"; {path} seems to have its samples along the last"
             if spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:
-                return f"{found}: give --sample-axis last"
-            return f"{found}: save it as np.moveaxis({path}, -1, 0)"
+                return f"{hint}: give --sample-axis last"
+            return f"{hint}: save it as np.moveaxis({path}, -1, 0)"
     lasts = {array.shape[-1] for array in arrays.values() if array.offsets is None and len(array.shape) > 1}
     alike = all(array.offsets is None and lasts == {array.shape[-1]} for array in arrays.values())
     if alike and spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:

@@ -42,7 +42,7 @@ _SHOWN = 20
 
 def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """Return the coding by column of `--categories COLUMN=CODING`; UsageError for unknown columns and codings."""
-    found: dict[str, str] = {}
+    codings: dict[str, str] = {}
     for wish in wishes:
         column, equals, coding = wish.rpartition("=")
         if not equals or coding not in CODINGS:
@@ -52,11 +52,11 @@ def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, st
                 f"{typed(name + '=one-hot')} (a 0 or 1 for each word) or --categories {typed(name + '=codes')} (0, 1, "
                 "2, ... in the order of the words)"
             )
-        if column not in columns or column in found:
-            what = "is named twice" if column in found else f"is no column; the columns are {some(list(columns))}"
+        if column not in columns or column in codings:
+            what = "is named twice" if column in codings else f"is no column; the columns are {some(list(columns))}"
             raise UsageError(f"--categories {wish}: {shown(column)} {what}")
-        found[column] = coding
-    return found
+        codings[column] = coding
+    return codings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ class WordColumn:
         """Yield the numbers of a split's words in pieces of rows: (N) int64, or (N, words) float32 of 0 and 1."""
         words = np.array(kept.words, object)
         order = np.argsort(words, kind="stable")
-        for own in _chunks(self.places[split]()):
-            codes = order[np.searchsorted(words[order], own)]
+        for chunk in _chunks(self.places[split]()):
+            codes = order[np.searchsorted(words[order], chunk)]
             if self.coding == "codes":
                 yield codes.astype(np.int64)
                 continue
@@ -101,34 +101,34 @@ class WordColumn:
             yield rows
 
     def _own(self, array: PlacedArray) -> list[str]:
-        found: set[str] = set()
-        for own in _chunks(array):
-            found.update(own.tolist())
-            if len(found) > _MOST_WORDS:
+        words: set[str] = set()
+        for chunk in _chunks(array):
+            words.update(chunk.tolist())
+            if len(words) > _MOST_WORDS:
                 raise SourceError(
                     f"{self.where}: {shown(self.name)} has over {_MOST_WORDS} different words; leave it out"
                 )
-        return sorted(found, key=_by_number)
+        return sorted(words, key=_by_number)
 
     def _check(self, split: str, first: str, words: Sequence[str], array: PlacedArray) -> None:
-        known = set(words)
-        if "" in known:
+        allowed = set(words)
+        if "" in allowed:
             raise SourceError(
                 f"{self.where}: {shown(self.name)} has rows without a word; write one for them, such as missing, or "
                 "take these rows out"
             )
         row = 0
-        for own in _chunks(array):
-            odd = next((at for at, word in enumerate(own.tolist()) if word not in known), None)
+        for chunk in _chunks(array):
+            odd = next((at for at, word in enumerate(chunk.tolist()) if word not in allowed), None)
             if odd is not None:
                 there = "what --categories-of names" if self.words is not None else first
-                word = shown(own[odd]) if own[odd] else "empty"
+                word = shown(chunk[odd]) if chunk[odd] else "empty"
                 at = f"row {row + odd}{'' if split == UNSPLIT else f' of {split}'}"
                 raise SourceError(
                     f"{self.where}: {shown(self.name)} of {at} is {word}, a word that {there} does not have "
                     f"({some(list(words))}); correct it, or take such rows out"
                 )
-            row += len(own)
+            row += len(chunk)
 
 
 def remarks_on(kept: Categories, field: str) -> str:
@@ -155,7 +155,7 @@ def _by_number(word: str) -> tuple[int, int, str]:
 
 
 _STACKED = 1 << 21
-"""Values that are combined at once."""
+"""The number of values that are combined at once."""
 _PACKED = "x"
 """The field that combines all columns of numbers, unless --input is given."""
 
@@ -182,9 +182,11 @@ class ColumnSource(FieldSource):
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
         patterns = self._spec.leave_out
-        self.named.update(own for columns in tables.values() for own in columns)
+        self.named.update(column_name for columns in tables.values() for column_name in columns)
         tables = {
-            split: {own: column for own, column in columns.items() if not left_out(own, patterns)}
+            split: {
+                column_name: column for column_name, column in columns.items() if not left_out(column_name, patterns)
+            }
             for split, columns in tables.items()
         }
         tables, words = self._as_numbers(tables)
@@ -192,11 +194,13 @@ class ColumnSource(FieldSource):
         groups = []
         for split, columns in tables.items():
             arrays = {
-                own: FoundArray(column.shown, column.place) for own, column in columns.items() if own not in packed
+                column_name: FoundArray(column.shown, column.place)
+                for column_name, column in columns.items()
+                if column_name not in packed
             }
             if packed:
-                numbers = [columns[own].numbers for own in packed]
-                width = sum(columns[own].width for own in packed)
+                numbers = [columns[column_name].numbers for column_name in packed]
+                width = sum(columns[column_name].width for column_name in packed)
                 arrays[name] = FoundArray(
                     shape_text((width,), "float32"), functools.partial(self._together, packed, numbers)
                 )
@@ -269,7 +273,7 @@ class ColumnSource(FieldSource):
 
     def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
         """Return columns of numbers as one array of float32, written in pieces of rows."""
-        columns = [own() for own in numbers]
+        columns = [load() for load in numbers]
         for name, column in zip(names, columns, strict=True):
             if (most := max(map(largest, column.chunks()), default=0)) > EXACT:
                 raise SourceError(
@@ -304,35 +308,35 @@ class ColumnSource(FieldSource):
             return [], ""
         targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
         if not targets:
-            targets = [own for own in columns if own.lower() in TARGET_NAMES]
-            maybe = [own for own in columns if own in targets or names_class(own)]
-            if targets and len(maybe) > 1:
+            targets = [column for column in columns if column.lower() in TARGET_NAMES]
+            candidates = [column for column in columns if column in targets or names_class(column)]
+            if targets and len(candidates) > 1:
                 raise SourceError(
-                    f"{self._location}: which of the columns {some(maybe)} is the target? Give --target "
-                    f"{typed(maybe[0])}, or another one, and --leave-out for each that tells the same; those left "
+                    f"{self._location}: which of the columns {some(candidates)} is the target? Give --target "
+                    f"{typed(candidates[0])}, or another one, and --leave-out for each that tells the same; those left "
                     "become inputs"
                 )
-        known = ", ".join(shown(name) for name in list(columns)[:20])
+        choices = ", ".join(shown(name) for name in list(columns)[:20])
         if not targets:
             raise SourceError(
-                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {known}"
+                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {choices}"
             )
-        left = [name for name in columns if name not in targets]
-        if not left:
+        inputs = [name for name in columns if name not in targets]
+        if not inputs:
             raise SourceError(
                 f"{self._location}: no column is left for an input beside {', '.join(map(shown, targets))}"
             )
-        if len(left) == 1 and columns[left[0]].kind != "number":
-            self.inputs = (f"{left[0]}={field_name(left[0])}",)
+        if len(inputs) == 1 and columns[inputs[0]].kind != "number":
+            self.inputs = (f"{inputs[0]}={field_name(inputs[0])}",)
             return [], ""
-        self._ask_of_words(columns, [name for name in left if columns[name].kind != "number"])
-        number = next((own for own in left if is_id(own)), None)
-        if number is not None:
+        self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
+        id_column = next((column for column in inputs if is_id(column)), None)
+        if id_column is not None:
             raise SourceError(
-                f"{self._location}: is the column {shown(number)} a feature, or a number of the rows? Give --leave-out "
-                f"{typed(number)}, or name the inputs, each with --input COLUMN=NAME"
+                f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
+                f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
             )
-        return left, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
+        return inputs, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
 
     def _ask_of_words(self, columns: Mapping[str, TableColumn], odd: Sequence[str]) -> None:
         """Raise SourceError for the columns `odd`, which hold no numbers, and ask how to use them."""

@@ -68,10 +68,10 @@ class FlatFiles:
                 if len(self._open) >= _MOST_OPEN:
                     os.close(self._open.pop(next(iter(self._open))))
                 self._open[path] = open_descriptor(path)
-            found = os.fstat(self._open[path])
-            if found.st_mtime_ns != stamp:
+            status = os.fstat(self._open[path])
+            if status.st_mtime_ns != stamp:
                 raise changed(path)
-            if num_bytes > min(found.st_size - offset, MOST_ARRAY_BYTES):  # check before memory is allocated
+            if num_bytes > min(status.st_size - offset, MOST_ARRAY_BYTES):  # check before memory is allocated
                 raise UnreadableSample(
                     f"{path} at byte {offset}: {num_bytes} bytes are announced; cut short or damaged"
                 )
@@ -155,10 +155,10 @@ class ArrayFiles:
             kinds = ", ".join(f"{'x'.join(map(str, shape))} {dtype}" for shape, dtype in sorted(self._kinds))
             raise SourceError(f"{location}: the files differ in shape or type of their images: {kinds}")
         ((shape, dtype),) = self._kinds
-        found = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
-        names, remarks = numbered(found)
+        label_values = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
+        names, remarks = numbered(label_values)
         for number, (split, labels) in enumerate(self._labels):
-            add_numbered(self._index, split, number, np.searchsorted(found, labels) if remarks else labels)
+            add_numbered(self._index, split, number, np.searchsorted(label_values, labels) if remarks else labels)
         return SourceFacts(
             class_names=names if remarks else class_numbers(max(least_classes, len(names))),
             samples_are="pixels",
@@ -180,35 +180,35 @@ class EncodedFiles:
     def add_file(self, split: str, path: Path, samples: Iterable[tuple[int, int, Any]]) -> None:
         """Add the images of a file: (offset, size in bytes, label) each."""
         places, sizes, labels = array("q"), array("q"), []
-        known: dict[Any, Any] = {}
+        shared: dict[Any, Any] = {}
         for place, size, label in samples:
             places.append(place)
             sizes.append(size)
-            labels.append(known.setdefault(label, label) if type(label) in (int, str) else label)
+            labels.append(shared.setdefault(label, label) if type(label) in (int, str) else label)
         rows = np.zeros(len(labels), ROW)
         rows["place"], rows["size"] = places, sizes
         self._files.append((split, path, rows, labels))
 
     def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
         """List the images added; SourceError if labels are not classes."""
-        found = [label for *_, labels in self._files for label in labels]
-        kinds = {str if isinstance(one, str) else int: one for one in found}
-        odd = [one for one in found if not isinstance(one, int | str) or isinstance(one, bool)]
+        all_labels = [label for *_, labels in self._files for label in labels]
+        kinds = {str if isinstance(value, str) else int: value for value in all_labels}
+        odd = [value for value in all_labels if not isinstance(value, int | str) or isinstance(value, bool)]
         if odd or len(kinds) > 1:
             raise SourceError(
                 f"{self._location}: a label is a whole number or a name, alike for all images; found "
                 f"{' and '.join(map(shown, odd[:1] or kinds.values()))}; for quantities give --target-kind regression"
             )
-        labels = set(found)
-        if not class_names and not self._target_kind and not plausible(len(labels), len(found)):
+        labels = set(all_labels)
+        if not class_names and not self._target_kind and not plausible(len(labels), len(all_labels)):
             raise SourceError(
-                f"{self._location}: the labels are {len(labels)} different ones of {len(found)} images: are these "
+                f"{self._location}: the labels are {len(labels)} different ones of {len(all_labels)} images: are these "
                 "classes? Give --target-kind class, or --target-kind regression for quantities"
             )
         names, remarks = _named(labels, class_names, self._location)
-        known = {own: number for number, own in enumerate(sorted(labels))} if remarks or labels & set(names) else {}
+        numbers = {own: number for number, own in enumerate(sorted(labels))} if remarks or labels & set(names) else {}
         for number, (split, _, rows, own) in enumerate(self._files):
-            rows["label"], rows["file"] = [known.get(label, label) for label in own], number
+            rows["label"], rows["file"] = [numbers.get(label, label) for label in own], number
             self._index.add(split, rows)
         return SourceFacts(
             class_names=names,
@@ -221,7 +221,7 @@ class EncodedFiles:
 
 def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence[str], list[str]]:
     """Return class names, and a remark if labels are renumbered; `names` are those stored in the format."""
-    if labels and all(isinstance(one, str) for one in labels):
+    if labels and all(isinstance(label, str) for label in labels):
         return sorted(labels), []
     if not names:
         return numbered(np.array(sorted(labels), np.int64))
@@ -232,21 +232,21 @@ def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence
 
 def files_by_split(location: Path, endings: Sequence[str], spec: SourceSpec) -> dict[str, list[Path]]:
     """Return the files with these endings by split, from file or folder names; SourceError if some name no split."""
-    found = _found(location, endings)
-    if not found:
+    paths = _found(location, endings)
+    if not paths:
         return {}
-    return {UNSPLIT: found} if location.is_file() else by_names(found, spec, location)
+    return {UNSPLIT: paths} if location.is_file() else by_names(paths, spec, location)
 
 
 def _found(location: Path, endings: Sequence[str]) -> list[Path]:
     """Return the files with these endings: in a folder, its folder `data`, or folders some of which name splits."""
     if location.is_file():
         return [location] if location.name.lower().endswith(tuple(endings)) else []
-    own = _ending(location, endings)
-    if not own and (location / "data").is_dir():
-        own = _ending(location / "data", endings)
-    if own:
-        return own
+    paths = _ending(location, endings)
+    if not paths and (location / "data").is_dir():
+        paths = _ending(location / "data", endings)
+    if paths:
+        return paths
     folders = [path for path in folders_of(location) if not is_clutter(path.name)]
     if not any(split_in(folder.name) for folder in folders):
         return []
@@ -254,33 +254,35 @@ def _found(location: Path, endings: Sequence[str]) -> list[Path]:
 
 
 def told_of_missing(location: Path, endings: Sequence[str]) -> list[str]:
-    """Lines about files that are missing in a folder of numbered ones, and about folders that are not looked into."""
+    """Return remarks on files missing from a numbered set, and on folders that are not searched."""
     if location.is_file():
         return []
-    found = _found(location, endings)
-    return [*remarks_on_missing(found), *told_of_folders(found, location, lambda folder: _ending(folder, endings))]
+    paths = _found(location, endings)
+    return [*remarks_on_missing(paths), *told_of_folders(paths, location, lambda folder: _ending(folder, endings))]
 
 
 def told_of_folders(read: Sequence[Path], location: Path, files_in: Callable[[Path], Sequence[Path]]) -> list[str]:
-    """A line about folders beside the files `read` that hold such files too, by `files_in`; none for a single file."""
+    """Return a remark on folders beside the files `read` with such files (by `files_in`); none for a single file."""
     if location.is_file():
         return []
     parents = {path.parent for path in read}
-    beside = [own for parent in sorted(parents) for own in folders_of(parent) if own not in parents]
-    names = some(str(own.relative_to(location)) for own in beside if not is_clutter(own.name) and files_in(own))
+    beside = [folder for parent in sorted(parents) for folder in folders_of(parent) if folder not in parents]
+    names = some(
+        str(folder.relative_to(location)) for folder in beside if not is_clutter(folder.name) and files_in(folder)
+    )
     return [f"not read: the folders {names}, which hold such files too"] if names else []
 
 
 def is_made_of(location: Path, endings: Sequence[str]) -> bool:
     """Return whether `location` consists of files with these endings, rather than of folders of images."""
-    found = _found(location, endings)
-    folders = {path.parent for path in found}
-    return bool(found) and (location.is_file() or not any(map(has_folders_of_images, folders)))
+    paths = _found(location, endings)
+    folders = {path.parent for path in paths}
+    return bool(paths) and (location.is_file() or not any(map(has_folders_of_images, folders)))
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
-    found = [path for path in files_of(folder) if not is_clutter(path.name)]
-    return [path for path in found if path.name.lower().endswith(tuple(endings))]
+    paths = [path for path in files_of(folder) if not is_clutter(path.name)]
+    return [path for path in paths if path.name.lower().endswith(tuple(endings))]
 
 
 def numbered(found: Array) -> tuple[list[str], list[str]]:
@@ -301,17 +303,17 @@ def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, 
 
     Returns None if two labels are one number and the user declared each a class; without that, raises SourceError.
     """
-    found: dict[int, str] = {}
+    spelled: dict[int, str] = {}
     for label in sorted(labels):
-        other = found.setdefault(int(label), label)
-        if other != label and "+" not in other + label:
+        earlier = spelled.setdefault(int(label), label)
+        if earlier != label and "+" not in earlier + label:
             if target_kind == "class":
                 return None
             raise SourceError(
-                f"{where}: the labels {shown(other)} and {shown(label)} are one number, written in two ways: one class "
-                "or two? Write them alike, or give --target-kind class to keep both"
+                f"{where}: the labels {shown(earlier)} and {shown(label)} are one number, written in two ways: one "
+                "class or two? Write them alike, or give --target-kind class to keep both"
             )
-    return {number: label for number, label in found.items() if _PADDED.fullmatch(label)}
+    return {number: label for number, label in spelled.items() if _PADDED.fullmatch(label)}
 
 
 def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
@@ -358,13 +360,13 @@ def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> Non
     """Raise SourceError if image labels (N,) may be quantities or sample ids, and no --target-kind was given."""
     if target_kind == "class":
         return
-    found = np.unique(labels)
+    different = np.unique(labels)
     if is_id(name):
         why = "is called as numbers of samples are"
-    elif not plausible(len(found), len(labels)):
-        why = f"holds {len(found)} different whole numbers in {len(labels)} samples"
-    elif labels.dtype.kind == "f" and not np.array_equal(found, np.arange(len(found))):
-        why = f"is {labels.dtype.name}, and holds whole numbers only ({found[0]:g} to {found[-1]:g})"
+    elif not plausible(len(different), len(labels)):
+        why = f"holds {len(different)} different whole numbers in {len(labels)} samples"
+    elif labels.dtype.kind == "f" and not np.array_equal(different, np.arange(len(different))):
+        why = f"is {labels.dtype.name}, and holds whole numbers only ({different[0]:g} to {different[-1]:g})"
     else:
         return
     raise SourceError(

@@ -52,7 +52,7 @@ class ClassFolder:
 
 @dataclass(kw_only=True)
 class LeftOut:
-    """What is left out, to be shown to the user: folders by name, and files with the first of their names."""
+    """Folders and files that are left out, shown to the user: names of folders, number and first names of files."""
 
     folders: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -66,24 +66,24 @@ class LeftOut:
 
     def lines(self) -> list[str]:
         """Return the lines for the plan and the manifest."""
-        found = [f"left out: the folders {some(self.folders)}"] if self.folders else []
+        remarks = [f"left out: the folders {some(self.folders)}"] if self.folders else []
         if self.num_files:
-            found.append(f"left out: {self.num_files} files, such as {some(self.files[:3])}")
-        return found
+            remarks.append(f"left out: {self.num_files} files, such as {some(self.files[:3])}")
+        return remarks
 
 
 def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], remedy: str) -> None:
     """Raise SourceError if all images are of one class and a list beside them (among `others`) may hold labels."""
-    found = next((name for name in others if name.lower().endswith(_LISTS)), None)
-    if found is not None and len(classes) == 1:
+    list_name = next((name for name in others if name.lower().endswith(_LISTS)), None)
+    if list_name is not None and len(classes) == 1:
         raise SourceError(
-            f"{where}: all pictures lie in one folder, {shown(min(classes))}, and {shown(found)} may list their "
-            f"labels: {remedy}, or give --leave-out {typed(PurePosixPath(found).name)} for one class"
+            f"{where}: all pictures lie in one folder, {shown(min(classes))}, and {shown(list_name)} may list their "
+            f"labels: {remedy}, or give --leave-out {typed(PurePosixPath(list_name).name)} for one class"
         )
 
 
 def ask_of_levels(where: str, names: Sequence[str], below: Collection[str], spec: SourceSpec) -> None:
-    """SourceError where the folders `names` hold pictures in the folders `below` alone: which of them are classes?"""
+    """Raise SourceError if the folders `names` hold images only in the folders `below`: either may be the classes."""
     if len(below) > 1 and spec.target_kind != "class" and spec.split_names == AUTO:
         raise SourceError(
             f"{where}: {some(names)} hold no pictures but the folders {some(below)}: which are the classes? Give "
@@ -114,14 +114,16 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
         return [ClassFolder(split=UNSPLIT, name=name, path=name) for name in top.folders]
     within = {name: listed(root / name, spec, out) for name in top.folders}
     _ask_of_splits(root, splits, within, spec)
-    found = []
+    folders = []
     for name, inside in within.items():
         split = splits.get(name) or re.sub(r"\W+", "-", name).strip("-").lower()
         _ask_of_masks(root / name, inside.folders, spec)
         for entry in inside.entries:
             out.add_file(f"{name}/{entry.name}")
-        found += [ClassFolder(split=split, name=own, path=f"{name}/{own}") for own in inside.folders]
-    return found
+        folders += [
+            ClassFolder(split=split, name=class_name, path=f"{name}/{class_name}") for class_name in inside.folders
+        ]
+    return folders
 
 
 def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
@@ -147,12 +149,12 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
 
 def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Return device and inode of a folder; SourceError if it is a link to one of the folders `above` it."""
-    found = folder.stat()
-    if (found.st_dev, found.st_ino) in above:
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in above:
         raise SourceError(
             f"{folder} is a link to a folder above it; take it away, or give --leave-out {typed(folder.name)}"
         )
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Content], spec: SourceSpec) -> None:
@@ -236,12 +238,12 @@ class FolderWalk:
 
     def files(self, chosen: ClassFolder) -> list[tuple[str, list[FoundFile]]]:
         """Return the files below the class folder, by split."""
-        found: dict[str, list[FoundFile]] = {}
-        self._walk(chosen, "", chosen.split, found, ())
-        return list(found.items())
+        by_split: dict[str, list[FoundFile]] = {}
+        self._walk(chosen, "", chosen.split, by_split, ())
+        return list(by_split.items())
 
     def ask_of_levels(self, names: Sequence[str]) -> None:
-        """SourceError where the class folders walked, called `names`, hold folders alone: the classes may lie below."""
+        """Raise SourceError if the class folders `names` hold only folders: the classes may be one level below."""
         ask_of_levels(str(self._root), names, [] if self._own else list(self._below), self._spec)
 
     def _walk(
@@ -262,8 +264,8 @@ class FolderWalk:
         found.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
         _ask_of_masks(folder, inside.folders, self._spec)
         for name in inside.folders:
-            own = self._split_of(chosen, folder / name, split)
-            self._walk(chosen, prefix + name, own, found, seen)
+            inner_split = self._split_of(chosen, folder / name, split)
+            self._walk(chosen, prefix + name, inner_split, found, seen)
 
     def _split_of(self, chosen: ClassFolder, folder: Path, split: str) -> str:
         """Return the split of a folder within a class: the class's, unless the folder is named after a split."""
@@ -296,31 +298,32 @@ class PicturePairs:
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the pairs of every split; SourceError if a file has no partner."""
-        (inputs, name), (targets, other) = (
-            self._wish(flag, own) for flag, own in (("--input", self._spec.inputs), ("--target", self._spec.targets))
+        (inputs, input_name), (targets, target_name) = (
+            self._wish(flag, wishes)
+            for flag, wishes in (("--input", self._spec.inputs), ("--target", self._spec.targets))
         )
-        if name == other:
-            raise SourceError(f"{shown(name)} names an input and a target; give another name after the =")
+        if input_name == target_name:
+            raise SourceError(f"{shown(input_name)} names an input and a target; give another name after the =")
         out = LeftOut()
         kept: list[tuple[str, int, int]] = []
-        inner: list[_Pair] = []
-        for split, (one, two) in self._places(inputs, targets, out).items():
-            pairs = list(self._fitting(one, two, out))
+        all_pairs: list[_Pair] = []
+        for split, (input_folder, target_folder) in self._places(inputs, targets, out).items():
+            pairs = list(self._fitting(input_folder, target_folder, out))
             entries = []
             for first, second in pairs:
                 stat = second.stat()
                 index.note(stat)
                 kept.append((str(second), stat.st_size, stat.st_mtime_ns))
                 entries.append((os.fsencode(first.relative_to(self._root)), first.stat()))
-            numbers = list(range(len(inner), len(inner) + len(pairs)))
+            numbers = list(range(len(all_pairs), len(all_pairs) + len(pairs)))
             index.add_files(split, numbers, 0, entries)
-            inner += pairs
-        if not inner:
+            all_pairs += pairs
+        if not all_pairs:
             raise SourceError(f"{self._root}: {inputs} and {targets} hold no images; there is nothing to shard")
         (Path(self._spec.work) / _KEPT).write_text(json.dumps(kept))
         fields = [
-            self._input.field(name, (_content(first) for first, _ in inner)),
-            self._target.field(other, (_content(second) for _, second in inner)),
+            self._input.field(input_name, (_content(first) for first, _ in all_pairs)),
+            self._target.field(target_name, (_content(second) for _, second in all_pairs)),
         ]
         return SourceFacts(
             class_names=["all"],
@@ -331,7 +334,7 @@ class PicturePairs:
             decodes=True,
             remarks=[
                 f"pairs of files in {inputs} and {targets}, by their names",
-                *_remarks_on(targets, inner),
+                *_remarks_on(targets, all_pairs),
                 *out.lines(),
             ],
         )
@@ -341,7 +344,7 @@ class PicturePairs:
         if self._pairs is None:
             self._pairs = [(name, size, stamp) for name, size, stamp in read_json(Path(self._spec.work) / _KEPT)]
         name, size, stamp = self._pairs[int(row["file"])]
-        found = self._input.read(content, facts.fields[0])
+        pixels = self._input.read(content, facts.fields[0])
         try:
             with open_regular(name) as file:
                 stat = os.fstat(file.fileno())
@@ -353,7 +356,7 @@ class PicturePairs:
         except OSError as error:
             raise UnreadableSample(f"cannot read {name}: {error.strerror}") from error
         try:
-            return [found, self._target.read(mask, facts.fields[1])]
+            return [pixels, self._target.read(mask, facts.fields[1])]
         except UnreadableSample as error:
             raise UnreadableSample(f"{name}: {error}") from error
 
@@ -390,7 +393,7 @@ class PicturePairs:
             return {split: (root / inputs / name, root / targets / name) for name, split in splits.items()}
         splits = {} if spec.split_names == IGNORE else folder_splits(top)
         places = {split: (root / name / inputs, root / name / targets) for name, split in splits.items()}
-        missing = next((one for pair in places.values() for one in pair if not one.is_dir()), None)
+        missing = next((path for pair in places.values() for path in pair if not path.is_dir()), None)
         if not places or missing is not None:
             raise SourceError(f"{root} has no folder {missing or inputs}; it has {some(top)}")
         return places
@@ -398,7 +401,10 @@ class PicturePairs:
     def _fitting(self, one: Path, two: Path, out: LeftOut) -> Iterator[_Pair]:
         inputs, targets = self._by_stem(one, _OF_INPUTS, out), self._by_stem(two, _OF_TARGETS, out)
         alone = [
-            own[stem] for own, other in ((inputs, targets), (targets, inputs)) for stem in own if stem not in other
+            files[stem]
+            for files, partners in ((inputs, targets), (targets, inputs))
+            for stem in files
+            if stem not in partners
         ]
         if alone:
             raise SourceError(
@@ -409,7 +415,7 @@ class PicturePairs:
 
     def _by_stem(self, folder: Path, extra: re.Pattern[str], out: LeftOut) -> dict[str, Path]:
         """Return the image files below `folder`, by the part of the name that partners share."""
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         waiting: list[tuple[Path, tuple[tuple[int, int], ...]]] = [(folder, ())]
         while waiting:
             here, above = waiting.pop()
@@ -421,10 +427,10 @@ class PicturePairs:
                 if path.suffix.lower() not in IMAGE_ENDINGS:
                     raise SourceError(f"{path} is not an image by its name; give --leave-out '*{path.suffix}'")
                 stem = f"{here.relative_to(folder)}/{extra.sub('', path.stem) or path.stem}"
-                if stem in found:
-                    raise SourceError(f"{found[stem]} and {path} fit the same partner; leave one of them out")
-                found[stem] = path
-        return dict(sorted(found.items()))
+                if stem in files:
+                    raise SourceError(f"{files[stem]} and {path} fit the same partner; leave one of them out")
+                files[stem] = path
+        return dict(sorted(files.items()))
 
 
 def _remarks_on(targets: str, pairs: Sequence[_Pair]) -> list[str]:

@@ -212,23 +212,23 @@ def _ask_of_images_beside(path: Path, name: str) -> None:
 
 
 def _ask_of_shards(path: Path) -> None:
-    """SourceError for a data folder of hpcdl's own, or a split's of one: its arrays alone say less than it does."""
-    if not path.is_dir() or not any(any(path.glob(own)) for own in ("shard-*.h5", "*/shard-*.h5")):
+    """Raise SourceError for a data folder of hpcdl, or one of its splits: the arrays alone lack names of classes."""
+    if not path.is_dir() or not any(any(path.glob(pattern)) for pattern in ("shard-*.h5", "*/shard-*.h5")):
         return
-    made = next((folder for folder in (path, path.parent) if (folder / MANIFEST_NAME).is_file()), None)
-    if made is not None:
+    data_folder = next((folder for folder in (path, path.parent) if (folder / MANIFEST_NAME).is_file()), None)
+    if data_folder is not None:
         raise SourceError(
-            f"{made} is a data folder of `hpcdl shard` already: shard its first source again. To take its plain "
+            f"{data_folder} is a data folder of `hpcdl shard` already: shard its first source again. To take its plain "
             "arrays, without names of classes, give --format hdf5"
         )
 
 
 def _ask_of_two(path: Path, name: str) -> None:
-    """SourceError where files of two formats lie in one folder: one of them would be left out unsaid."""
+    """Raise SourceError if a folder holds files of two formats: one of them would be ignored silently."""
     kinds = ("numpy", "tfrecord", "hdf5", "webdataset", "parquet")
     if name not in kinds or not path.is_dir():
         return
-    other = next((own for own in kinds if own != name and SOURCES.load(own).recognises(path)), None)
+    other = next((kind for kind in kinds if kind != name and SOURCES.load(kind).recognises(path)), None)
     if other:
         raise SourceError(
             f"{path} holds files of {name} and of {other}: give --format {name} or --format {other}; the others are "
@@ -293,14 +293,14 @@ def check_flags(name: str, chosen: Any) -> None:
     """Raise UsageError for the first given setting in `chosen` that the format `name` does not support."""
     if name not in _TAKEN:
         return
-    every = dict.fromkeys(flag for taken in _TAKEN.values() for flag in taken)
-    for flag in every:
+    all_flags = dict.fromkeys(flag for taken in _TAKEN.values() for flag in taken)
+    for flag in all_flags:
         value = getattr(chosen, flag, None)
         if flag in _TAKEN[name] or value in _UNSET or (flag == "samples"):
             continue
-        own = ", ".join(_typed(taken) for taken in _TAKEN[name]) or "none of the flags about a source"
+        flags_text = ", ".join(_typed(taken) for taken in _TAKEN[name]) or "none of the flags about a source"
         remedy = f" ({_REMEDIES[flag]})" if flag in _REMEDIES and name == "image-folder" else ""
-        raise UsageError(f"{_typed(flag)} is not for --format {name}{remedy}; leave it out. It takes {own}")
+        raise UsageError(f"{_typed(flag)} is not for --format {name}{remedy}; leave it out. It takes {flags_text}")
     if chosen.categories_of and not chosen.categories:
         raise UsageError(
             "--categories-of keeps the numbers of words, and no words are asked for; give --categories too"
@@ -416,19 +416,19 @@ class Index:
         num_bytes = os.fstat(descriptor).st_size
         if num_bytes <= _AT_ONCE and len(numbers) * _FEW >= num_bytes // size:
             return np.frombuffer(os.pread(descriptor, num_bytes, 0), ROW)[numbers]
-        found = np.empty(len(numbers), ROW)  # filled in place: for millions of rows a list would be five times as large
+        result = np.empty(len(numbers), ROW)  # filled in place: a list of millions of rows is five times as large
         if len(numbers) * _FEW < num_bytes // size:
-            into = found.view(np.uint8).data
+            buffer = result.view(np.uint8).data
             for at, number in enumerate(numbers):
-                os.preadv(descriptor, [into[at * size : (at + 1) * size]], int(number) * size)
-            return found
+                os.preadv(descriptor, [buffer[at * size : (at + 1) * size]], int(number) * size)
+            return result
         order, first = np.argsort(numbers), 0
         wanted = numbers[order]
         for rows in self.chunks(split):
             begin, end = np.searchsorted(wanted, (first, first + len(rows)))
-            found[order[begin:end]] = rows[wanted[begin:end] - first]
+            result[order[begin:end]] = rows[wanted[begin:end] - first]
             first += len(rows)
-        return found
+        return result
 
     def chunks(self, split: str) -> Iterator[Rows]:
         """Yield all rows in order, some thousand at a time."""

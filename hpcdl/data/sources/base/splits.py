@@ -49,35 +49,35 @@ def splits_in(name: str) -> set[str]:
 
 def split_in(name: str) -> str | None:
     """Return the split that a name contains; None if there is no such word, or several splits."""
-    found = splits_in(name)
-    return found.pop() if len(found) == 1 else None
+    splits = splits_in(name)
+    return splits.pop() if len(splits) == 1 else None
 
 
 def split_called(name: str) -> str | None:
     """Return the split that a whole folder name means: train, Testing, val_set, train2017; not test_tubes."""
-    left = [part.lower() for part in _PARTS.findall(name)]
-    words = [part for part in left if _WORD.fullmatch(part)]
-    others = [part for part in left if part not in words and not part.isdigit() and not re.fullmatch(_PLAIN, part)]
+    parts = [part.lower() for part in _PARTS.findall(name)]
+    words = [part for part in parts if _WORD.fullmatch(part)]
+    others = [part for part in parts if part not in words and not part.isdigit() and not re.fullmatch(_PLAIN, part)]
     return split_in(name) if len(words) == 1 and not others else None
 
 
 def folder_splits(names: Sequence[str]) -> dict[str, str]:
-    """Return the split of each folder named after one; also seg_train beside seg_test, whose other words agree."""
-    found = {name: split for name in names if (split := split_called(name))}
-    if found:
-        return found
-    rests: dict[str, dict[str, str]] = {}
+    """Return the split of each folder named after a split, or like seg_train, seg_test with the same other words."""
+    splits = {name: split for name in names if (split := split_called(name))}
+    if splits:
+        return splits
+    groups: dict[str, dict[str, str]] = {}
     for name in names:
         if split := split_in(name):
             parts = [part.lower() for part in _PARTS.findall(name)]
-            rest = " ".join(part for part in parts if not _WORD.fullmatch(part))
-            rests.setdefault(rest, {})[name] = split
-    alike = [own for own in rests.values() if len(set(own.values())) == len(own) > 1]
+            other_words = " ".join(part for part in parts if not _WORD.fullmatch(part))
+            groups.setdefault(other_words, {})[name] = split
+    alike = [group for group in groups.values() if len(set(group.values())) == len(group) > 1]
     return alike[0] if len(alike) == 1 else {}
 
 
 def left_out(name: str, patterns: Iterable[str]) -> bool:
-    """Whether `--leave-out` names a file or folder, as a whole or by a pattern with *."""
+    """Return whether `--leave-out` names a file or folder, as a whole or by a pattern with *."""
     return any(name == pattern or fnmatch.fnmatchcase(name, pattern.strip("/")) for pattern in patterns)
 
 
@@ -87,7 +87,7 @@ def leaves_out_split(split: str, patterns: Iterable[str]) -> bool:
 
 
 def typed(name: str) -> str:
-    """A name, or NAME=WORD, as it is typed behind a flag that takes several: quoted, its commas marked."""
+    """Return a name, or NAME=WORD, as a value of a flag that takes a list: quoted, with its commas escaped."""
     return shlex.quote(name.replace(",", r"\,"))
 
 
@@ -102,15 +102,15 @@ def remarks_on_missing(paths: Iterable[Path]) -> list[str]:
     """Return a remark for each incomplete set of files numbered as NAME-00000-of-00003."""
     sets: dict[tuple[Path, str, str, str], set[int]] = {}
     for path in paths:
-        if found := _NUMBERED.fullmatch(path.name):
-            key = (path.parent, found["before"], found["count"], found["behind"])
-            sets.setdefault(key, set()).add(int(found["number"]))
+        if match := _NUMBERED.fullmatch(path.name):
+            key = (path.parent, match["before"], match["count"], match["behind"])
+            sets.setdefault(key, set()).add(int(match["number"]))
     remarks = []
     for (_, before, count, behind), numbers in sets.items():
-        left = sorted({*range(int(count))} - numbers)
-        if left and max(numbers) < int(count):
-            names = some(f"{before}-{number:0{len(count)}d}-of-{count}{behind}" for number in left)
-            remarks.append(f"{len(left)} of {int(count)} files are not there, as the others' names tell: {names}")
+        missing = sorted({*range(int(count))} - numbers)
+        if missing and max(numbers) < int(count):
+            names = some(f"{before}-{number:0{len(count)}d}-of-{count}{behind}" for number in missing)
+            remarks.append(f"{len(missing)} of {int(count)} files are not there, as the others' names tell: {names}")
     return remarks
 
 
@@ -133,33 +133,33 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
             f"them, or give --leave-out {typed(odd[0])}, or --split-names keep (a split of their own, other), or "
             "--split-names ignore (all files are one whole)"
         )
-    found: dict[str, list[Path]] = {}
+    groups: dict[str, list[Path]] = {}
     for path, label in zip(kept, labels, strict=True):
-        found.setdefault(label or "other", []).append(path)
-    return found
+        groups.setdefault(label or "other", []).append(path)
+    return groups
 
 
 def _said(path: Path, root: Path | None) -> set[str]:
     """Return the splits in a file's own name, else those in the folders above it below `root`."""
     above = path.relative_to(root).parts[:-1] if root is not None else ()
     names = [path.name.partition(".")[0], *reversed(above)]
-    return next((found for name in names if (found := splits_in(name))), set())
+    return next((splits for name in names if (splits := splits_in(name))), set())
 
 
 def _labels(said: Sequence[set[str]]) -> list[str | None]:
-    """Return one split each, ignoring words common to all; None if that leaves none or several."""
+    """Return one split per file, ignoring splits that all files name; None if none or several remain."""
     common = set.intersection(*said)
-    own = [found - common for found in said]
-    return [next(iter(found)) if len(found) == 1 else None for found in own]
+    distinct = [splits - common for splits in said]
+    return [next(iter(splits)) if len(splits) == 1 else None for splits in distinct]
 
 
 def member_splits(names: Sequence[str], spec: SourceSpec) -> list[str | None]:
     """Return the split of each sample of an archive, by the folders in its name; all None if these name no split."""
     folders = [name.split("/")[:-1] for name in names]
-    labels = [next((split for part in own if (split := split_called(part))), None) for own in folders]
-    words = {label for label in labels if label}
-    if spec.split_names == IGNORE or len(words) < 2:
-        if words and None in labels and spec.split_names == AUTO:
+    labels = [next((split for part in parts if (split := split_called(part))), None) for parts in folders]
+    named_splits = {label for label in labels if label}
+    if spec.split_names == IGNORE or len(named_splits) < 2:
+        if named_splits and None in labels and spec.split_names == AUTO:
             _ask_of_members(names, labels, spec)
         return [None] * len(labels)
     if None in labels and spec.split_names == AUTO:

@@ -1,4 +1,4 @@
-"""zarr arrays (zarr 3.1.6); of chunks with many samples return a generator that reads a chunk at a time."""
+"""zarr arrays (zarr 3.1.6); if chunks have many samples, return a generator that reads one chunk at a time."""
 
 import zarr
 

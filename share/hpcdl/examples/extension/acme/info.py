@@ -1,4 +1,4 @@
-"""What goes with the strategy, for the command line; no TensorFlow here."""
+"""The facts about the strategy that the command line needs; without TensorFlow."""
 
 from hpcdl.strategies.base.strategy import Features, StrategyInfo
 

@@ -1,4 +1,4 @@
-"""A launcher: how ranks are started on this centre's machine."""
+"""A launcher: starts ranks on this centre's machine."""
 
 from hpcdl.cluster.launchers.single import Local
 

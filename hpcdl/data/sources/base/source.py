@@ -246,12 +246,14 @@ def recognise(location: str) -> str:
     with examining(location):
         if path.is_dir() and not any(path.iterdir()):
             raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
-        _ask_of_shards(path)
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
+                if name == "hdf5":  # for others it would list each class folder once more
+                    _ask_of_shards(path)
                 _ask_of_images_beside(path, name)
                 _ask_of_two(path, name)
                 return name
+        _ask_of_shards(path)
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")
 
 

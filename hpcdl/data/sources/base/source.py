@@ -213,10 +213,10 @@ def _ask_of_images_beside(path: Path, name: str) -> None:
 
 def _ask_of_shards(path: Path) -> None:
     """Raise SourceError for a data folder of hpcdl, or one of its splits: the arrays alone lack names of classes."""
-    if not path.is_dir() or not any(any(path.glob(pattern)) for pattern in ("shard-*.h5", "*/shard-*.h5")):
-        return
     data_folder = next((folder for folder in (path, path.parent) if (folder / MANIFEST_NAME).is_file()), None)
-    if data_folder is not None:
+    if data_folder is None or not path.is_dir():  # most sources: no folder of theirs is listed for this
+        return
+    if any(any(path.glob(pattern)) for pattern in ("shard-*.h5", "*/shard-*.h5")):
         raise SourceError(
             f"{data_folder} is a data folder of `hpcdl shard` already: shard its first source again. To take its plain "
             "arrays, without names of classes, give --format hdf5"
@@ -246,14 +246,12 @@ def recognise(location: str) -> str:
     with examining(location):
         if path.is_dir() and not any(path.iterdir()):
             raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
+        _ask_of_shards(path)
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
-                if name == "hdf5":  # for others it would list each class folder once more
-                    _ask_of_shards(path)
                 _ask_of_images_beside(path, name)
                 _ask_of_two(path, name)
                 return name
-        _ask_of_shards(path)
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")
 
 

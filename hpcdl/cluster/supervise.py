@@ -106,7 +106,7 @@ def start(
         if watcher.stop_requests > 1 and (error.lost or not statuses):
             raise Interrupted(f"stopped at once by a second signal: what was not saved is lost; see {log}") from error
         if error.lost and (why := _no_place(folder)):
-            error.args = (f"{error}; a launcher ends its ranks where it {why}",)
+            error.args = (f"{error}; the launcher may have ended the ranks because it {why}",)
         error.lost = (
             error.lost and not watcher.stop_requests
         )  # a rank that was asked to stop and killed is not replaced

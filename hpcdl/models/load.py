@@ -270,7 +270,7 @@ def load_model(
     from 0 to 1. Raises UsageError for every error in the spec, the arguments or the user's function, with its file and
     line.
     """
-    builder = parse_spec(spec)
+    builder, policy = parse_spec(spec), _policy()
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     if isinstance(builder, str):
         if isinstance(shape, Mapping):
@@ -285,9 +285,8 @@ def load_model(
 
             model = emulated(model, emulation)
         if loss != CROSS_ENTROPY:
-            _check(model, spec, loss, num_classes, shape, output_shapes)
+            _check(model, spec, loss, num_classes, shape, output_shapes, policy=policy)
         return model
-    policy = _policy()
     facts = {"num_classes": classes, "input_shape": shape}
     answer = call(builder, user_function(builder), {name: value for name, value in facts.items() if value is not None})
     model = _built(builder, answer, shape)
@@ -296,7 +295,7 @@ def load_model(
 
 
 def _policy() -> str:
-    """What Keras's layers compute in, as --precision has set it."""
+    """Return Keras's dtype policy, which --precision has set before the model's function is called."""
     import keras
 
     return str(keras.config.dtype_policy().name)
@@ -311,7 +310,7 @@ def _check(
     output_shapes: Shapes | None,
     *,
     scaled: bool = False,
-    policy: str = "float32",
+    policy: str,
 ) -> None:
     from hpcdl.models.check import check_model
 

@@ -361,8 +361,8 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
     largest, asked = forecast.evidence.largest_nodes, max(item.job.nodes for item in predictions)
     if forecast.evidence.monitors and asked > largest:
         lines.append(
-            f"the intervals take it that nothing jumps beyond {counted(largest, 'node')}, such as a switch that is "
-            f"full: a run on {min(2 * largest, asked)} shows whether it does"
+            f"the intervals assume no jump beyond {counted(largest, 'node')}, such as a full switch: a run on "
+            f"{counted(min(2 * largest, asked), 'node')} would show it"
         )
     if not forecast.held_out:
         lines.append("nothing could be held out: intervals are not tested against a measured size")

@@ -217,7 +217,7 @@ def gather_evidence(
         )
     _check_machines(usable)
     if wrong := contradictions(usable):
-        aside = (*aside, f"records that contradict themselves count all the same: {listed(wrong, 3)}")
+        aside = (*aside, f"records that contradict themselves are used all the same: {listed(wrong, 3)}")
     models = sorted({run.model for run in usable})
     stated = () if trained is None else _stated_lengths(usable, trained)
     gathered = [
@@ -456,7 +456,7 @@ def _without_outliers(runs: Sequence[Run], remarks: list[str]) -> list[Run]:
     middle = f"far off the {statistics.median(rates):,.4g} of its {len(runs)} repeats in the median"
     if len(runs) < _ENOUGH_TO_JUDGE:
         remarks += [
-            f"{runs[index].name} counts, though its {rates[index]:,.4g} a second are {middle}; make it again"
+            f"{runs[index].name} counts, though its {rates[index]:,.4g} a second are {middle}; repeat it"
             for index in off
         ]
         return list(runs)

@@ -222,14 +222,16 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
     def _end_alike(self) -> None:
         """Take rank 0's weights if a callback restored different ones on some ranks (EarlyStopping's best)."""
+        if self._communicator.size == 1:
+            return
         shared = shared_variables_of(self.model)
         rows = self._communicator.allgather_json([digest_of(one) for one in shared])
         odd = [one for one, *digests in zip(shared, *rows, strict=True) if len(set(digests)) > 1]
         broadcast_variables(self._communicator, odd)
         if odd and self._communicator.rank == 0:
             sys.stderr.write(
-                f"hpcdl: warning: at the end of fit a callback has changed {listed([one.path for one in odd], 1)} on "
-                "some ranks only; all have rank 0's values now: give that callback on every rank\n"
+                f"hpcdl: warning: at the end of fit a callback changed {listed([one.path for one in odd], 1)} on some "
+                "ranks only; all ranks have rank 0's values now. Give that callback on every rank\n"
             )
 
     def _note(self, epoch: int, logs: dict[str, Any]) -> None:

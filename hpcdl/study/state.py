@@ -112,12 +112,16 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
             f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
             "choose another --out DIR, or give the study as it was"
         )
+    records = []
     for run in plan.runs:
-        if state.run(run.name).status == "finished" and not _is_kept(run_folder(folder, run)):
+        if state.run(run.name).status != "finished":
+            continue
+        if (record := _kept_record(run_folder(folder, run))) is None:
             state = state.changed(run.name, status="waiting", seconds=None, message=RECORD_LOST)
-    names = [run.name for run in plan.runs if state.run(run.name).status == "finished"]
-    if len(names) < len(plan.runs):
-        check_same_data(folder, [read_record(run_folder(folder, run)) for run in plan.runs if run.name in names])
+        else:
+            records.append(record)
+    if len(records) < len(plan.runs):
+        check_same_data(folder, records)
     return state
 
 
@@ -140,12 +144,13 @@ def run_folder(folder: Path, run: PlannedRun) -> Path:
     return folder / (TRIES if run.point.tried_for else RUNS) / run.name
 
 
-def _is_kept(run_dir: Path) -> bool:
-    """Return whether the record of a finished run can still be read: without it nothing was measured."""
+def _kept_record(run_dir: Path) -> RunRecord | None:
+    """Return the record of a finished run; None if it is gone or damaged: then nothing was measured."""
     try:
-        return read_record(run_dir).status == "finished"
+        record = read_record(run_dir)
     except CorruptError:
-        return False
+        return None
+    return record if record.status == "finished" else None
 
 
 def digest_of(study: Study, plan: StudyRuns) -> str:

@@ -171,6 +171,17 @@ def test_logits_are_float32_under_mixed_precision(name: str) -> None:
     assert any(layer.compute_dtype == "bfloat16" for layer in model.layers)
 
 
+def test_another_loss_goes_with_half_precision() -> None:
+    """`--precision mixed_float16` sets the policy, and brings a loss scale: it is not the network's own."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = load_model("lenet", classes=10, input_shape=(28, 28, 1), loss="mse", output_shapes={"y": (10,)})
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert any(layer.compute_dtype == "float16" for layer in model.layers)
+
+
 def forward(model: Any, images: numpy.ndarray) -> list[Any]:
     """Return the outputs, normalised with this batch's statistics but without dropout, which would differ by step."""
     normalised = any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)

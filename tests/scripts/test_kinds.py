@@ -48,7 +48,7 @@ def test_data_are_shuffled_alike_and_layers_adapted_over_all_ranks(session_hpcdl
     finished = succeed(run_script(session_hpcdl, HERE / "data_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be") == 2
     assert finished.err.count("hpcdl: warning: outside: adapted to other data on each rank") == 1
-    assert finished.err.count("hpcdl: warning: at the end of fit a callback has changed ") == 1
+    assert finished.err.count("hpcdl: warning: at the end of fit a callback changed ") == 1
 
 
 def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
 def _contradicting(runs: Sequence[Run]) -> Iterable[str]:
     if found := contradictions(runs):
         records = "record contradicts itself" if len(found) == 1 else "records contradict themselves"
-        yield f"{len(found)} {records}, kept in every mean; find out who changed it: {listed(found, 3)}"
+        yield f"{len(found)} {records}, kept in every mean; find out what changed it: {listed(found, 3)}"
 
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:

@@ -544,11 +544,13 @@ def misses(fits: Sequence[CurveFit]) -> list[str]:
         for item in fits
         if (off := item.missed) is not None
     ]
+    if not found:
+        return []
     words = "fitted law misses its runs' means" if len(found) == 1 else "fitted laws miss their runs' means"
     return [
-        f"{len(found)} {words} by more than repeats scatter, so parameters, intervals and the n below 80 % are not to "
-        f"be believed: {listed(found)}"
-    ] * bool(found)
+        f"{len(found)} {words} by more than repeats scatter; do not trust parameters, intervals and the n below 80 %: "
+        f"{listed(found)}"
+    ]
 
 
 CANNOT_TELL = (

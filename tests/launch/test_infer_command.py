@@ -370,7 +370,7 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
     "a file": (["{run}", "--out", "{models}/two.keras"], "is a file; name a new folder"),
     "another model": (["{other}", "--scale", "0..1", "--batch-size", "16", *AGAIN], "began with the model"),
     "another split": (["{run}", *AGAIN, "--split", "train"], "began with --split val"),
-    "not deterministic": (["{run}", "--out", "{alone}", "--resume"], "began with --deterministic true, now it is false"),
+    "not deterministic": (["{run}", "--out", "{alone}", "--resume"], "--deterministic true, now it is false"),
     "no such split": (["{run}", "--out", "{new}", "--split", "tset"], "--split tset: digits has train, val, and all"),
     "no such model": (["{new}", "--out", "{new}"], "no such model"),
     "no run": (["{models}", "--out", "{new}"], "holds no run of `hpcdl train`"),

@@ -1,4 +1,4 @@
-"""Output of TensorFlow's libraries while a script imports it is suppressed; all other output of the script appears."""
+"""While a script imports TensorFlow, its libraries' output is dropped and equal annotations are compiled once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 FAKE = "import os\nos.write(2, b'I0000 noise\\n')\nVERSION = 'fake'\n"
+ANNOTATED = """
+import sys, typing
+first, second = (typing.ForwardRef("Any") for _ in range(2))
+VERSION = first.__forward_code__ is second.__forward_code__ or sys.version_info >= (3, 14)  # compiles none from 3.14
+"""
 SCRIPT = """
 import sys
 from hpcdl.supervision.runtime import silence
@@ -16,6 +21,8 @@ silence()
 print("before", file=sys.stderr, flush=True)
 import tensorflow
 print("after", tensorflow.VERSION, file=sys.stderr, flush=True)
+import typing
+assert not hasattr(typing, "compile")
 """
 
 
@@ -24,6 +31,7 @@ print("after", tensorflow.VERSION, file=sys.stderr, flush=True)
     [
         (FAKE, False, ["before", "after fake"]),
         (FAKE, True, ["before", "I0000 noise", "after fake"]),
+        (ANNOTATED, False, ["before", "after True"]),
         (f"{FAKE}raise ImportError('no libcuda')\n", False, ["before", "ImportError: no libcuda"]),
     ],
 )

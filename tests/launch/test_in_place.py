@@ -359,10 +359,9 @@ def whole(
     ("strategy", "victims"),
     [
         ("ring", (0, 2)),
-        ("ps", (0, 5)),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
-            for one in (("ring", (1,)), ("ring", (0,)), ("ps", (1,)), ("ps", (4,)))
+            for one in (("ps", (0, 5)), ("ring", (1,)), ("ring", (0,)), ("ps", (1,)), ("ps", (4,)))
         ),
     ],
     ids=str,
@@ -508,7 +507,7 @@ def test_every_other_strategy_goes_on_in_place_too(
     ("strategy", "period", "seed"),
     [
         ("diloco", 7, 0),
-        ("local-sgd", 2, 1),
+        pytest.param("local-sgd", 2, 1, marks=pytest.mark.soak),
         *(
             pytest.param(strategy, period, seed, marks=pytest.mark.soak)
             for seed, (strategy, period) in enumerate(

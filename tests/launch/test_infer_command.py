@@ -96,7 +96,7 @@ def labels_of(shards: Path, split: str = "val") -> np.ndarray:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_any_number_of_ranks_writes_the_same_bytes(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, tmp_path: Path, ranks: int
 ) -> None:

@@ -132,8 +132,21 @@ else:
 """
 
 
-@pytest.mark.parametrize("data", ["same", "own"])
-@pytest.mark.parametrize("kind", ["fit", "noise", "loop", "center", "period"])
+SAME_OR_OWN = [(kind, data) for kind in ("fit", "noise", "loop", "center", "period") for data in ("same", "own")]
+EVERY_TIME = {
+    ("fit", "same"),
+    ("fit", "own"),
+    ("noise", "own"),
+    ("loop", "same"),
+    ("center", "same"),
+    ("period", "own"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [pytest.param(*case, marks=() if case in EVERY_TIME else pytest.mark.soak) for case in SAME_OR_OWN],
+)
 def test_ranks_that_train_on_the_same_samples_are_told(
     session_hpcdl: CommandLine, tmp_path: Path, kind: str, data: str
 ) -> None:

@@ -57,10 +57,10 @@ def test_a_folder_of_the_users_is_no_run(ask_hpcdl: CommandLine, tmp_path: Path,
     ("place", "ranks", "launched", "wrong"),
     [
         ("new", 1, False, "loss"),
-        ("empty", 2, False, "outputs"),
+        pytest.param("empty", 2, False, "outputs", marks=pytest.mark.soak),
         ("run", 1, False, "loss"),
         ("meanwhile", 1, False, "outputs"),
-        ("new", 2, True, "loss"),
+        pytest.param("new", 2, True, "loss", marks=pytest.mark.soak),
         ("run", 2, True, "loss"),
     ],
 )

@@ -131,7 +131,7 @@ def under_ulfm(
         yield job
 
 
-@pytest.mark.parametrize("asked_to_stop", [False, True])
+@pytest.mark.parametrize("asked_to_stop", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_run_that_continued_without_a_stopped_worker_ends(
     asked_to_stop: bool, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:

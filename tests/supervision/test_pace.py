@@ -273,7 +273,7 @@ def check_goes_on_without_rank_1(process: subprocess.Popen[str], run_dir: Path, 
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["ring", "async-easgd"])
+@pytest.mark.parametrize("strategy", ["ring", pytest.param("async-easgd", marks=pytest.mark.soak)])
 def test_a_run_goes_on_without_a_worker_whose_code_is_slow(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:

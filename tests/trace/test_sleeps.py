@@ -18,7 +18,7 @@ TRAIN = (
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["sleeps", "stopped"])
+@pytest.mark.parametrize("how", ["sleeps", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_rank_that_sleeps_in_a_layer_has_no_slow_clock(session_hpcdl: CommandLine, tmp_path: Path, how: str) -> None:
     (tmp_path / "slow").touch()
     faults = [] if how == "sleeps" else ["--inject", "slow:rank=1:x8"]

@@ -355,6 +355,7 @@ def whole(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("strategy", "victims"),
     [
@@ -398,6 +399,7 @@ def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 def test_every_sample_of_an_epoch_comes_once(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
@@ -425,6 +427,7 @@ def test_every_sample_of_an_epoch_comes_once(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("moment", ["evaluation", "last step", "checkpoint"])
 def test_ranks_may_be_lost_between_steps(
@@ -445,6 +448,7 @@ def test_ranks_may_be_lost_between_steps(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 def test_below_the_least_number_of_workers_new_ranks_go_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
@@ -464,6 +468,7 @@ def test_below_the_least_number_of_workers_new_ranks_go_on(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
@@ -488,6 +493,7 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [name for name in IN_PLACE if name not in ("ring", "ps", *SERVED)])
 def test_every_other_strategy_goes_on_in_place_too(
@@ -503,6 +509,7 @@ def test_every_other_strategy_goes_on_in_place_too(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("strategy", "period", "seed"),
     [
@@ -546,6 +553,7 @@ def test_a_worker_that_is_killed_between_exchanges_costs_no_other_a_step(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.parametrize("variant", ["3", pytest.param("2", marks=pytest.mark.soak)])
 def test_replicas_and_their_center_outlive_two_failures(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, variant: str
@@ -588,6 +596,7 @@ def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Pat
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
@@ -608,6 +617,7 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("strategy", SERVED)
@@ -623,6 +633,7 @@ def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 @pytest.mark.soak
 def test_without_its_last_server_new_ranks_go_on(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
@@ -637,6 +648,7 @@ def test_without_its_last_server_new_ranks_go_on(
 
 
 @pytest.mark.lab
+@pytest.mark.mpi
 def test_the_only_rank_left_is_missed_when_it_is_stopped(
     open_mpi_5: Path, session_hpcdl: CommandLine, tmp_path: Path
 ) -> None:

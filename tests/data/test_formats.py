@@ -279,6 +279,28 @@ def test_tfds_of_images_from_the_root_of_the_data_set(tmp_path: Path) -> None:
     assert {image.tobytes(): int(own) for image, own in zip(found, labels, strict=True)} == wanted
 
 
+@pytest.mark.parametrize("kind", ["records", "tfds", "tfds of images"])
+def test_a_record_with_a_wrong_checksum_is_named_and_can_be_left_out(kind: str, tmp_path: Path) -> None:
+    pictures = kind == "tfds of images"
+    made = [example(x=png(pixels(1, (4, 4, 3))[0]) if pictures else [float(n), 0.5], y=n % 2) for n in range(9)]
+    features = {"x": IMAGE if pictures else tensor("float32", 2), "y": LABEL}
+    source = run_plan(tmp_path / "s", features, {"train": [made]}, ("x", "y"))
+    records = next(source.glob("*.tfrecord*"))
+    content = bytearray(records.read_bytes())
+    content[len(framed(made[:5])) - 5] ^= 1
+    records.write_bytes(content)
+    if kind == "records":
+        source = records
+    with pytest.raises(UsageError, match=r"record 4 of .*: its checksum is wrong; .* give --on-error skip"):
+        make(source, tmp_path / "out")
+    manifest = make(source, tmp_path / "out", on_error="skip")
+    split = manifest.splits["all" if kind == "records" else "train"]
+    assert split.num_samples == 8 and list(manifest.skipped) == [f"record 4 of {records.name}"]
+    assert pictures or sorted(x for x, _ in values(tmp_path / "out", manifest, "x", next(iter(manifest.splits)))) == [
+        n for n in range(9) if n != 4
+    ]
+
+
 def test_tfds_of_tensors_sequences_and_text(tmp_path: Path) -> None:
     made = [
         example(x=[float(n), 0.5, 1.0, 2.0], hits__t=list(range(n % 3)), note=f"né {n}".encode(), flag=n % 2, y=n / 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -21,9 +22,9 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.flat import EncodedFiles
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
-from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS
-from hpcdl.data.sources.tfrecord import example_features, records
+from hpcdl.data.sources.tfrecord import example_features, leave_out, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HEAD_BYTES = 12
@@ -33,6 +34,8 @@ _MOST_LISTED = 64
 
 _File = tuple[Path, int]
 """A file and the number of records it should hold."""
+_Record = tuple[str, int, bytes, Any]
+"""A record's name for messages, its offset, content and features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,11 @@ class _Feature:
 class TfdsSource(FieldSource):
     """The folder of a prepared version, or a folder above it that leads to only one."""
 
+    def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(spec)
+        self._skipped: dict[str, None] | None = None if spec.checks else {}
+        """Damaged records that --on-error skip leaves out, in order."""
+
     @staticmethod
     def recognises(location: Path) -> bool:
         """Accept a folder with dataset_info.json and features.json, or with a version folder that has them."""
@@ -57,6 +65,9 @@ class TfdsSource(FieldSource):
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read from every record the features that are needed."""
+        return dataclasses.replace(self._listed(index), skipped=[*(self._skipped or ())])
+
+    def _listed(self, index: IndexWriter) -> SourceFacts:
         folders = _run_plan(self._location) if self._location.is_dir() else []
         if len(folders) != 1:
             described_folders = ", ".join(str(folder.relative_to(self._location)) for folder in folders[:10])
@@ -144,7 +155,7 @@ class TfdsSource(FieldSource):
         encoded = EncodedFiles(index, self._spec)
         for split, file in ((split, file) for split, files in splits.items() for file in files):
             entries = []
-            for record, offset, content, values in _examples(file):
+            for record, offset, content, values in self._examples(file):
                 (picture,) = _values(values, image, "bytes_list", record, 1)
                 if not is_image_head(bytes(picture[:16])):
                     raise SourceError(f"{record}: {image} is no image file")
@@ -159,23 +170,25 @@ class TfdsSource(FieldSource):
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         read = _READERS[feature.kind]
         with GatheredArray(path, f"{self._location}: {name}", fixed=feature.kind == "image") as gathered:
-            for record, _, _, values in itertools.chain.from_iterable(map(_examples, files)):
+            for record, _, _, values in itertools.chain.from_iterable(map(self._examples, files)):
                 gathered.add(read(values, name, feature, record), record)
             return gathered.placed()
 
-
-def _examples(file: _File) -> Iterator[tuple[str, int, bytes, Any]]:
-    """Yield each record's name for messages, its offset, content and features; SourceError if it is damaged."""
-    path, length = file
-    count = 0
-    for number, (offset, content, sound) in enumerate(records(path)):
-        count += 1
-        record_name = f"record {number} of {path.name}"
-        if not sound:
-            raise SourceError(f"{record_name}: its checksum is wrong; prepare the data set again")
-        yield record_name, offset, content, example_features(content, record_name)
-    if count != length:
-        raise SourceError(f"{path} holds {count} records, and dataset_info.json tells of {length}; prepare it again")
+    def _examples(self, file: _File) -> Iterator[_Record]:
+        """Yield the records of a file; SourceError for a damaged one, unless --on-error skip leaves it out."""
+        path, length = file
+        count = 0
+        for number, (offset, content, sound) in enumerate(records(path)):
+            count += 1
+            record_name = f"record {number} of {path.name}"
+            if sound:
+                yield record_name, offset, content, example_features(content, record_name)
+            else:
+                leave_out(record_name, self._skipped, "prepare the data set again")
+        if count != length:
+            raise SourceError(
+                f"{path} holds {count} records, and dataset_info.json tells of {length}; prepare it again"
+            )
 
 
 def _values(features: Any, name: str, kind: str, where: str, count: int | None = None) -> Any:

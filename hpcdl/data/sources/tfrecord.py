@@ -70,6 +70,8 @@ class TFRecordSource(FieldSource):
         self._files = FlatFiles()
         self._class_names: list[str] = []
         self._gathered: dict[tuple[str, str], PlacedArray] = {}
+        self._skipped: dict[str, None] = {}
+        """Damaged records that --on-error skip leaves out of samples of named fields, in order."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -151,7 +153,7 @@ class TFRecordSource(FieldSource):
             if not (spec.inputs or spec.targets):
                 self._name_labels(paths)
             return not (spec.inputs or spec.targets)
-        features: Any = next(_examples(paths, damaged=False), ("", {}))[1]
+        features: Any = next(_examples(paths, damaged={}), ("", {}))[1]
         if not any(name in features for name in _IMAGE_FIELDS):
             return not features or any(all(name in features for name in sides) for sides in _SIDES)
         label = next((name for name in _LABEL_FIELDS if name in features), None)
@@ -168,7 +170,7 @@ class TFRecordSource(FieldSource):
     def _name_labels(self, paths: list[Path]) -> None:
         """Number the classes if labels are class names."""
         names: set[str] = set()
-        for where, features in _examples(paths, damaged=False):
+        for where, features in _examples(paths, damaged={}):
             field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
             if field is None or field not in features or kind_of(features[field]) != "bytes_list":
                 return
@@ -186,9 +188,10 @@ class TFRecordSource(FieldSource):
         wanted = [wish.rpartition("=")[0] for wish in (*self.inputs, *self.targets)]
         groups = []
         for split, paths in parts.items():
-            where, features = next(_examples(paths), ("", _NOTHING))
+            where, features = next(self._records(paths), ("", _NOTHING))
             if not where:
-                raise SourceError(f"{self._location}: the files of {split} hold no records; there is nothing to shard")
+                what = "no record that can be read" if self._skipped else "no records"
+                raise SourceError(f"{self._location}: the files of {split} hold {what}; there is nothing to shard")
             arrays = {
                 key: FoundArray(
                     described(features[key]), functools.partial(self._placed_feature, split, paths, key, wanted, types)
@@ -196,7 +199,12 @@ class TFRecordSource(FieldSource):
                 for key in sorted(features)
             }
             groups.append(ArrayGroup(split=split, arrays=arrays))
-        return self.list_parts(groups, index)
+        facts = self.list_parts(groups, index)
+        return dataclasses.replace(facts, skipped=[*self._skipped])
+
+    def _records(self, paths: Sequence[Path]) -> Records:
+        """Yield the records of `paths`; --on-error skip leaves damaged ones out and notes their names."""
+        return _examples(paths, damaged=None if self._spec.checks else self._skipped)
 
     def _placed_feature(
         self, split: str, paths: list[Path], key: str, wanted: list[str], types: dict[str, StatedType]
@@ -204,7 +212,7 @@ class TFRecordSource(FieldSource):
         if (split, key) not in self._gathered:  # read all wanted features at once
             keys = dict.fromkeys([*wanted, key])
             pending = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
-            gathered = gather(_examples(paths), pending, self._work, str(self._location))
+            gathered = gather(self._records(paths), pending, self._work, str(self._location))
             self._gathered.update({(split, name): array for name, array in gathered.items()})
         return self._gathered[split, key]
 
@@ -343,16 +351,22 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             raise SourceError(f"{path}: cannot be unpacked ({packing}) at byte {offset}: {error}") from error
 
 
-def _examples(paths: Sequence[Path], *, damaged: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield each record's message name and features; a bad record raises SourceError if `damaged`, else is skipped."""
+def _examples(paths: Sequence[Path], *, damaged: dict[str, None] | None) -> Iterator[tuple[str, Any]]:
+    """Yield each record's message name and features; `damaged` gets the names of bad records, None refuses them."""
     for path in paths:
         for number, (_, content, sound) in enumerate(records(path)):
             where = f"record {number} of {path.name}"
-            if not sound and damaged:
-                raise SourceError(f"{where}: its checksum is wrong; write the file again")
-            if not sound:
-                continue
-            yield where, example_features(content, where)
+            if sound:
+                yield where, example_features(content, where)
+            else:
+                leave_out(where, damaged, "write the file again")
+
+
+def leave_out(record: str, damaged: dict[str, None] | None, remedy: str) -> None:
+    """Add a record whose checksum is wrong to `damaged`; SourceError with the `remedy` if that is None."""
+    if damaged is None:
+        raise SourceError(f"{record}: its checksum is wrong; {remedy}, or give --on-error skip to leave it out")
+    damaged[record] = None
 
 
 def _packing(path: Path) -> str:

@@ -268,12 +268,24 @@ def partitioned(root: Path) -> Path:
     return root / "s"
 
 
+A_WORD = "'unknown' among numbers .*--target-kind class"
+ONE_WORD = "a,y\n" + "".join(f"{n}.5,{n % 5}\n" for n in range(50))
 TWO_WAYS = "'007' and '7' are one number, written in two ways.*--target-kind class"
 NO_LABEL = "'' stands among the classes: one of them, or a label that is missing"
 LEVELS = "'cats', 'dogs' hold no pictures but the folders 'a', 'b': which are the classes.*--target-kind class"
 SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
     "a label of nothing in a column": (columns(a=Y, y=["u", ""] * 4), {"target": "y"}, NO_LABEL),
     "a label of nothing in an archive": (labelled("u", "", "v"), {}, NO_LABEL),
+    "a word far down a target": (table(f"{ONE_WORD}0.5,unknown\n", "t.csv"), {}, f"y holds {A_WORD}"),
+    "a word among quantities": (
+        table(f"{ONE_WORD}0.5,unknown\n", "t.csv"),
+        {"target_kind": "regression"},
+        "y holds 'unknown' among numbers; correct it",
+    ),
+    "a word in the only input": (table(f"{ONE_WORD}none of it,1\n", "t.csv"), {}, "'a' holds numbers, and among them"),
+    "a word in a list of pictures": (table(lines([0.5, 1.5, 2.5, "unknown"])), {}, f"'label' holds {A_WORD}"),
+    "a word in a column of text": (columns(a=Y, y=["0", "1", "2", "unknown"] * 2), {"target": "y"}, A_WORD),
+    "a word among folders of numbers": (pictures("0", "1", "unknown"), {}, A_WORD),
     "codes in an archive": (labelled("007", "7", "8"), {}, TWO_WAYS),
     "codes in an archive, as a field": (labelled("007", "7"), {"input": "png=x", "target": "cls=y"}, TWO_WAYS),
     "codes as names of folders": (pictures("007", "7"), {}, TWO_WAYS),

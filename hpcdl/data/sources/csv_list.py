@@ -21,7 +21,7 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.flat import is_id, numbered, plausible, spellings
+from hpcdl.data.sources.base.flat import NUMBER, is_id, numbered, plausible, question_of_words, spellings
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some, typed
@@ -35,7 +35,6 @@ _LABELS = (
 _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
 """A split's name is also the name of a folder."""
@@ -168,14 +167,17 @@ class CsvSource:
         """Return whether labels are measured numbers; SourceError if that is unclear and no --target-kind was given."""
         wish = self._spec.target_kind
         different = set(labels)
-        odd = next((label for label in different if not _NUMBER.fullmatch(label)), None)
+        odd = next((label for label in different if not NUMBER.fullmatch(label)), None)
         if wish == "regression" and odd is not None:
             raise SourceError(
-                f"{self._table}: the label {shown(odd)} is not a number; leave out --target-kind regression"
+                f"{self._table}: the label {shown(odd)} is not a number; correct it, or leave out "
+                "--target-kind regression"
             )
         if wish:
             return wish == "regression"
         what = shown(columns.names[columns.label]) if columns.names else "the second column"
+        if question := question_of_words(sorted(different)):
+            raise SourceError(f"{self._table}: {what} holds {question}")
         if odd is None and not all(_WHOLE.fullmatch(label) for label in different):
             if any(float(label) % 1 for label in different):
                 return True
@@ -371,14 +373,14 @@ def _is_head(lines: Sequence[Sequence[str]]) -> bool:
         {"path", "label"},
     ):
         return True
-    numbers = any(_NUMBER.fullmatch(field.strip()) for field in lines[0])
+    numbers = any(NUMBER.fullmatch(field.strip()) for field in lines[0])
     return not numbers and not any(map(_is_file, lines[0])) and len(lines) > 1 and any(map(_is_file, lines[1]))
 
 
 def _is_file(field: str) -> bool:
     text = field.strip()
     return (
-        _NUMBER.fullmatch(text) is None and " - " not in text and _FILE.fullmatch(text) is not None and len(text) < 4096
+        NUMBER.fullmatch(text) is None and " - " not in text and _FILE.fullmatch(text) is not None and len(text) < 4096
     )
 
 

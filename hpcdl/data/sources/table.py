@@ -15,7 +15,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.base.flat import spellings
+from hpcdl.data.sources.base.flat import spellings, words_among_numbers
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out, typed
@@ -130,6 +130,13 @@ class TableSource(ColumnSource):
                     "write them with a point alone, without marks of thousands or units (pandas.read_csv has decimal= "
                     f"and thousands=), or give --leave-out {typed(name)}"
                 )
+            if column.word and not target and name not in inputs:
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} holds numbers, and among them {shown(column.word)}: "
+                    f"correct it (a missing number is nan, or nothing), or give --categories {typed(name + '=codes')} "
+                    f"or {typed(name + '=one-hot')}, or --leave-out {typed(name)}, or for text name the inputs, each "
+                    "with --input COLUMN=NAME"
+                )
             numbers = column.kind != "text" or column.numbers
             if numbers and column.code and not target and name not in inputs:
                 raise SourceError(
@@ -240,17 +247,20 @@ class _Column:
         """How codes write their numbers, for a target; None if they must stay text."""
         self.numbers = True
         """For text: whether all values are numbers in some notation."""
+        self.word = ""
+        """For text: the first word, if numbers came before and words are few."""
 
     def take(self, column: Sequence[str], split: str) -> None:
         """Append values of a split."""
         if self.kind == "text" and not self.numbers and self.present:
             return
         values, lines = _as_lines(column)
-        self.present = self.present or any(value.lower() not in _MISSING for value in values)
         numbers = self._numbers(values, lines)
         if numbers is None:
-            self.kind = "text"
             self._look_at_text(values)
+            self.kind = "text"
+        self.present = self.present or any(value.lower() not in _MISSING for value in values)
+        if numbers is None:
             return
         if not self.code and (zeros := _ZEROS.search(lines)):
             self.code = zeros[0]
@@ -298,6 +308,9 @@ class _Column:
                 self.code = self.code or value
             elif not _is_number(value):
                 self.numbers, self.written = False, ""
+                words = words_among_numbers(own for own in values if own.lower() not in _MISSING)
+                if self.kind != "text" and (words or self.present):
+                    self.word = value
                 return
 
 

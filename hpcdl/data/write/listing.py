@@ -24,6 +24,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
+from hpcdl.data.sources.base.flat import question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds
 from hpcdl.data.sources.base.source import (
@@ -59,7 +60,7 @@ _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 
 def ask_of_names(names: Sequence[str], where: str) -> None:
     """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class."""
-    for question in (*_twins(names), *_missing(names), *_joined(names)):
+    for question in (*_twins(names), *_missing(names), *_joined(names), *_words(names)):
         raise SourceError(f"{where}: {question}")
 
 
@@ -102,6 +103,11 @@ def _missing(names: Sequence[str]) -> Iterator[str]:
             f"{shown(odd[0])} stands among the classes: one of them, or a label that is missing? Take such samples "
             "out, or give --target-kind class to keep it"
         )
+
+
+def _words(names: Sequence[str]) -> Iterator[str]:
+    if question := question_of_words(names):
+        yield f"the classes hold {question}"
 
 
 def _joined(names: Sequence[str]) -> Iterator[str]:

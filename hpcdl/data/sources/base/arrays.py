@@ -29,7 +29,9 @@ from hpcdl.data.sources.base.flat import (
     is_id,
     numbered,
     plausible,
+    question_of_words,
     stamp_of,
+    words_among_numbers,
 )
 from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in, typed
@@ -454,6 +456,8 @@ class FieldSource:
         labels, over = _different(arrays)
         if not len(labels):
             raise SourceError(f"{where}: no sample has a value; there is nothing to shard")
+        if first.text:
+            self._check_words(labels.tolist(), where)
         num_samples = sum(array.num_samples for array in arrays)
         if not wish and not plausible(len(labels), num_samples):
             what = "strings" if first.text else "whole numbers"
@@ -484,6 +488,14 @@ class FieldSource:
             self.written(_numbers_in(sorted_labels, chunk, floats=floats) for chunk in _flat([array]))
             for array in arrays
         ]
+
+    def _check_words(self, labels: list[str], where: str) -> None:
+        """Raise SourceError for a target of numbers that a few words make text."""
+        wish = self._spec.target_kind
+        if wish == "regression" and (words := words_among_numbers(labels)):
+            raise SourceError(f"{where} holds {some(words)} among numbers; correct it, or take such samples out")
+        if not wish and (question := question_of_words(labels)):
+            raise SourceError(f"{where} holds {question}")
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
         """Return why the values of a target are not classes, and which flag helps."""

@@ -33,6 +33,7 @@ _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _MAPPED_SHOWN = 5
 _PADDED = re.compile(r"-?0[0-9]+")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
@@ -314,6 +315,25 @@ def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, 
                 "class or two? Write them alike, or give --target-kind class to keep both"
             )
     return {number: label for number, label in spelled.items() if _PADDED.fullmatch(label)}
+
+
+def words_among_numbers(values: Iterable[str]) -> list[str]:
+    """Return the words among different values most of which are numbers; none if words are a third or more."""
+    different = sorted(set(values))
+    words = [value for value in different if not NUMBER.fullmatch(value.strip())]
+    return words if 3 * len(words) <= len(different) else []
+
+
+def question_of_words(names: Sequence[str]) -> str:
+    """Return the question about few words among classes that are numbers otherwise; empty if there are none."""
+    words = words_among_numbers(names)
+    if not words:
+        return ""
+    numbers = some(name for name in names if name not in words)
+    return (
+        f"{some(words)} among numbers ({numbers}): a class like them, or a number that is missing or mistyped? Correct "
+        "it, take such samples out, or give --target-kind class: then each is a class"
+    )
 
 
 def is_image(path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> bool:

@@ -152,6 +152,22 @@ def test_parquet_of_images_as_hugging_face_saves_them(tmp_path: Path) -> None:
     assert {image.tobytes(): int(label) for image, label in zip(found, labels, strict=True)} == wanted
 
 
+def test_parquet_columns_of_views_are_read_as_those_of_the_plain_type(tmp_path: Path) -> None:
+    images = pixels(6, (5, 4, 3))
+    columns = {
+        "image": pa.array([png(one) for one in images], pa.binary_view()),
+        "label": pa.array(["cat", "dog", "owl"] * 2, pa.string_view()),
+        "spectrum": pa.array([[0.5, n] for n in range(6)], pa.list_view(pa.float32())),
+        "split": pa.array(["train", "train", "test"] * 2, pa.string_view()),
+    }
+    source = parquet(tmp_path / "s.parquet", **columns)
+    manifest = make(source, tmp_path / "out")
+    assert manifest.class_names == ("cat", "dog", "owl") and tuple(manifest.sample_shape) == (5, 4, 3)
+    made = make(source, tmp_path / "fields", input="image=image,spectrum=x", target="label=y")
+    assert {name: split.num_samples for name, split in made.splits.items()} == {"train": 4, "test": 2}
+    assert sorted(values(tmp_path / "fields", made, "x", "test")) == [[0.5, 2], [0.5, 5]]
+
+
 def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = parquet(tmp_path / "t.parquet", **NUMBERS, y=range(COUNT))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)

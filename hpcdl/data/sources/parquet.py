@@ -51,7 +51,8 @@ class _Table:
             if not other.equals(schema):
                 odd = next((field.name for field in other if field not in schema), "their order")
                 raise SourceError(f"{path} has other columns, or types, than {paths[0].name} ({shown(odd)})")
-        self.schema = schema.remove(schema.get_field_index("split")) if words else schema
+        fields = [field.with_type(_read_as(field.type)) for field in schema if not (words and field.name == "split")]
+        self.schema = _pyarrow()[0].schema(fields, schema.metadata)
 
     @property
     def names(self) -> list[str]:
@@ -71,11 +72,11 @@ class _Table:
                 rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // _row_bytes(file.metadata, name)))
                 for batch in file.iter_batches(rows, columns=wanted, use_threads=False):
                     column = batch.column(batch.schema.get_field_index(name))
+                    kind = _read_as(column.type)
+                    column = column if column.type == kind else column.cast(kind)
                     if self._words:
                         words = batch.column(batch.schema.get_field_index("split")).to_pylist()
                         column = column.filter(_pyarrow()[0].array([_word(word) in self._words for word in words]))
-                    if _pyarrow()[0].types.is_dictionary(column.type):
-                        column = column.cast(column.type.value_type)
                     yield column
 
     def contents(self, name: str) -> Iterator[bytes | None]:
@@ -194,8 +195,6 @@ class ParquetSource(ColumnSource):
     def _column(self, table: _Table, name: str) -> TableColumn:
         types = _pyarrow()[0].types
         kind = table.schema.field(name).type
-        if types.is_dictionary(kind):
-            kind = kind.value_type
         place = functools.partial(self._placed_column, table, name)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             numbers = functools.partial(self._numbers, table, name)
@@ -222,7 +221,6 @@ class ParquetSource(ColumnSource):
         missing = sum(chunk.null_count for chunk in table.chunks(name))
         if missing:
             raise SourceError(f"{self._location}: {name} has no value in {missing} rows (null); fill or drop them")
-        kind = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_string(kind) or types.is_large_string(kind):
             with self._gathered(name) as gathered:
                 for chunk in table.chunks(name):
@@ -341,6 +339,16 @@ class ParquetSource(ColumnSource):
             file.write(content)
             yield place, len(content), row_label
             place += len(content)
+
+
+def _read_as(kind: Any) -> Any:
+    """Return the type that a column is read as: that of a dictionary's values; of a view, the plain type."""
+    arrow, _ = _pyarrow()
+    kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    if str(kind).startswith(("list_view<", "large_list_view<")):
+        return arrow.large_list(kind.value_type)
+    views = {"string_view": arrow.large_string(), "binary_view": arrow.large_binary()}
+    return views.get(str(kind), kind)
 
 
 def _holds_bytes(kind: Any) -> bool:

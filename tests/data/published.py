@@ -70,6 +70,18 @@ def hdf5(name: str = "a.h5", **found: Any) -> Save:
     return save
 
 
+def folder(*saves: Save) -> Save:
+    """A folder with the files of `saves`."""
+
+    def save(root: Path) -> Path:
+        (root / "s").mkdir()
+        for one in saves:
+            one(root / "s")
+        return root / "s"
+
+    return save
+
+
 def lists_in_two_axes(root: Path) -> Path:
     with h5py.File(root / "a.h5", "w") as made:
         data = made.create_dataset("x", (COUNT, 2), h5py.vlen_dtype(np.float32))
@@ -140,10 +152,10 @@ def large_volume(root: Path) -> Path:
     return root / "s"
 
 
-def npz(**found: Any) -> Save:
+def npz(name: str = "a", /, **found: Any) -> Save:
     def save(root: Path) -> Path:
-        np.savez(root / "a.npz", **found)
-        return root / "a.npz"
+        np.savez(root / f"{name}.npz", **found)
+        return root / f"{name}.npz"
 
     return save
 
@@ -289,6 +301,24 @@ PUBLISHED: dict[str, dict[str, Case]] = {
             "x: 2 float32",
         ),
         "semicolons": (only("t.csv", "a;b;y\n1;2;0\n3;4;1\n"), {}, RIGHT, "x: 2 float32"),
+        "a folder of tables": (
+            folder(only("train.csv", "a,b,y\n1,2,0\n3,4,1\n"), only("test.csv", "a,b,y\n1,2,0\n")),
+            {},
+            RIGHT,
+            "x: 2 float32.*train 2",
+        ),
+        "a folder of tables of other columns": (
+            folder(only("train.csv", "a,y\n1,0\n"), only("test.csv", "a\n1\n")),
+            {},
+            REFUSED,
+            "'test.csv' and 'train.csv' differ in their columns .'y'.; make them alike, or give --leave-out test.csv",
+        ),
+        "a folder of lists of files": (
+            folder(only("l.csv", "image,label\n1.png,0\n")),
+            {},
+            REFUSED,
+            r"cannot tell the format .* one of its files, such as l\.csv \(csv\)",
+        ),
         "missing values": (only("t.csv", "a,y\n1,0\n,1\n"), {}, REFUSED, "not finite .*--nan skip"),
     },
     "hdf5": {
@@ -330,6 +360,24 @@ PUBLISHED: dict[str, dict[str, Case]] = {
     },
     "numpy": {
         "x_train and x_test": (npz(x_train=X, y_train=Y, x_test=X, y_test=Y), {}, RIGHT, "train 12, test 12"),
+        "a folder of .npz of images": (
+            folder(npz("train", images=PIXELS, labels=Y), npz("val", images=PIXELS, labels=Y)),
+            {},
+            RIGHT,
+            "8x8x3 uint8, 3 classes; train 12, val 12",
+        ),
+        "a folder of .npz, each a sample": (
+            folder(*(npz(f"{n}", x=X[:3], y=n % 2) for n in range(4))),
+            {},
+            RIGHT,
+            "x: 3x5 float32.*each of the 4 files is one sample",
+        ),
+        "a folder of .npz, each a slice": (
+            folder(*(npz(f"{n}", x=X[:, :4], mask=X[:, :4]) for n in range(3))),
+            {},
+            ASKED,
+            "3 files one sample, .*--sample-is file or .*row",
+        ),
         "volumes of 300 MiB": (large_volume, {}, RIGHT, "300x1024x1024 uint8"),
         "Fortran order": (npz(x=np.asfortranarray(X), y=Y), {}, RIGHT, "Fortran order"),
         "pickled objects": (npz(x=np.array([None] * 3), y=Y[:3]), {}, REFUSED, "holds Python objects"),

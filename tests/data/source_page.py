@@ -40,14 +40,15 @@ FORMS = {
     ),
     "table": (
         "a .csv or .tsv file whose first line names its columns: numbers and text, between commas, semicolons "
-        "or tabs; `--head none` if the first line is a sample: columns are then called `c1`, `c2`, ..."
+        "or tabs; `--head none` if the first line is a sample: columns are then called `c1`, `c2`, ...; or a "
+        "folder of such files with the same columns"
     ),
     "cifar10": ("the unpacked folder, binary or python version (its pickles admit plain values and arrays only)"),
     "cifar100": ("as `cifar10`, with its fine labels"),
     "mnist": ("IDX files, plain or .gz"),
     "numpy": (
         "in C or Fortran order: `.npz` (`images`/`labels`, `x`/`y`, or `x_train`, `y_train`, ...), a folder of "
-        "`.npy`, or one with `--label-field`"
+        "`.npz` or of `.npy`, or one `.npy` with `--label-field`"
     ),
     "tfrecord": (
         "TFRecord files of tf.train.Example, plain, GZIP or ZLIB: a JPEG, a PNG, or raw pixels beside height, "

@@ -154,6 +154,27 @@ def test_hdf5_by_any_name_is_known_by_its_signature(name: str, tmp_path: Path) -
         assert same_samples(everything(tmp_path / f"out{number}", manifest, "all"), images, labels)
 
 
+@pytest.mark.parametrize("kind", ["npz", "packed npz", "csv"])
+def test_files_of_a_folder_are_parts_of_one_source(kind: str, tmp_path: Path) -> None:
+    """Each value comes from its file; a column's type fits the values of all files."""
+    folder = tmp_path / "s"
+    folder.mkdir()
+    for number, name in enumerate(("train-0", "train-1", "val")):
+        x, y = np.arange(4) + 4.0 * number + (number == 1) / 2, np.array(["u", "v"] * 2)
+        if kind == "csv":
+            lines = [f"{own:g},{label}" for own, label in zip(x, y, strict=True)]
+            (folder / f"{name}.csv").write_text("\n".join(["x,y", *lines]))
+        else:
+            save = np.savez if kind == "npz" else np.savez_compressed
+            save(folder / f"{name}.npz", x=x[:, None].astype("f4"), y=y)
+    manifest = make(folder, tmp_path / "out")
+    expected = {"train": [0, 1, 2, 3, 4.5, 5.5, 6.5, 7.5], "val": [8, 9, 10, 11]}
+    for split, own in expected.items():
+        rows = sorted(repr([[value], number % 2]) for number, value in enumerate(map(float, own)))
+        assert found(tmp_path / "out", manifest, split) == rows
+    assert {item.name: list(item.class_names) for item in manifest.fields}["y"] == ["u", "v"]
+
+
 def test_what_is_not_hdf5_says_so(tmp_path: Path) -> None:
     (tmp_path / "old.mat").write_bytes(b"MATLAB 5.0 MAT-file" + b"\0" * 600)
     with pytest.raises(SourceError, match=r"nor HDF5's signature; MATLAB saves HDF5 with -v7\.3"):

@@ -44,8 +44,9 @@ from hpcdl.data.sources.base.flat import (
     told_of_folders,
     turned_remark,
 )
+from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import IGNORE, is_clutter, left_out, some
+from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384
@@ -55,20 +56,22 @@ _DAMAGED = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OverflowError, N
 
 
 class NumpySource(FieldSource):
-    """A .npz file, a .npy file of images with --label-field naming the label file, or a folder of .npy files."""
+    """A .npz file, a folder of them, a .npy file of images with --label-field, or a folder of .npy files.
+
+    Several .npz files hold parts of the same arrays; names such as train*, val*, test* make splits.
+    """
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._files = FlatFiles()
-        self._num_unpacked = 0
         self._found: dict[str, PlacedArray] = {}
         self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Accept a .npz or .npy file, or a folder with .npy files."""
+        """Accept a .npz or .npy file, or a folder with such files."""
         if location.is_dir():
             return bool(_array_files(location))
         return location.suffix in (".npy", ".npz")
@@ -77,18 +80,44 @@ class NumpySource(FieldSource):
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         facts = self._listed(index)
         files = [] if self._location.is_file() else _array_files(self._location)
-        return dataclasses.replace(
-            facts, remarks=[*facts.remarks, *told_of_folders(files, self._location, _array_files)]
-        )
+        beside = sorted(path.name for path in self._location.glob("*.npz") if path not in files)
+        remarks = [f"not read: {some(beside)} beside the .npy files"] if beside else []
+        remarks += told_of_folders(files, self._location, _array_files)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
-        if not self._holds_images():
-            return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=self._arrays())], index)
-        listed, pairs = ArrayFiles(index), self._pairs()
+        parts = self._parts()
+        for _, part in parts:
+            part._names()
+            self.named.update(part.named)
+        if not all(part._holds_images() for _, part in parts):
+            groups = [ArrayGroup(split=split, arrays=part._arrays()) for split, part in parts]
+            self.inputs, self.targets = parts[0][1].inputs, parts[0][1].targets
+            return self.list_parts(groups, index)
+        listed, remarks = ArrayFiles(index), dict[str, None]()
+        for split, part in parts:
+            remarks |= dict.fromkeys(part._add_images(split, listed))
+        facts = listed.facts(self._location)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+    def _parts(self) -> list[tuple[str, NumpySource]]:
+        """Return the sources with their splits: one for each archive of a folder of .npz files, else this one."""
+        files = [] if self._location.is_file() else _array_files(self._location)
+        if not files or files[0].suffix != ".npz":
+            return [(UNSPLIT, self)]
+        return [
+            (split, NumpySource(dataclasses.replace(self._spec, location=str(path))))
+            for split, paths in by_names(files, self._spec).items()
+            for path in paths
+        ]
+
+    def _add_images(self, split: str, listed: ArrayFiles) -> list[str]:
+        """Add the images of this file or folder, by the splits of its arrays if they name some; return remarks."""
+        pairs = self._pairs()
         used = {name for pair in pairs.values() for name in pair}
         unused = [name for name in self._names() if name not in used]
         remarks = [f"arrays not used: {some(unused)}"] if unused else []
-        for split, (image_name, label_name) in pairs.items():
+        for own_split, (image_name, label_name) in pairs.items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
             if len(images.shape) < 3 or not images.shape[0]:
@@ -100,10 +129,10 @@ class NumpySource(FieldSource):
             ask_of_labels(label_name, values, self._spec.target_kind, f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
-            listed.add(split, numbers, (shape, stored_dtype(images.dtype, where)), kept, images.path)
+            kind = (shape, stored_dtype(images.dtype, where))
+            listed.add(split if own_split == UNSPLIT else own_split, numbers, kind, kept, images.path)
             remarks += [images.remarks] if images.remarks and images.remarks not in remarks else []
-        facts = listed.facts(self._location)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        return remarks
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """Return one image."""
@@ -150,7 +179,9 @@ class NumpySource(FieldSource):
             return False
         for image_name, label_name in pairs.values():
             images, labels = self._array(image_name), self._array(label_name)
-            if not is_image(image_name, images.shape, images.dtype) or self._spec.target_kind == "regression":
+            if not labels.shape or self._spec.target_kind == "regression":
+                return False
+            if not is_image(image_name, images.shape, images.dtype):
                 return False
             if not self._spec.target_kind and not name_classes(np.asarray(labels.values()), images.shape[0]):
                 return False
@@ -171,16 +202,14 @@ class NumpySource(FieldSource):
         return arrays
 
     def _as_field(self, name: str, array: PlacedArray) -> PlacedArray:
-        if not array.shape:
-            raise SourceError(f"{self._location}: {name} is a single value; a field has one for each sample")
         if array.dtype.kind not in "SU":
             return array
-        if len(array.shape) != 1:
+        if len(array.shape) > 1:
             raise SourceError(
                 f"{self._location}: {name} holds strings in the shape {array.shape}; one a sample is needed"
             )
         try:
-            values = array.values().tolist()
+            values = array.values().reshape(-1).tolist()
         except ValueError as error:  # characters with invalid codes
             raise SourceError(f"{self._location}: {name} holds text that is damaged: {_one_line(error)}") from error
         return self.placed_text(values, name)
@@ -284,8 +313,7 @@ class NumpySource(FieldSource):
                 )
             if member.compress_type != zipfile.ZIP_DEFLATED:  # for others Python unpacks all to read a part
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
-            unpacked = self._work / f"{self._num_unpacked}.npy"
-            self._num_unpacked += 1
+            unpacked = self._work / f"{len(list(self._work.glob('*.npy')))}.npy"
             try:
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))
@@ -306,7 +334,10 @@ class NumpySource(FieldSource):
 
 
 def _array_files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*.npy") if not is_clutter(path.name)]
+    """Return the .npy files of a folder, or its .npz files if it has none."""
+    paths = [path for path in files_of(folder) if not is_clutter(path.name)]
+    arrays = [path for path in paths if path.suffix == ".npy"]
+    return arrays or [path for path in paths if path.suffix == ".npz"]
 
 
 def _opened(path: Path) -> zipfile.ZipFile:

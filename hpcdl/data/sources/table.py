@@ -1,8 +1,9 @@
-"""CSV tables with a column for each quantity; the type of a column is found from its values."""
+"""CSV tables with a column for each quantity; the type of a column is found from its values in all files."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,17 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.base.flat import spellings, words_among_numbers
+from hpcdl.data.sources.base.flat import (
+    files_by_split,
+    is_made_of,
+    spellings,
+    told_of_missing,
+    words_among_numbers,
+)
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS, left_out, typed
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, typed
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 
 _ENDINGS = (".csv", ".tsv")
@@ -39,7 +47,10 @@ _NOTATION = re.compile(
 
 
 class TableSource(ColumnSource):
-    """A .csv or .tsv file whose first line names the columns; a column `split` divides the rows."""
+    """A .csv or .tsv file whose first line names the columns, or a folder of files with the same columns.
+
+    A column `split` divides the rows, else names of files such as train*, val*, test* do.
+    """
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__(spec)
@@ -47,30 +58,41 @@ class TableSource(ColumnSource):
         self._splits: dict[str, str] = {}
         """The split by the word for it in the column `split`, in order of occurrence."""
         self._num_files = 0
+        self._files: dict[str, list[Path]] = {}
 
     @staticmethod
     def recognises(location: Path) -> bool:
-        """Accept a table that is not a list of files."""
-        if not location.is_file() or location.suffix.lower() not in _ENDINGS:
+        """Accept a table that is not a list of files, or a folder with only such tables."""
+        if not is_made_of(location, _ENDINGS, alone=True):
             return False
-        return not is_list_of_files(location)
+        return not any(is_list_of_files(path) for path in ([location] if location.is_file() else files_of(location)))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
-        """Read the table once in pieces of rows: numbers go to separate files by column and split.
+        """Read the tables once in pieces of rows: numbers go to separate files by column and split.
 
         Missing values become NaN. Text is read a second time if it is needed.
         """
+        files = files_by_split(self._location, _ENDINGS, self._spec)
+        if not files and self._location.is_dir():
+            raise SourceError(f"{self._location} holds no tables ({', '.join(_ENDINGS)})")
+        files = files or {UNSPLIT: [self._location]}
+        left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
+        self.named.update(left)
+        self._files = {split: paths for split, paths in files.items() if split not in left}
+        facts = self._listed(index)
+        remarks = [*told_of_missing(self._location, _ENDINGS), *(f"left out: the split {split}" for split in left)]
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+    def _listed(self, index: IndexWriter) -> SourceFacts:
         columns: dict[str, _Column] = {}
-        for names, rows in self._rows():
-            self._names = names
-            columns = columns or {name: _Column(self._new_path) for name in names}
-            for split, part in self._by_split(rows):
-                for column, values in zip(columns.values(), zip(*part, strict=True), strict=True):
-                    column.take(values, split)
+        for split, rows in self._rows():
+            columns = columns or {name: _Column(self._new_path) for name in self._names}
+            for column, values in zip(columns.values(), zip(*rows, strict=True), strict=True):
+                column.take(values, split)
         if not columns:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
         self._ask_of_odd(columns)
-        splits = set(self._splits.values())
+        splits = set(self._splits.values()) if "split" in self._names else set()
         odd = min(splits - {"train", "val", "test", UNSPLIT}, default=None)
         if odd is not None:
             raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
@@ -145,11 +167,14 @@ class TableSource(ColumnSource):
                     f"{typed(name)}, or for numbers name the inputs, each with --input COLUMN=NAME"
                 )
 
-    def _by_split(self, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:
-        """Yield the rows of each split by the words in the column `split`, and record these in `_splits`."""
+    def _by_split(self, of_file: str, rows: list[list[str]]) -> Iterator[tuple[str, list[list[str]]]]:
+        """Yield the rows of each split by the words in the column `split`, and record these in `_splits`.
+
+        Without that column all rows are of the file's split.
+        """
         if "split" not in self._names:
-            self._splits[""] = UNSPLIT
-            yield UNSPLIT, rows
+            self._splits[of_file] = of_file
+            yield of_file, rows
             return
         at = self._names.index("split")
         words = [row[at].strip().lower() for row in rows]
@@ -162,70 +187,83 @@ class TableSource(ColumnSource):
     def _text(self, name: str, split: str) -> PlacedArray:
         at = self._names.index(name)
         with GatheredArray(self._new_path(), f"{self._location}: {name}") as gathered:
-            for _, rows in self._rows():
-                for part_split, part in self._by_split(rows):
-                    if part_split == split:
-                        for row in part:
-                            gathered.add(row[at].strip(), "a row")
+            for part_split, part in self._rows():
+                if part_split == split:
+                    for row in part:
+                        gathered.add(row[at].strip(), "a row")
             return gathered.placed()
 
-    def _rows(self) -> Iterator[tuple[list[str], list[list[str]]]]:
-        """Yield the names of the columns with some rows at a time."""
+    def _rows(self) -> Iterator[tuple[str, list[list[str]]]]:
+        """Yield some rows at a time, with their split."""
+        for split, paths in self._files.items():
+            for path in paths:
+                for rows in self._rows_of(path):
+                    yield from self._by_split(split, rows)
+
+    def _rows_of(self, path: Path) -> Iterator[list[list[str]]]:
+        """Yield some rows of a file at a time; SourceError if its columns are not those of the first file."""
         names: list[str] = []
         rows: list[list[str]] = []
-        for number, fields in self._lines():
+        for number, fields in self._lines(path):
             if not names:
-                names = self._head(fields)
+                names = self._head(path, fields)
+                self._names = self._names or names
+                self._check_names(path, names)
                 if self._spec.head != "none":
                     continue
             if len(fields) != len(names):
-                raise SourceError(
-                    f"{self._location} line {number}: {len(fields)} values for {len(names)} columns; write all"
-                )
+                raise SourceError(f"{path} line {number}: {len(fields)} values for {len(names)} columns; write all")
             rows.append(fields)
             if len(rows) * len(names) >= _VALUES:
-                yield names, rows
+                yield rows
                 rows = []
         if rows:
-            yield names, rows
+            yield rows
 
-    def _head(self, fields: list[str]) -> list[str]:
-        """Return the names of the columns from the first line."""
+    def _check_names(self, path: Path, names: Sequence[str]) -> None:
+        if names == self._names:
+            return
+        first, odd = next(iter(self._files.values()))[0].name, sorted({*names} ^ {*self._names})
+        raise SourceError(
+            f"{self._location}: {shown(first)} and {shown(path.name)} differ in their columns "
+            f"({shown(odd[0]) if odd else 'their order'}); make them alike, or give --leave-out {typed(first)} or "
+            f"{typed(path.name)}"
+        )
+
+    def _head(self, path: Path, fields: list[str]) -> list[str]:
+        """Return the names of the columns from the first line of a file."""
         if self._spec.head == "none":
             return [f"c{place}" for place in range(1, len(fields) + 1)]
         names = [field.strip() for field in fields]
         if _is_sample(names):
             raise SourceError(
-                f"{self._location} line 1 holds numbers only; the first line names the columns: add such a line, or "
+                f"{path} line 1 holds numbers only; the first line names the columns: add such a line, or "
                 "give --head none, which calls them c1, c2, ..."
             )
         if "" in names:
             raise SourceError(
-                f"{self._location} line 1: column {names.index('') + 1} has no name (pandas writes the numbers of rows "
+                f"{path} line 1: column {names.index('') + 1} has no name (pandas writes the numbers of rows "
                 "so, unless index=False is given); name it, and leave it out by --leave-out if it is no feature"
             )
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SourceError(
-                f"{self._location} line 1: the column {shown(twice)} is named twice; is this line a sample? Then give "
-                "--head none"
+                f"{path} line 1: the column {shown(twice)} is named twice; is this line a sample? Then give --head none"
             )
         return names
 
-    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+    def _lines(self, path: Path) -> Iterator[tuple[int, list[str]]]:
         number = 0
-        with open_regular(self._location) as file:
+        with open_regular(path) as file:
             try:
-                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(self._location)), 1):
+                for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(path)), 1):
                     "".join(fields).encode()
                     if fields:
                         yield number, fields
             except UnicodeEncodeError as error:
-                raise SourceError(
-                    f"{self._location} line {number}: it is not UTF-8; save the table as UTF-8"
-                ) from error
+                raise SourceError(f"{path} line {number}: it is not UTF-8; save the table as UTF-8") from error
             except (csv.Error, ValueError) as error:
-                raise SourceError(f"{self._location} line {number + 1}: {error}") from error
+                raise SourceError(f"{path} line {number + 1}: {error}") from error
 
 
 class _Column:

@@ -51,7 +51,9 @@ class SourceConfig:
         choices=("names", "none"),
     )
     sample_is: str | None = setting(
-        None, "What one sample is, of several HDF5 files: a row of their arrays, or a file.", choices=("row", "file")
+        None,
+        "What one sample is, of several HDF5 or .npz files: a row of their arrays, or a file.",
+        choices=("row", "file"),
     )
     sample_axis: str = setting(
         "first",

@@ -274,11 +274,18 @@ def told_of_folders(read: Sequence[Path], location: Path, files_in: Callable[[Pa
     return [f"not read: the folders {names}, which hold such files too"] if names else []
 
 
-def is_made_of(location: Path, endings: Sequence[str]) -> bool:
-    """Return whether `location` consists of files with these endings, rather than of folders of images."""
+def is_made_of(location: Path, endings: Sequence[str], *, alone: bool = False) -> bool:
+    """Return whether `location` consists of files with these endings, rather than of folders of images.
+
+    `alone`: there are no other files beside them.
+    """
     paths = _found(location, endings)
+    if not paths or location.is_file():
+        return bool(paths)
     folders = {path.parent for path in paths}
-    return bool(paths) and (location.is_file() or not any(map(has_folders_of_images, folders)))
+    if alone and any(_ending(folder, endings) != _ending(folder, [""]) for folder in folders):
+        return False
+    return not any(map(has_folders_of_images, folders))
 
 
 def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:

@@ -8,6 +8,7 @@ The list is a folder: `rows.SPLIT` holds one fixed-size row per sample, `names` 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base.glance import has_folders_of_images
+from hpcdl.data.sources.base.glance import files_of, has_folders_of_images
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
@@ -35,6 +36,7 @@ MOST_SAMPLE_BYTES = 1 << 30
 
 FILES_LISTED = ("image-folder", "csv")
 """Formats whose samples are single files, with size, time and inode in their rows."""
+_LOOKED_INTO = 16
 CHANGED_ADVICE = (
     "shards of before and after would be mixed; let the source rest, and shard it anew into an empty folder"
 )
@@ -252,7 +254,17 @@ def recognise(location: str) -> str:
                 _ask_of_images_beside(path, name)
                 _ask_of_two(path, name)
                 return name
-    raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}")
+        advice = _one_of(path)
+    raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}{advice}")
+
+
+def _one_of(path: Path) -> str:
+    """Return advice to give one of a folder's files, if one of the first is of a known format; else nothing."""
+    for file in itertools.islice(files_of(path) if path.is_dir() else (), _LOOKED_INTO):
+        name = next((name for name in SOURCES if SOURCES.load(name).recognises(file)), None)
+        if name is not None:
+            return f"; or give one of its files, such as {file} ({name})"
+    return ""
 
 
 _FIELDS = ("input", "target", "target_kind", "nan")
@@ -262,11 +274,11 @@ _WORDS = ("categories", "categories_of")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "synthetic": ("samples",),
     "csv": ("image_field", "label_field", "target_kind", "nan", "leave_out"),
-    "table": (*_FIELDS, *_WORDS, "leave_out", "head"),
+    "table": (*_FIELDS, *_WORDS, *_NAMES, "head"),
     "cifar10": (),
     "cifar100": (),
     "mnist": (),
-    "numpy": (*_ARRAYS, *_NAMES, "sample_axis"),
+    "numpy": (*_ARRAYS, *_NAMES, "sample_is", "sample_axis"),
     "tfds": (*_FIELDS, "image_field", "label_field"),
     "tfrecord": (*_FIELDS, "image_field", "label_field", *_NAMES),
     "hdf5": (*_ARRAYS, *_NAMES, "sample_is", "sample_axis", "follow_links"),
@@ -284,7 +296,7 @@ _REMEDIES = {
     "image_field": "images are the files of the folders",
     "label_field": "a folder's name is the class of its images; a .csv of file,label lists others",
     "axes": "the axes of its images are known",
-    "sample_is": "it is for several HDF5 files",
+    "sample_is": "it is for several HDF5 or .npz files",
     "follow_links": "links in folders are followed",
 }
 

@@ -261,13 +261,27 @@ def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> N
     assert "never written" not in str(make(tmp_path / "a.h5", tmp_path / "whole").understood)
 
 
-@pytest.mark.parametrize("value", [np.arange(1.0, 6.0), "0.1"], ids=["five", "text"])
-def test_attributes_that_are_not_understood_are_told(value: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [np.arange(1.0, 6.0), "0.1 K"], ids=["five", "text"])
+def test_attributes_that_are_not_understood_are_told_and_never_half_applied(value: Any, tmp_path: Path) -> None:
     source = hdf5(tmp_path / "a.h5", x=X, y=Y)
     with h5py.File(source, "r+") as file:
         file["x"].attrs.update(scale_factor=value, valid_range=np.array([0.0, 99.0]), missing_value=-1.0)
     told = make(source, tmp_path / "out").understood
     assert "x: not applied are its attributes scale_factor, which are no numbers, or too many" in told
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs["add_offset"] = 5.0
+    with pytest.raises(
+        SourceError, match="x is packed by scale_factor and add_offset, and its scale_factor is not one"
+    ):
+        make(source, tmp_path / "half")
+
+
+def test_a_packing_whose_numbers_are_written_as_text_is_applied(tmp_path: Path) -> None:
+    source = hdf5(tmp_path / "a.h5", x=X, y=Y)
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs.update(scale_factor="0.5", add_offset=np.bytes_("5"))
+    told = make(source, tmp_path / "out").understood
+    assert any("scale_factor 0.5, add_offset 5" in line for line in told)
 
 
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])

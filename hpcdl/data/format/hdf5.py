@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.errors import CorruptError, SourceError, UsageError
+from hpcdl.core.errors import CorruptError, SourceError, UsageError, shown
 from hpcdl.core.storage.disk import cut, remove_file
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.hdf5_links import LiesOutside, arrays_inside, arrays_linked, files_behind
@@ -761,7 +761,7 @@ class _Packing:
     @staticmethod
     def of(data: Any) -> _Packing | None:
         """Return the packing that an array's attributes describe; None if there is none."""
-        scale, offset = (_number(data.attrs.get(name)) for name in ("scale_factor", "add_offset"))
+        scale, offset = _scaling(data)
         unsigned = data.dtype.kind == "i" and str(_text(data.attrs.get("_Unsigned"))).lower() == "true"
         stored = np.dtype(data.dtype.str.replace("i", "u")) if unsigned else data.dtype
         absent = [
@@ -835,6 +835,18 @@ class _Packing:
         return f"read as {self.dtype.name} by its attributes: {', '.join(done)}"
 
 
+def _scaling(data: Any) -> tuple[float | None, float | None]:
+    """Return scale_factor and add_offset; SourceError if only one of both can be applied."""
+    found = {name: _number(data.attrs[name]) for name in ("scale_factor", "add_offset") if name in data.attrs}
+    odd = [name for name, number in found.items() if number is None]
+    if len(found) == 2 and len(odd) == 1:
+        raise SourceError(
+            f"{data.file.filename}: {data.name.strip('/')} is packed by scale_factor and add_offset, and its {odd[0]} "
+            f"is not one number: {shown(_text(data.attrs[odd[0]]))}; correct it, or remove both attributes"
+        )
+    return found.get("scale_factor"), found.get("add_offset")
+
+
 def _valid(data: Any) -> tuple[float | None, float | None]:
     """Return the smallest and largest valid stored value: valid_range, or valid_min and valid_max."""
     both = np.ravel(np.asarray(data.attrs.get("valid_range", ())))
@@ -868,14 +880,21 @@ _PACKING = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range
 
 def _are_numbers(value: Any, key: str) -> bool:
     """Return whether an attribute fits netCDF: one number, two for valid_range, any count for missing values."""
+    if key not in ("valid_range", "_FillValue", "missing_value"):
+        return _number(value) is not None
     numbers = np.ravel(np.asarray(value))
-    fitting = {"valid_range": len(numbers) == 2, "_FillValue": True, "missing_value": True}.get(key, len(numbers) == 1)
-    return numbers.dtype.kind in "fiu" and fitting
+    return numbers.dtype.kind in "fiu" and (key != "valid_range" or len(numbers) == 2)
 
 
 def _number(value: Any) -> float | None:
+    """Return an attribute that is one number, or a text of one; else None."""
     numbers = np.ravel(np.asarray(value))
-    return float(numbers[0]) if value is not None and len(numbers) == 1 and numbers.dtype.kind in "fiu" else None
+    if value is None or len(numbers) != 1 or numbers.dtype.kind not in "fiuSUO":
+        return None
+    try:
+        return float(numbers[0])
+    except (TypeError, ValueError):
+        return None
 
 
 def _text(value: Any) -> str:

@@ -94,8 +94,8 @@ def run_script(
 ) -> tuple[Path, RunRecord]:
     """Run `script` on the ranks of this node or of this job's nodes, and return its directory and record.
 
-    The output of the ranks is forwarded line by line, `prefixed` with their numbers if asked. `undistributed`: each
-    rank may train a model of its own.
+    The output of the ranks is forwarded line by line, `prefixed` with their numbers if asked. Warnings that only the
+    record holds are logged at the end. `undistributed`: each rank may train a model of its own.
     """
     check_backend()
     check_script(script.path)
@@ -126,7 +126,11 @@ def run_script(
             unstarted = functools.partial(_unstarted, resolved, script)
             with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
                 until_done(launch, run_dir, resolved, facts, log)
-    return run_dir, read_record(run_dir)
+    record = read_record(run_dir)
+    for warning in record.warnings:
+        if warning not in output.warnings:
+            log(f"warning: {warning}")
+    return run_dir, record
 
 
 def _choose_run_dir(resolved: ResolvedConfig[ScriptConfig], script: Script) -> Path:

@@ -21,6 +21,8 @@ from hpcdl.core.storage.disk import open_to_append, remove_file
 ENDINGS = ("out", "err")
 """Suffixes of the files for stdout and stderr."""
 PREFIXED_VARIABLE = "HPCDL_PREFIX_OUTPUT"
+WARNING = "hpcdl: warning: "
+"""Begins a rank's line that may be in the record too."""
 _RANK, _NODE = "rank-", "node-"
 _LONGEST_BYTES = 64 << 10
 """A longer line is passed on before it ends."""
@@ -92,6 +94,8 @@ class Output:
     def __init__(self, folder: Path, *, prefixed: bool) -> None:
         self._folder, self._prefixed = folder, prefixed
         self._shown: dict[Path, int] = {}
+        self.warnings: set[str] = set()
+        """hpcdl's warnings among what has been shown."""
         for path in self._files():
             remove_file(path)
 
@@ -112,6 +116,8 @@ class Output:
                 self._shown[path] = self._shown.get(path, 0) + len(content)
                 for line in content.decode(errors="replace").splitlines(keepends=True):
                     stream.write(prefix + line)
+                    if line.startswith(WARNING):
+                        self.warnings.add(line.removeprefix(WARNING).rstrip("\n"))
                 stream.flush()
 
     def close(self) -> None:

@@ -154,5 +154,5 @@ def test_ranks_that_train_on_the_same_samples_are_told(
     ended = session_hpcdl(["run", "--ranks", "3", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, data])
     assert ended.code == 0, ended.err
     text = f"all ranks {'were given the same batch' if kind == 'noise' else 'computed the same gradient'}"
-    assert ended.err.count(f"hpcdl: warning: {text}") == (data == "same")
+    assert ended.err.count(f"warning: {text}") == (data == "same"), "said once"
     assert [text in one for one in record_of(tmp_path / "run")["warnings"]].count(True) == (data == "same")

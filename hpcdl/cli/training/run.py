@@ -66,8 +66,6 @@ def run(
         settings, script_call, prefixed=prefix, undistributed=undistributed, log=commentary.say
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
-    for warning in record.warnings:
-        say(f"warning: {warning}")
     say_affinity(record)
     say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,9 +124,15 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
         say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
     else:
         say(f"{target} was finished before, nothing is written; whether the source has changed since was not looked at")
-    model = network_for(manifest.sample_shape) if manifest.pictures else "FILE.py:build"
-    checked, trained = typed("inspect", target, "--verify"), typed("train", "--model", model, "--data", target)
-    commentary.say(f"next: {checked}, or {trained}")
+    shape = manifest.sample_shape if manifest.pictures else None
+    commentary.say(f"next: {typed('inspect', target, '--verify')}, or {train_on(target, shape)}")
+
+
+def train_on(data: Path | str, sample_shape: Sequence[int] | None, *options: object) -> str:
+    """Return the command that trains on pictures of this shape; for other samples (None), where own networks are."""
+    if sample_shape is None:
+        return f"{typed('docs', 'own-model')} about a network of your own for these samples"
+    return typed("train", "--model", network_for(sample_shape), "--data", data, *options)
 
 
 def _plan_document(job: Any) -> dict[str, Any]:
@@ -205,9 +211,8 @@ def inspect(
         print_json({**dataclasses.asdict(contents), **document})
         return
     _show(contents)
-    model = "FILE.py:build" if contents.fields else network_for(contents.sample_shape)
-    command = ("train", "--model", model, "--data", folder) if verify else ("inspect", folder, "--verify")
-    commentary.say(f"next: {typed(*command)}")
+    shape = None if contents.fields else contents.sample_shape
+    commentary.say(f"next: {train_on(folder, shape) if verify else typed('inspect', folder, '--verify')}")
 
 
 def _page_path(folder: Path, out: Path | None) -> Path:

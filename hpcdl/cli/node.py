@@ -18,11 +18,12 @@ from hpcdl.core.paths import typed
 from hpcdl.core.units import counted, format_bytes, format_list, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from hpcdl.node.profile import Profile
     from hpcdl.tuning.tune import PreparedSearch, Tuned
 
 
 commands = typer.Typer(no_args_is_help=True, help="Look at this node, or at a known machine.")
-
+_TUNING = "hpcdl tune-threads --model lenet --batch-size 16 --budget 10m, or with the model that you train"
 MachineFlag = Annotated[
     str | None,
     typer.Option(
@@ -94,8 +95,7 @@ def show(
     put("\n".join(draw(topology, plan.cpus_by_local_rank)))
     if planned.sentence:
         say(planned.sentence)
-    also = ["--plan", "--machine", machine] if machine else []
-    say(f"next: {typed('tune-threads', '--model', 'M', '--batch-size', 'B', *also)}")
+    say(f"next: {typed('tune-threads', '--plan', '--machine', machine) if machine else _TUNING}")
 
 
 @commands.command(epilog='Example: eval "$(hpcdl node env --model resnet50)"')
@@ -170,7 +170,7 @@ def tune_threads(
     commentary.say(f"{len(run_plan.space.candidates)} candidates, {limit} to search")
     with commentary.progress("tuning", settings.search.budget) as bar:
         tuned = tune(run_plan, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
-    _show_result(tuned, json, commentary)
+    _show_result(tuned, settings, json, commentary)
     if tuned.path is not None and run_plan.engine.bfloat16:
         how = typed("bench", "step", "--model", tuned.profile.model, "--batch-size", str(tuned.profile.batch_size))
         commentary.say(
@@ -236,7 +236,7 @@ def _show_plan(run_plan: PreparedSearch, json: bool) -> None:
             put(f"   local rank {rank}: {line}")
     for reason, count in run_plan.space.dropped.items():
         say(f"left out {count}: {reason}")
-    say("next: hpcdl tune-threads --model lenet --batch-size 16 --budget 10m, or with the model that you train")
+    say(f"next: {_TUNING}")
 
 
 def _note(state: Any) -> str:
@@ -247,7 +247,7 @@ def _note(state: Any) -> str:
     return f"best {format_rate(state.best.images_per_second, state.counted)}: {describe(state.settings)}"
 
 
-def _show_result(tuned: Tuned, json: bool, commentary: Commentary) -> None:
+def _show_result(tuned: Tuned, settings: TuneConfig, json: bool, commentary: Commentary) -> None:
     from hpcdl.node.profile import as_document, describe
 
     if json:
@@ -263,9 +263,22 @@ def _show_result(tuned: Tuned, json: bool, commentary: Commentary) -> None:
         say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
         return
     say(f"profile: {tuned.path}")
-    ranks = tuned.profile.settings.ranks_per_node or 1
-    command = typed("train", "--model", tuned.profile.model, "--data", "DIR", "--strategy", "ring", "--ranks", ranks)
-    commentary.say(f"next: {command}   (it uses the profile)")
+    commentary.say(f"next: {_with_profile(tuned.profile, settings)}   (it uses the profile)")
+
+
+def _with_profile(profile: Profile, settings: TuneConfig) -> str:
+    """Return the command that trains with the profile; for a network whose samples are unknown, that times its step."""
+    from hpcdl.run.trained_data import made_up_data
+
+    model, data = settings.workload.model or profile.model, settings.workload.data
+    options: list[object] = ["--strategy", "ring", "--ranks", profile.settings.ranks_per_node or 1]
+    options += ["--batch-size", profile.batch_size]
+    stored: list[object] = [] if settings.output.out is None else ["--profile", settings.output.out]
+    if data is not None:
+        return typed("train", "--model", model, "--data", data, *options, *stored)
+    if (made_up := made_up_data(model)) is not None:
+        return typed("train", "--model", model, "--data", made_up, "--steps", 20, *options, *stored)
+    return typed("bench", "step", "--model", model, *options, *(stored or ["--profile", "auto"]))
 
 
 def _print_tables(tuned: Tuned) -> None:

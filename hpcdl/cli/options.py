@@ -166,6 +166,13 @@ def _parameter(item: Setting, title: str) -> inspect.Parameter:
     return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def as_flag(item: Setting, value: Any) -> list[str]:
+    """Return a setting as words of a command line."""
+    if item.kind == "bool":
+        return [f"--{item.key}" if value else f"--no-{item.key}"]
+    return [f"--{item.key}", item.show(value)]
+
+
 def _help(item: Setting) -> str:
     text = f"{item.help.removesuffix('.')}: {', '.join(item.choices)}." if _many(item) else item.help
     if item.required or item.default in (None, (), "") or item.default is False:

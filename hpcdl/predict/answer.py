@@ -20,6 +20,7 @@ from hpcdl.predict.jobs import StepJob, has_servers, kind_of, parts_of
 from hpcdl.predict.network import Network, read_network
 from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run
+from hpcdl.run.trained_data import made_up_data
 from hpcdl.strategies.table import ALIASES
 
 FALLS_BELOW = 0.8
@@ -345,7 +346,8 @@ def command_of(job: StepJob, data: str) -> str:
     arguments = ["train", "--model", job.model, "--strategy", job.strategy, "--ranks", job.workers + job.servers]
     servers = ["--servers", job.servers] if job.servers else []
     compress = ["--compress", job.compress] if job.compress != NONE else []
-    arguments += [*servers, *compress, "--batch-size", round(job.batch), "--steps", 100, "--data", data or "DIR"]
+    arguments += [*servers, *compress, "--batch-size", round(job.batch), "--steps", 100]
+    arguments += ["--data", data or made_up_data(job.model) or "DIR"]
     if job.nodes == 1:
         return typed(*arguments)
     per_node = -(-(job.workers + job.servers) // job.nodes)

@@ -40,6 +40,7 @@ from hpcdl.predict.network import Network
 from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run, contradictions, positive
 from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.run.trained_data import made_up_data
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 from hpcdl.supervision import runtime
 
@@ -252,7 +253,8 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     strategy = item.monitors[0].job.strategy
     other_size = 2 * size if size == 1 else 1
     arguments = ["train", "--model", item.spec, "--strategy", "ring" if strategy == "single" else strategy]
-    arguments += ["--ranks", str(other_size + (1 if has_servers(strategy) else 0)), "--data", item.data or "DIR"]
+    arguments += ["--ranks", str(other_size + (1 if has_servers(strategy) else 0)), "--data"]
+    arguments += [item.data or made_up_data(item.spec) or "DIR"]
     raise UsageError(
         f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
         f" costs: run {typed(*arguments)} too, or name the network with --network"

@@ -22,11 +22,12 @@ from hpcdl.checkpoint.folders import (
 )
 from hpcdl.checkpoint.memory import LEVEL, check_copy, copies_in, folder_of_copies, names_of, steps_in_folder
 from hpcdl.checkpoint.parity import check_parity
-from hpcdl.config.schema import InterruptionConfig, TrainConfig
+from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
+from hpcdl.core.records.run_record import FINISHED, state_of
 from hpcdl.core.storage.files import read_json
-from hpcdl.run.rundir import CONFIG_FILE, read
+from hpcdl.run.rundir import CONFIG_FILE, SCRIPT, read, read_as
 from hpcdl.strategies.table import STRATEGIES
 
 FILE_SYSTEM = "file system"
@@ -80,6 +81,18 @@ def _kind_of(run_dir: Path) -> type[Facts] | None:
         return None
     info = STRATEGIES.get(strategy)
     return None if info is None else kind_for(synchronous=info.features.synchronous)
+
+
+def ways_on(run_dir: Path) -> list[str]:
+    """Return the commands that continue a run, and that evaluate a training; none if its run.toml does not tell."""
+    kind, is_finished = _kind_of(run_dir), state_of(run_dir) == FINISHED
+    if kind is None or (kind is ScriptFacts and is_finished):
+        return []
+    if kind is ScriptFacts:
+        facts = read_as(ScriptConfig, run_dir)[1]
+        return [typed("run", "--resume", "--run-dir", run_dir, facts[SCRIPT], *facts.get("arguments", ()))]
+    continued = [] if is_finished else [typed("train", "--resume", "--run-dir", run_dir)]
+    return [*continued, typed("evaluate", run_dir, "--data", read(run_dir)[0].config.data.data)]
 
 
 def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpoint | None:

@@ -16,11 +16,21 @@ from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig, TrainConfig
 from hpcdl.core.errors import HpcdlError, UsageError, suggestion
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.units import listed
-from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import KNOWN, PREFIX, Dataset, open_dataset
 from hpcdl.data.format.manifest import Field
+from hpcdl.models.table import MODELS
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
+
+
+def made_up_data(model: str) -> str | None:
+    """Return `synthetic:NAME` like the samples that a network of the table is for; None for a user's own network."""
+    if model not in MODELS:
+        return None
+    classes, channels = MODELS[model].classes, MODELS[model].input_shape[2]
+    fits = (name for name, spec in KNOWN.items() if (spec.num_classes, spec.sample_shape[2]) == (classes, channels))
+    return f"{PREFIX}{next(fits)}"
 
 
 SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}

@@ -51,7 +51,9 @@ def test_every_strategy_has_a_step_with_and_without_its_exchange(run_hpcdl: Comm
 def test_the_next_step_is_allowed_what_this_one_was(run_hpcdl: CommandLine) -> None:
     finished = run_hpcdl([*STEP, "--strategy", "nccl", "--ranks", "2", "--allow-grpc"])
     assert finished.code == 0, finished.err
-    assert finished.err.splitlines()[-1].endswith("--strategy nccl --ranks 2 --allow-grpc")
+    next_step = finished.err.splitlines()[-1]
+    assert next_step.startswith("next: hpcdl train --model lenet --data synthetic:mnist --steps 20 --strategy nccl")
+    assert next_step.endswith("--ranks 2 --batch-size 4 --allow-grpc")
 
 
 @pytest.mark.mpi

@@ -41,6 +41,13 @@ def test_all_are_listed_newest_first(ask_hpcdl: CommandLine, tmp_path: Path, kin
     assert shown.code == 0 and shown.out.splitlines()[1].split()[0] == "20" and "damaged" not in shown.out
 
 
+def test_a_script_is_continued_with_its_arguments(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    run_dir = run_with(tmp_path / "my run", [8], "script")
+    (run_dir / "run.toml").write_text('[facts]\nscript = "fit.py"\narguments = ["--epochs", "a b"]\n')
+    shown = ask_hpcdl(["checkpoints", run_dir])
+    assert shown.err == f"next: hpcdl run --resume --run-dir '{run_dir}' fit.py --epochs 'a b'\n"
+
+
 @pytest.mark.parametrize("name", ["shared.npz", "rank-0.npz", "checkpoint.json"])
 def test_one_flipped_bit_is_found_and_named(ask_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
     run_dir = run_with(tmp_path / "run", [8, 20])

@@ -106,6 +106,7 @@ def test_a_real_search_stores_a_profile_that_is_found_again(run_hpcdl: Run, tmp_
     assert document["settings"]["intra_op_threads"] == 1 and "devices" not in document
     assert document["images_per_second"] > 0
     assert "not checked against" not in done.err
+    assert "next: hpcdl train --model lenet --data synthetic:mnist --steps 20 --strategy ring --ranks 1" in done.err
     assert "precision" not in document["settings"]
     entries = [json.loads(line) for line in Path(document["log"]).read_text().splitlines()]
     assert len(entries) == 1 + document["num_samples"]

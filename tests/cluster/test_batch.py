@@ -358,7 +358,11 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
         tmp_path / "cancelled"
     ).exists()
     (tmp_path / "state").write_text("RUNNING None\n")
-    assert ask_hpcdl(["cancel", "4711"], env=env).out == "cancelled job 4711\n"
+    cancelled = ask_hpcdl(["cancel", "4711"], env=env)
+    assert cancelled.out == "cancelled job 4711\n"
+    words = shlex.split(cancelled.err.partition("to continue: hpcdl ")[2])
+    again = ask_hpcdl([*words[:1], "--dry-run", *words[1:]], env=env)
+    assert again.code == 0 and f"{shlex.join(TRAIN)} --run-dir 'my run' --ranks 2 --resume\n" in again.out, again.err
     assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err

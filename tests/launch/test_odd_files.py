@@ -47,15 +47,21 @@ def test_what_is_advised_can_be_typed(
 ) -> None:
     """Advised commands work in bash, for a folder whose name contains a blank, a semicolon and a command."""
     run, said = odd
-    lines = [advised(said), advised(ask_hpcdl(["checkpoints", NAME], cwd=run.parent).err)]
-    assert [line.split()[1] for line in lines] == ["report", "evaluate"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for line in lines:
+
+    def follow(line: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", line.replace("--data DIR", f"--data {DATA}")], cwd=run.parent, capture_output=True,
+            ["bash", "-c", line], cwd=run.parent, capture_output=True,
             text=True, env=session_hpcdl.environment | {"PATH": path}, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (line, done.stderr)
+        return done.stderr
+
+    follow(advised(said))
+    lines = [advised(ask_hpcdl(["checkpoints", NAME], cwd=run.parent).err)]
+    lines.append(advised(follow(lines[0])))
+    assert [line.split()[1] for line in lines] == ["evaluate", "export"]
+    assert advised(follow(lines[1])).startswith("in Python, keras.saving.load_model(")
     assert not (run.parent / "gone").exists() and (run / "report" / "report.html").is_file()
 
 

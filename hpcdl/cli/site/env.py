@@ -9,6 +9,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.core.paths import quoted
 
 commands = typer.Typer(no_args_is_help=True, help="Add packages of your own to hpcdl.")
 
@@ -38,4 +39,4 @@ def create(
         print_json({"folder": str(made), "base": str(base), "packages": packages or []})
         return
     put(f"{made} stands on {base}")
-    say(f"next: source {made}/bin/activate; pip install PACKAGE; hpcdl run --ranks 2 script.py")
+    say(f"next: source {quoted(made / 'bin' / 'activate')}; pip then installs into it, and hpcdl uses what is there")

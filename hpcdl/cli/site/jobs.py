@@ -54,7 +54,7 @@ def jobs(
         print_json({"jobs": [dataclasses.asdict(view) for view in views]})
         return
     if not views:
-        say("no jobs yet; next: hpcdl submit --nodes N -- train ...")
+        say("no jobs yet; next: hpcdl submit --nodes 1 -- train --model lenet --data synthetic:mnist --steps 20")
         return
     header = ("job", "name", "state", "run", "nodes", "step", "speed", "loss", "log ends with")
     print_table(header, [_row(view) for view in views])
@@ -84,12 +84,16 @@ def _grow(word: str | None, run: str | None, *, json: bool) -> None:
 def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.")]) -> None:
     """End a job, which is not requeued. A run that had begun can be resumed."""
     from hpcdl.cluster.batch import jobs as submitted
+    from hpcdl.cluster.batch.submission import divided
 
     job = submitted.find_job(number)
     ended = submitted.cancel(job)
     put(f"job {job.number} had ended before: {ended}" if ended else f"cancelled job {job.number}")
     if job.run_dir:
-        say(f"next, to continue: hpcdl submit ... -- train --run-dir {quoted(Path(job.run_dir))} --resume ...")
+        own_words, script = divided(job.command)
+        command = [*own_words, *([] if "--resume" in own_words else ["--resume"]), *script]
+        size = ("--nodes", job.nodes, "--ranks-per-node", job.ranks // job.nodes)
+        say(f"next, to continue: {typed('submit', *size, '--', *command)}")
 
 
 def _row(view: JobView) -> tuple[str, ...]:

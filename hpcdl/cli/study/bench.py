@@ -8,25 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcdl.cli.data import train_on
 from hpcdl.cli.groups import GroupedCommand
-from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, resolved, takes_settings
+from hpcdl.cli.options import ConfigFlag, JsonFlag, SetFlag, as_flag, resolved, takes_settings
 from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.config.load import ResolvedConfig, flatten, settings_by_key
 from hpcdl.config.schema import (
     AllreduceBenchConfig,
     InputBenchConfig,
     PingpongBenchConfig,
     PrecisionBenchConfig,
     StepBenchConfig,
+    TrainConfig,
 )
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
 from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
-from hpcdl.models.table import network_for
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
     from hpcdl.bench.input import InputResult, MetadataOperations
+    from hpcdl.bench.step import StepResult
 
+_OF_THE_MEASUREMENT = ("steps", "warmup-steps")
+"""Settings of `bench step` that mean something else in `train`."""
 commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, links, a step, input, a precision.")
 
 
@@ -64,9 +69,25 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
-    options = ["--data", "DIR", "--strategy", result.strategy, "--ranks", result.ranks]
-    allowed = ["--allow-grpc"] if wanted.config.run.allow_grpc else []
-    say(f"next: {typed('train', '--model', result.model, *options, *allowed)}")
+    say(f"next: {_train_as_measured(wanted, result)}")
+
+
+def _train_as_measured(wanted: ResolvedConfig[StepBenchConfig], result: StepResult) -> str:
+    """Return the command that trains what was measured; for a network whose samples are unknown, that tunes it."""
+    from hpcdl.run.trained_data import made_up_data
+
+    data, made_up = wanted.config.run.data, made_up_data(result.model)
+    if data is None and made_up is None:
+        return typed("tune-threads", "--model", result.model, "--batch-size", result.batch_size)
+    samples: list[object] = ["--data", made_up, "--steps", 20] if data is None else ["--data", data]
+    words: list[object] = ["train", "--model", result.model, *samples]
+    words += ["--strategy", result.strategy, "--ranks", result.ranks, "--batch-size", result.batch_size]
+    known, values = settings_by_key(TrainConfig), flatten(wanted.config)
+    given = [key for key, origin in wanted.origins.items() if origin != "default" and key in known]
+    for key in given:
+        if key not in _OF_THE_MEASUREMENT and f"--{key}" not in words:
+            words += as_flag(known[key], values[key])
+    return typed(*words)
 
 
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench allreduce --ranks 2 --sizes 4KiB,1MiB,25MiB")
@@ -189,7 +210,12 @@ def precision(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     put(f"accuracy of {digits.network} on the digits, {digits.epochs} epochs")
     rows = [[name, *(f"{value:.3f}" for value in reached)] for name, reached in digits.accuracy.items()]
     print_table(["precision", *(f"seed {seed}" for seed in digits.seeds)], rows)
-    say(f"next: {typed('train', '--model', result.model, '--data', 'DIR', '--precision', result.precision)}")
+    data, classes = settings.run.data, settings.run.classes
+    options = ["--precision", result.precision, *([] if classes is None else ["--classes", classes])]
+    if data is None:
+        say(f"next: {typed('bench', 'step', '--model', result.model, '--batch-size', result.batch_size, *options)}")
+    else:
+        say(f"next: {typed('train', '--model', result.model, '--data', data, *options)}")
 
 
 @commands.command(
@@ -216,8 +242,7 @@ def input_command(
     _print_input(result)
     options = ["--batch-size", result.batch_size, *(["--ranks", result.ranks] if result.ranks > 1 else [])]
     dataset = open_dataset(data)
-    model = network_for(dataset.sample_shape) if dataset.pictures else "FILE.py:build"
-    say(f"next: {typed('train', '--model', model, '--data', data, *options)}")
+    say(f"next: {train_on(data, dataset.sample_shape if dataset.pictures else None, *options)}")
 
 
 def _print_input(result: InputResult) -> None:

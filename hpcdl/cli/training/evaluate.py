@@ -53,7 +53,8 @@ def evaluate(
         return
     metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
     put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
-    Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', 'DIR')}")
+    target = Path(f"{run.resolve().name}-keras")
+    Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")
 
 
 def export(

@@ -14,7 +14,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
-from hpcdl.core.paths import quoted, typed
+from hpcdl.core.paths import typed
 from hpcdl.core.units import common_unit, counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def checkpoints(
 ) -> None:
     """List a run's checkpoints, and check every file."""
     from hpcdl.core.records.run_record import FINISHED, state_of
-    from hpcdl.run.listing import listed, require_whole
+    from hpcdl.run.listing import listed, require_whole, ways_on
 
     entries = listed(run)
     if json:
@@ -192,5 +192,5 @@ def checkpoints(
             ],
         )
     require_whole(entries)
-    if entries and not json:
-        say(f"next: continue with --resume --run-dir {quoted(run)}, or {typed('evaluate', run, '--data', 'DIR')}")
+    if entries and not json and (commands := ways_on(run)):
+        say(f"next: {', or '.join(commands)}")

@@ -128,6 +128,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count steps from here on."""
         self._epoch, self._steps = epoch, 0
+        self.group.num_batches = (self.params or {}).get("steps")
         if self._counts_on is None:  # fit(epochs=n - state.epoch) begins at 0; with initial_epoch= Keras counts itself
             self._counts_on = epoch == 0
         self._seen.doing(f"epoch {epoch + 1}", 0)
@@ -155,7 +156,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
         A rank with fewer steps takes the weights of the rank with the most.
         """
-        last = self.group.join()
+        last = self.group.join(without_batch=self._steps == 0)
         by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
         differ = len({steps for steps, _ in by_rank}) > 1
         stops = any(stop for _, stop in by_rank)

@@ -46,6 +46,16 @@ print(f"[{hpcdl.rank()} scale {scale:g} weights {digest.hex()}]", flush=True)
 """
 
 
+WITHOUT_BATCH = """
+import hpcdl; hpcdl.init()
+import keras, numpy
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mean_squared_error")
+rows = numpy.ones((1, 4), "float32")[hpcdl.rank() :: hpcdl.size()]
+model.fit(rows, rows[:, :1], batch_size=8, verbose=0)
+"""
+
+
 IN_FUNCTION = """
 import hpcdl; hpcdl.init()
 import tensorflow as tf
@@ -66,6 +76,12 @@ def run(mpi: Mpi, script: str, folder: Path, **env: str) -> subprocess.Completed
         [*mpi.launcher, "-n", "2", sys.executable, "script.py"],
         cwd=folder, env=mpi.environment | env, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
+
+
+def test_fewer_batches_than_ranks_are_counted(mpi: Mpi, tmp_path: Path) -> None:
+    finished = run(mpi, WITHOUT_BATCH, tmp_path)
+    (line,) = [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
+    assert finished.returncode != 0 and "the training data have 1 batch for 2 ranks, none for rank 1: use" in line
 
 
 @EITHER

@@ -16,11 +16,13 @@ import numpy
 
 from hpcdl.comm.observed import for_control
 from hpcdl.core.errors import UsageError
+from hpcdl.core.units import listed
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
 
 Kept = TypeVar("Kept")
+_WITHOUT_BATCH = "the end of a fit's data, before its first batch"
 _LARGEST_NUMBER = 1 << 20
 """Upper limit of identifiers of collectives: their squares, summed over some thousand ranks, are exact in float64."""
 
@@ -38,6 +40,8 @@ class ScriptGroup:
         self.started: set[str] = set()
         self.num_joined = 0
         self.unequal = False
+        self.num_batches: int | None = None
+        """Batches of this rank in an epoch of the fit, if known."""
         self._control = for_control(self.messages)
         self._kept: dict[Any, Any] = {}
         self._sums: dict[int, list[Callable[[], Any]]] = {}
@@ -93,10 +97,11 @@ class ScriptGroup:
         if self._recorded is not None:
             self._recorded.append(take_part)
 
-    def join(self) -> int:
+    def join(self, *, without_batch: bool = False) -> int:
         """Take part in the others' sums with zeros until every rank has joined. Return the last rank to join.
 
         Afterwards `unequal` tells whether any rank took part in that way, that is, whether others had more steps.
+        `without_batch`: a fit on this rank has come to the end of its data before the first batch.
         """
         num_sums = 0
         while self.size > 1:
@@ -104,7 +109,7 @@ class ScriptGroup:
             if num_joined == self.size:
                 break
             if number is None or number not in self._sums:
-                self._tell_apart(["hpcdl.join()"])
+                self._tell_apart([_WITHOUT_BATCH if without_batch else "hpcdl.join()"])
             else:
                 for take_part in self._sums[number]:
                     take_part()
@@ -124,8 +129,10 @@ class ScriptGroup:
 
     def _tell_apart(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
         """Raise an error that names the difference between the ranks. Collective."""
-        answers = self._control.allgather_json([list(mine), list(names)])
-        texts: list[list[str]] = [text for text, _ in answers]
+        answers = self._control.allgather_json([list(mine), list(names), self.num_batches])
+        texts: list[list[str]] = [text for text, *_ in answers]
+        if empty := [rank for rank, text in enumerate(texts) if text[0] == _WITHOUT_BATCH]:
+            raise UsageError(_told_without_batch(empty, [num_batches for *_, num_batches in answers]))
         other_rank = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
         pairs = enumerate(itertools.zip_longest(texts[0], texts[other_rank], fillvalue="nothing more"))
         row, pair = next(
@@ -140,3 +147,16 @@ class ScriptGroup:
             f"rank {other_rank} has {second}; let every rank make the same calls with the same shapes, and take the "
             "same number of steps (hpcdl.join)"
         )
+
+
+def _told_without_batch(empty: Sequence[int], num_batches: Sequence[int | None]) -> str:
+    """Return the error for ranks whose fit has no batch, with the number of batches where every rank knows its own."""
+    ranks = f"rank{'s' if len(empty) > 1 else ''} {listed([str(rank) for rank in empty])}"
+    known = [number for number in num_batches if number is not None]
+    # With steps_per_epoch Keras gives that number, whatever the data have.
+    if len(known) == len(num_batches) and not any(num_batches[rank] for rank in empty):
+        batches = "1 batch" if sum(known) == 1 else f"{sum(known):,} batches"
+        what = f"the training data have {batches} for {len(known)} ranks, none for {ranks}"
+    else:
+        what = f"the training data have no batch for {ranks}"
+    return f"{what}: use fewer ranks or smaller batches, so that model.fit has one on every rank"

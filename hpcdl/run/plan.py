@@ -373,5 +373,18 @@ def rule_in_force(run_plan: RunPlan) -> str:
     return (
         f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step{meeting}; {rule}, "
         f"{run_plan.schedule.describe()}; "
-        f"{run_plan.num_steps} steps, {run_plan.steps_per_epoch} an epoch"
+        f"{run_plan.num_steps} steps, {run_plan.steps_per_epoch} an epoch{_left_out(run_plan)}"
     )
+
+
+def _left_out(run_plan: RunPlan) -> str:
+    """Say how many samples an epoch leaves out, if they are a tenth or more: they fill no whole step."""
+    num_samples = run_plan.dataset.train_split.num_samples
+    left = num_samples - run_plan.steps_per_epoch * run_plan.global_batch
+    if (
+        10 * left < num_samples
+        or run_plan.num_steps < run_plan.steps_per_epoch
+        or not run_plan.info.features.synchronous
+    ):
+        return ""
+    return f", which leaves out {left} of the {num_samples} samples, others in each epoch"

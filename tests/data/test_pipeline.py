@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import hpcdl.data
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.read.pipeline import Augmentation
@@ -48,6 +49,9 @@ def test_training_batches(data: Path) -> None:
     assert same_samples_of(one[:3], data, "train")
     with pytest.raises(UsageError, match="batch size x workers"):
         training_batches(dataset, batch_size=200)
+    for worker, num_workers in ((2, 2), (-1, 2), (0, 0)):  # a worker beyond the last would read the next step's samples
+        with pytest.raises(UsageError, match=r"workers are numbered from 0 to num_workers - 1"):
+            hpcdl.data.open(str(data), batch_size=12, worker=worker, num_workers=num_workers)
 
 
 def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,11 @@ class TrainingStream:
         global_batch: int | None = None,
         shift: Shift = NO_SHIFT,
     ) -> None:
+        if batch_size < 1 or not 0 <= worker < num_workers:
+            raise UsageError(
+                f"worker {worker} of {num_workers} with batches of {batch_size}: workers are numbered from 0 to "
+                "num_workers - 1 (worker=hpcdl.rank(), num_workers=hpcdl.size()), and a batch has 1 sample or more"
+            )
         self.reader, self.worker = reader, worker
         self.global_batch = global_batch or batch_size * num_workers
         self.rows = pass_slice(self.global_batch, worker, num_workers)

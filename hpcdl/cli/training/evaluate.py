@@ -11,6 +11,7 @@ import typer
 from hpcdl.cli.options import JsonFlag, QuietFlag, TrustFlag
 from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.core.paths import typed
+from hpcdl.core.units import counted
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
@@ -51,8 +52,9 @@ def evaluate(
     if json:
         print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
         return
-    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in result.metrics.items())
-    put(f"{name}: loss {result.loss:.4f}, {metrics} on {result.num_samples} samples")
+    values = {"loss": result.loss, **result.metrics}
+    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+    put(f"{name}: {metrics} on {counted(result.num_samples, 'sample')}")
     target = Path(f"{run.resolve().name}-keras")
     Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")
 

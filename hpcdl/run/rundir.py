@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ _HOW_FAR = ("steps", "epochs", "target-accuracy")
 """Settings that define the end of a run."""
 STRUCK = "injected-"
 """Prefix of marker files, in the folder of the ranks, for faults that struck since the user started the run."""
+_UNDO = '; put back what was there (record.json has it under "config"), and give other settings as flags'
+"""How to mend a run.toml that has been edited."""
 CHECKSUM, SCRIPT = "data-checksum", "script"
 """Facts of a run's start: the checksum of its data, or the script it runs."""
 
@@ -338,15 +341,24 @@ def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], 
         if not (run_dir / RECORD_FILE).exists():
             raise UsageError(f"{run_dir} holds no run of `hpcdl train`; `hpcdl runs` lists what there is")
         raise CorruptError(f"{run_dir} holds no {CONFIG_FILE}; name a folder that `hpcdl train` made")
-    document = read_toml(path, CorruptError)
+    document = read_toml(path, CorruptError, _UNDO)
     facts, origins = document.pop("facts", {}), document.pop("origins", {})
     if not isinstance(facts, dict) or not isinstance(origins, dict):
-        raise CorruptError(f"{path} is damaged: facts and origins must be tables")
+        raise CorruptError(f"{path} is damaged: facts and origins must be tables{_UNDO}")
     if (SCRIPT in facts) != (kind is ScriptConfig):
         command = f"the script {facts[SCRIPT]}; go on with `hpcdl run`" if SCRIPT in facts else "`hpcdl train`"
         raise UsageError(f"{run_dir} is a run of {command}")
+    lines = path.read_text(encoding="utf-8").split("\n")
     try:
-        loaded = load(kind, [Layer(origin=str(path), values=document)])
+        loaded = load(kind, [Layer(origin=_line_of(key, lines), values={key: document[key]}) for key in document])
     except ConfigError as error:
-        raise CorruptError(f"{path} is damaged: {'; '.join(error.problems)}") from None
-    return ResolvedConfig(config=loaded.config, origins={**loaded.origins, **origins}), facts
+        problems = [re.sub(r"^--(\S+) is needed: .*", r"\1 is missing", problem) for problem in error.problems]
+        raise CorruptError(f"{path} is damaged: {'; '.join(problems)}{_UNDO}") from None
+    named = {key: str(path) for key in loaded.origins if key in document}
+    return ResolvedConfig(config=loaded.config, origins={**loaded.origins, **named, **origins}), facts
+
+
+def _line_of(key: str, lines: Sequence[str]) -> str:
+    """Return `line N`, which gives the key its value or begins its table."""
+    begin = re.compile(rf"""\s*\[?["']?{re.escape(key)}["']?\s*[=\]]""")
+    return next((f"line {number}" for number, line in enumerate(lines, start=1) if begin.match(line)), "run.toml")

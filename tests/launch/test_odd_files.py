@@ -92,6 +92,27 @@ def test_facts_that_are_missing_or_wrong_are_damage(
     assert found.code == 3 and words in found.err and len(found.err.splitlines()) == 1, found.err
 
 
+@pytest.mark.parametrize(
+    ("pattern", "instead", "said"),
+    [
+        (r"^model = .*", "model = lenet", "at line 1, column 9"),
+        (r"^steps = .*", 'steps = "many"', "line 47: steps: 'many' is not a whole number"),
+        (r"^steps = .*", "stepz = 20", "line 47: unknown key 'stepz'; did you mean 'steps'?"),
+        (r"^model = .*", "", "model is missing"),
+    ],
+)
+def test_an_edit_of_the_settings_is_named_with_its_line(
+    ask_hpcdl: CommandLine, run_dir: Path, pattern: str, instead: str, said: str
+) -> None:
+    settings = run_dir / "run.toml"
+    settings.write_text(re.sub(pattern, instead, settings.read_text(), count=1, flags=re.MULTILINE))
+    found = ask_hpcdl(["train", "--resume", "--run-dir", run_dir])
+    assert found.code == 3 and said in found.err and len(found.err.splitlines()) == 1, found.err
+    assert found.err.endswith(
+        '; put back what was there (record.json has it under "config"), and give other settings as flags\n'
+    )
+
+
 def test_nothing_goes_on_from_a_checkpoint_without_facts(session_hpcdl: CommandLine, run_dir: Path) -> None:
     with_facts(run_dir, lambda facts: {})
     finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "30"])

@@ -157,8 +157,11 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any]:
-    """Return the tables of a TOML file. Raises `wrong` with line and column (CorruptError for files of hpcdl)."""
+def read_toml(path: Path, wrong: type[HpcdlError] = UsageError, remedy: str = "") -> dict[str, Any]:
+    """Return the tables of a TOML file. Raises `wrong` with line and column (CorruptError for files of hpcdl).
+
+    `remedy` ends the error of a file that is not TOML.
+    """
     try:
         return parse_toml(read_bytes(path, MOST_TOML_BYTES).decode())
     except FileNotFoundError:
@@ -166,7 +169,7 @@ def read_toml(path: Path, wrong: type[HpcdlError] = UsageError) -> dict[str, Any
     except OSError as error:
         raise wrong(f"cannot read config file {path}: {error.strerror}") from None
     except ValueError as error:
-        raise wrong(f"{path} is not valid TOML: {error}") from None
+        raise wrong(f"{path} is not valid TOML: {error}{remedy}") from None
 
 
 _CONTAINERS = frozenset((dict, list))

@@ -20,7 +20,7 @@ from hpcdl.scripts.exchange import OWN_CHANGES, key_of
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted, synchronize_normalization
 from hpcdl.scripts.fit.deferred import with_deferred
-from hpcdl.scripts.fit.files import Kept, written_on_rank_0
+from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
@@ -60,7 +60,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
         self.checkpoints: list[Any] = []
-        """Keras's ModelCheckpoints of this fit, which check the weights on rank 0 only."""
+        """Keras's checkpoints of this fit, which check the weights on rank 0 only."""
         self._steps = self._epoch = 0
         self._epochs_before = 0
         """Epochs of the state when the fit began."""
@@ -360,9 +360,7 @@ def _arranged(given: Sequence[Any]) -> list[Any]:
     other_callbacks = [callback for callback in given if not isinstance(callback, AgreeOverRanks)]
     # A list may be arranged more than once.
     unwrapped = [callback.callback if isinstance(callback, Kept) else callback for callback in other_callbacks]
-    agreeing[0].checkpoints = [
-        callback for callback in unwrapped if isinstance(callback, keras.callbacks.ModelCheckpoint)
-    ]
+    agreeing[0].checkpoints = [callback for callback in unwrapped if keeps_best(callback)]
     other_callbacks = (
         other_callbacks if agreeing[0].group.size == 1 else written_on_rank_0(other_callbacks, agreeing[0].group)
     )

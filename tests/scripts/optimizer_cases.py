@@ -335,7 +335,12 @@ def a_center_is_what_is_seen_and_kept() -> None:
     optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd")
     path = str(hpcdl.broadcast_object(tempfile.mkdtemp())) + "/{batch}.weights.h5"
     files = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
-    parts = [with_center(model, 1, optimizer, validation_data=(inputs, targets), callbacks=[note, files])]
+    trees: list[Any] = []  # of what OrbaxCheckpoint saves
+    saved = {"value_format": "numpy_array"}
+    tree = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: trees.append(model.get_state_tree(**saved))
+    )
+    parts = [with_center(model, 1, optimizer, validation_data=(inputs, targets), callbacks=[note, files, tree])]
     again = with_center(model, 1, model.optimizer)
     equal([*parts[0].own[:0], *parts[0].center, *again.center], whole.center, tolerance=0.0)
     assert numpy.array_equal(seen[0][0], parts[0].center[-1])
@@ -343,6 +348,8 @@ def a_center_is_what_is_seen_and_kept() -> None:
     loaded = keras.models.clone_model(model)
     loaded.load_weights(path.format(batch=2))
     assert numpy.array_equal(flat(loaded), parts[0].center[1]), "in the middle of an epoch too"
+    in_tree = numpy.concatenate([numpy.ravel(one) for one in tf.nest.flatten(trees[1]["trainable_variables"])])
+    assert numpy.array_equal(numpy.sort(in_tree), numpy.sort(parts[0].center[1]))
     loaded.set_weights([numpy.zeros_like(one) for one in loaded.get_weights()])
     model.set_weights(loaded.get_weights())
     anew = with_center(model, 1, model.optimizer)

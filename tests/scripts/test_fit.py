@@ -56,6 +56,7 @@ def test_unequal_steps_and_files_are_told_once(found: dict[str, Any]) -> None:
     assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 5, "once an epoch of two fits"
     assert len(found["logs"].splitlines()) == 3, "a head and two epochs, by one rank"
     assert (Path(found["folder"]) / "best.keras").is_file()
+    assert {path.name for path in Path(found["folder"]).glob("orbax-2-*")} == {"orbax-2-0-0", "orbax-2-0-1"}
 
 
 def test_rates_are_products_of_all_factors_and_keep_what_others_change(found: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _WRITERS: dict[str, tuple[str, ...]] = {
     "ModelCheckpoint": (),
+    "OrbaxCheckpoint": (),
     "BackupAndRestore": ("set_model", "on_train_begin"),
     "CSVLogger": (),
     "TensorBoard": (),
@@ -80,8 +81,14 @@ def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]
 
 def _kept(callback: Any) -> tuple[str, ...] | None:
     """Return the methods of a file-writing callback that other ranks call too; None if it writes no files."""
-    kinds = [getattr(keras.callbacks, name) for name in _WRITERS]
+    kinds = [getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name)]
     return next((_WRITERS[kind.__name__] for kind in kinds if isinstance(callback, kind)), None)
+
+
+def keeps_best(callback: Any) -> bool:
+    """Return whether a callback may write a file only if the model is the best so far."""
+    names = ("ModelCheckpoint", "OrbaxCheckpoint")
+    return isinstance(callback, tuple(kind for name in names if (kind := getattr(keras.callbacks, name, None))))
 
 
 def _say_who_writes() -> bool:
@@ -95,6 +102,9 @@ def save_once() -> None:
         plain = getattr(keras.Model, name)
         if not hasattr(plain, "once_for_all"):
             setattr(keras.Model, name, _saved_once(name, plain))
+    plain = getattr(keras.Model, "get_state_tree", None)  # an older Keras has neither it nor OrbaxCheckpoint
+    if plain is not None and not hasattr(plain, "shared"):
+        keras.Model.get_state_tree = _of_shared_weights(plain)
     for module, name in saving_functions():
         plain = getattr(module, name)
         if not hasattr(plain, "once_for_all"):
@@ -124,6 +134,18 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(save)["once_for_all"] = True
     return save
+
+
+def _of_shared_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Patch the state that OrbaxCheckpoint saves: a center's weights, not this rank's own."""
+
+    @functools.wraps(plain)
+    def state_tree(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with center_in_place(*optimizers_of(model)):
+            return plain(model, *args, **kwargs)
+
+    vars(state_tree)["shared"] = True
+    return state_tree
 
 
 @contextlib.contextmanager

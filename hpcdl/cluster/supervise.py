@@ -28,7 +28,7 @@ from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly, without_place
 from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
-from hpcdl.core.processes.streams import caught
+from hpcdl.core.processes.streams import caught, suspended_alone
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.storage.disk import make_folder, open_to_append, remove_file
 from hpcdl.core.storage.files import read_json
@@ -91,7 +91,7 @@ def start(
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         chatter = _Chatter(launcher, log, said_before)
         watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, continues=marked.continues)
-        with caught(watcher.hear):
+        with caught(watcher.hear), suspended_alone("ranks"):
             watcher.wait()
     if watcher.silent is not None:
         raise watcher.silent

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hpcdl.cluster.processes import end_marked, stop
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.processes.streams import caught
+from hpcdl.core.processes.streams import caught, suspended_alone
 from hpcdl.core.records.run_record import TIME_FORMAT, RunRecord, read_record
 from hpcdl.core.storage.disk import free_name, make_folder, open_to_append
 from hpcdl.core.storage.files import write_toml
@@ -114,7 +114,7 @@ class Runner(Generic[Planned]):
                 make_folder(folder)
         except OSError as error:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}; choose another --out DIR") from None
-        with writing(self.folder), caught(self._stop_soon):
+        with writing(self.folder), caught(self._stop_soon), suspended_alone("runs"):
             write_toml(self.folder / SETTINGS, dict(self.settings))
             end_marked(MARK, self.mark)
             yield

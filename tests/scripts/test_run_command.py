@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +16,9 @@ import pytest
 
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
-from tests.conftest import CommandLine, Finished
+from tests.conftest import CommandLine, Finished, finish
 from tests.scripts.scripts import run_script
-from tests.training_runs import record_of, written_by_ranks
+from tests.training_runs import record_of, wait_for, written_by_ranks
 
 SCRIPT = """
 import sys
@@ -177,6 +179,48 @@ def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: Com
     assert {line: lines.count(line) for line in said} == said
     host = socket.gethostname()
     assert written_by_ranks(tmp_path / "run") == {"all.json", f"node-{host}.out", f"node-{host}.err"}
+
+
+LONG = """
+import time
+from pathlib import Path
+import hpcdl
+hpcdl.init()
+while not Path("enough").exists():
+    with Path(f"seen-{hpcdl.rank()}").open("a") as file:
+        file.write(".")
+    time.sleep(0.05)
+"""
+AS_A_SHELL = """
+import os, subprocess, sys
+os.setsid()  # the default action of SIGTSTP needs a parent in the same session and another group
+command = subprocess.Popen([sys.executable, "-m", "hpcdl", *sys.argv[1:]], process_group=0)
+print(command.pid, flush=True)
+sys.exit(command.wait())
+"""
+
+
+@pytest.mark.mpi
+def test_ctrl_z_suspends_the_command_and_says_that_the_ranks_go_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(LONG)
+    seen = tmp_path / "seen-1"
+    shell = subprocess.Popen(
+        [sys.executable, "-c", AS_A_SHELL, "run", "--ranks", "2", "long.py"],
+        cwd=tmp_path, env=session_hpcdl.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert shell.stdout is not None
+    pid = int(shell.stdout.readline())
+    wait_for(seen.exists)
+    os.kill(pid, signal.SIGTSTP)
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    size = seen.stat().st_size
+    wait_for(lambda: seen.stat().st_size > size)
+    os.kill(pid, signal.SIGCONT)
+    (tmp_path / "enough").touch()
+    finished = finish(shell)
+    assert finished.code == 0, finished.err
+    line = "hpcdl: suspended, but the ranks go on: `fg` shows them again, and Ctrl-C then ends them"
+    assert finished.err.splitlines()[0] == line
 
 
 ENDS = [

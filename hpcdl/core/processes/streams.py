@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -43,6 +43,21 @@ def caught(action: Callable[[int], None], numbers: tuple[int, ...] = STOPS, *, y
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def suspended_alone(what: str) -> AbstractContextManager[None]:
+    """While active, Ctrl-Z says that `what` goes on, and suspends this process: only it gets the terminal's signals."""
+    text = f"hpcdl: suspended, but the {what} go on: `fg` shows them again, and Ctrl-C then ends them\n"
+
+    def suspend(number: int) -> None:
+        bar_over = "\n\x1b[?25h" if os.isatty(2) else ""  # a bar has hidden the cursor, which the shell needs
+        with contextlib.suppress(OSError):
+            os.write(2, f"{bar_over}{text}".encode())  # sys.stderr may be in the middle of a write
+        handler = signal.signal(number, signal.SIG_DFL)
+        signal.pthread_kill(threading.get_ident(), number)  # returns once this process goes on
+        signal.signal(number, handler)
+
+    return caught(suspend, (signal.SIGTSTP,), yields=True)
 
 
 _AGAIN_S = 0.05

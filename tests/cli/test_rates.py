@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from hpcdl.bench.step import StepResult
 from hpcdl.cli import node
 from hpcdl.cli.app import app_for
+from hpcdl.cli.options import resolved
 from hpcdl.cli.output import Commentary
 from hpcdl.cli.training import train, watch
+from hpcdl.config.schema import TuneConfig
 from hpcdl.node.profile import Profile, Settings, TrialSummary
 from hpcdl.supervision.live import RunNow
 from hpcdl.tuning.findings import Found
@@ -100,7 +102,8 @@ def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) 
         stopped=False, warnings=(),
     )  # fmt: skip
     tuned = Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l"))
-    node._show_result(tuned, json=False, commentary=Commentary(quiet=False))
+    settings = resolved(TuneConfig, "tune-threads", {"model": "lenet", "batch_size": 8}, None, None).config
+    node._show_result(tuned, settings, json=False, commentary=Commentary(quiet=False))
     shown = capsys.readouterr().out
     assert f"{counted}/s" in shown and OTHER[counted] not in shown
 

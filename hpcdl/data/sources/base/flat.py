@@ -328,7 +328,7 @@ def words_among_numbers(values: Iterable[str]) -> list[str]:
     """Return the words among different values most of which are numbers; none if words are a third or more."""
     different = sorted(set(values))
     words = [value for value in different if not NUMBER.fullmatch(value.strip())]
-    return words if 3 * len(words) <= len(different) else []
+    return words if 3 * len(words) < len(different) else []
 
 
 def question_of_words(names: Sequence[str]) -> str:

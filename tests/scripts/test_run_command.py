@@ -201,7 +201,9 @@ sys.exit(command.wait())
 
 
 @pytest.mark.mpi
-def test_ctrl_z_suspends_the_command_and_says_that_the_ranks_go_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_ctrl_z_suspends_the_command_and_says_that_the_ranks_continue(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
     (tmp_path / "long.py").write_text(LONG)
     seen = tmp_path / "seen-1"
     shell = subprocess.Popen(
@@ -219,7 +221,7 @@ def test_ctrl_z_suspends_the_command_and_says_that_the_ranks_go_on(session_hpcdl
     (tmp_path / "enough").touch()
     finished = finish(shell)
     assert finished.code == 0, finished.err
-    line = "hpcdl: suspended, but the ranks go on: `fg` shows them again, and Ctrl-C then ends them"
+    line = "hpcdl: suspended, but the ranks continue: `fg` shows them again, and Ctrl-C then ends them"
     assert finished.err.splitlines()[0] == line
 
 

@@ -46,15 +46,15 @@ def caught(action: Callable[[int], None], numbers: tuple[int, ...] = STOPS, *, y
 
 
 def suspended_alone(what: str) -> AbstractContextManager[None]:
-    """While active, Ctrl-Z says that `what` goes on, and suspends this process: only it gets the terminal's signals."""
-    text = f"hpcdl: suspended, but the {what} go on: `fg` shows them again, and Ctrl-C then ends them\n"
+    """While active, Ctrl-Z says that `what` continue, and suspends this process: the only one that it reaches."""
+    text = f"hpcdl: suspended, but the {what} continue: `fg` shows them again, and Ctrl-C then ends them\n"
 
     def suspend(number: int) -> None:
         bar_over = "\n\x1b[?25h" if os.isatty(2) else ""  # a bar has hidden the cursor, which the shell needs
         with contextlib.suppress(OSError):
             os.write(2, f"{bar_over}{text}".encode())  # sys.stderr may be in the middle of a write
         handler = signal.signal(number, signal.SIG_DFL)
-        signal.pthread_kill(threading.get_ident(), number)  # returns once this process goes on
+        signal.pthread_kill(threading.get_ident(), number)  # returns when this process continues
         signal.signal(number, handler)
 
     return caught(suspend, (signal.SIGTSTP,), yields=True)

@@ -285,6 +285,8 @@ SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
     "a word in the only input": (table(f"{ONE_WORD}none of it,1\n", "t.csv"), {}, "'a' holds numbers, and among them"),
     "a word in a list of pictures": (table(lines([0.5, 1.5, 2.5, "unknown"])), {}, f"'label' holds {A_WORD}"),
     "a word in a column of text": (columns(a=Y, y=["0", "1", "2", "unknown"] * 2), {"target": "y"}, A_WORD),
+    "a word beside two numbers": (columns(a=Y, y=["0", "1", "unknown", "0"] * 2), {"target": "y"}, A_WORD),
+    "a word beside two numbers in a list": (table(lines(["0", "1", "unknown"])), {}, f"'label' holds {A_WORD}"),
     "a word among folders of numbers": (pictures("0", "1", "2", "unknown"), {}, A_WORD),
     "codes in an archive": (labelled("007", "7", "8"), {}, TWO_WAYS),
     "codes in an archive, as a field": (labelled("007", "7"), {"input": "png=x", "target": "cls=y"}, TWO_WAYS),

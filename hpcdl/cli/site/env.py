@@ -39,4 +39,4 @@ def create(
         print_json({"folder": str(made), "base": str(base), "packages": packages or []})
         return
     put(f"{made} stands on {base}")
-    say(f"next: source {quoted(made / 'bin' / 'activate')}; pip then installs into it, and hpcdl uses what is there")
+    say(f"next: source {quoted(made / 'bin' / 'activate')}; pip then adds packages to it, and hpcdl finds them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import lzma
 import math
 import shutil
@@ -66,6 +67,8 @@ class NumpySource(FieldSource):
         self._fields = (spec.image_field, spec.label_field)
         self._axes = spec.axes
         self._files = FlatFiles()
+        self._unpacked = itertools.count()
+        """Numbers of unpacked members, shared by the archives of a folder."""
         self._found: dict[str, PlacedArray] = {}
         self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
 
@@ -80,7 +83,8 @@ class NumpySource(FieldSource):
         """Find the arrays and list their samples; compressed members are unpacked into the work folder."""
         facts = self._listed(index)
         files = [] if self._location.is_file() else _array_files(self._location)
-        beside = sorted(path.name for path in self._location.glob("*.npz") if path not in files)
+        read_npy = bool(files) and files[0].suffix == ".npy"
+        beside = sorted(path.name for path in self._location.glob("*.npz")) if read_npy else []
         remarks = [f"not read: {some(beside)} beside the .npy files"] if beside else []
         remarks += told_of_folders(files, self._location, _array_files)
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
@@ -105,11 +109,12 @@ class NumpySource(FieldSource):
         files = [] if self._location.is_file() else _array_files(self._location)
         if not files or files[0].suffix != ".npz":
             return [(UNSPLIT, self)]
-        return [
-            (split, NumpySource(dataclasses.replace(self._spec, location=str(path))))
-            for split, paths in by_names(files, self._spec).items()
-            for path in paths
-        ]
+        return [(split, self._part(path)) for split, paths in by_names(files, self._spec).items() for path in paths]
+
+    def _part(self, path: Path) -> NumpySource:
+        part = NumpySource(dataclasses.replace(self._spec, location=str(path)))
+        part._unpacked = self._unpacked
+        return part
 
     def _add_images(self, split: str, listed: ArrayFiles) -> list[str]:
         """Add the images of this file or folder, by the splits of its arrays if they name some; return remarks."""
@@ -313,7 +318,7 @@ class NumpySource(FieldSource):
                 )
             if member.compress_type != zipfile.ZIP_DEFLATED:  # for others Python unpacks all to read a part
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
-            unpacked = self._work / f"{len(list(self._work.glob('*.npy')))}.npy"
+            unpacked = self._work / f"{next(self._unpacked)}.npy"
             try:
                 with archive.open(member) as packed, unpacked.open("wb") as out:
                     out.write(packed.read(_MOST_HEADER_BYTES))

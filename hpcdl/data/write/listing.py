@@ -56,11 +56,17 @@ _MISSING = frozenset({"", "nan", "n/a", "#n/a", "<na>", "null", "?"})
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
+_FEW_FOLDERS = 3
+"""A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
 
 
-def ask_of_names(names: Sequence[str], where: str) -> None:
-    """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class."""
-    for question in (*_twins(names), *_missing(names), *_joined(names), *_words(names)):
+def ask_of_names(names: Sequence[str], where: str, *, folders: bool = False) -> None:
+    """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class.
+
+    `folders`: the names are those of folders.
+    """
+    words = () if folders and len(names) <= _FEW_FOLDERS else _words(names)
+    for question in (*_twins(names), *_missing(names), *_joined(names), *words):
         raise SourceError(f"{where}: {question}")
 
 
@@ -192,7 +198,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     _check_kind(request.config, facts)
     asks = asks and not spec.target_kind and knows("target_kind", spec.format)
     if asks:
-        _ask_of_classes(facts, request.source)
+        _ask_of_classes(facts, request.source, folders=spec.format == "image-folder")
     index = Index(work)
     try:
         by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
@@ -236,9 +242,9 @@ def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFac
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
-def _ask_of_classes(facts: SourceFacts, source: str) -> None:
+def _ask_of_classes(facts: SourceFacts, source: str, *, folders: bool) -> None:
     for names in [facts.class_names, *(declared.class_names for declared in facts.fields if declared.kind == "class")]:
-        ask_of_names(names, source)
+        ask_of_names(names, source, folders=folders)
 
 
 def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str, *, asks: bool) -> SourceFacts:

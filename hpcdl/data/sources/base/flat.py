@@ -325,10 +325,10 @@ def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, 
 
 
 def words_among_numbers(values: Iterable[str]) -> list[str]:
-    """Return the words among different values most of which are numbers; none if words are a third or more."""
+    """Return the words among different values most of which are numbers; none if words are over a third."""
     different = sorted(set(values))
     words = [value for value in different if not NUMBER.fullmatch(value.strip())]
-    return words if 3 * len(words) < len(different) else []
+    return words if 3 * len(words) <= len(different) else []
 
 
 def question_of_words(names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from hpcdl.core.records.from_json import from_json
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.files import json_text, read_json, write_output
-from hpcdl.core.units import format_seconds
+from hpcdl.core.units import counted, format_seconds
 from hpcdl.faults.inject import TOLD
 from hpcdl.run.journal import JournalReader, seconds_between
 from hpcdl.strategies.table import find_strategy
@@ -147,11 +147,11 @@ class Plan:
         if fault in GO_ON and not find_launcher().leaves_nodes_out:
             return "the launcher takes all nodes of a job or none"
         if fault in GO_ON and not features.servers and self.num_ranks < 3:
-            return f"of {self.num_ranks} ranks fewer than two would be left"
+            return f"fewer than two of {self.num_ranks} ranks would be left"
         if "host=" in text and self.num_nodes < 2:
-            return "all ranks are on one node, and have its clock"
+            return "all ranks are on one node and share its clock"
         if text.startswith(("partition:", "link:")) and not features.mpi:
-            return f"TensorFlow carries the messages of {strategy}, and hpcdl does not see them"
+            return f"TensorFlow carries the messages of {strategy}, so hpcdl cannot delay or drop them"
         return ""
 
     def words(self, fault: str, strategy: str) -> list[str]:
@@ -184,7 +184,8 @@ def try_out(
             trial = _try(strategy, fault, plan, run_dir, lambda: bool(stop_signals))
             if stop_signals:
                 still = len(earlier) + len(waiting) - len(trials)
-                raise StoppedEarly(f"stopped with {len(trials)} runs done, {still} to do; continue with --resume")
+                done = counted(len(trials), "run")
+                raise StoppedEarly(f"stopped after {done}, {still} left to do; continue with --resume")
             trials.append(trial)
             write_card(plan, trials)
             ended(trial)
@@ -245,7 +246,7 @@ def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> t
                 process.communicate(timeout=LEAVE_S)
             process.kill()
             process.communicate()
-            return None, f"it had not come to an end after {format_seconds(RUN_TIMEOUT_S)}"
+            return None, f"the run had not ended after {format_seconds(RUN_TIMEOUT_S)}"
     raise AssertionError("communicate waits for the end")
 
 
@@ -318,8 +319,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     for name, value in _size(plan).items():
         if facts.get(name) != value:
             raise UsageError(
-                f"{card} was made with {facts.get(name)} {name}, this would be {value}; choose another folder with "
-                "--out"
+                f"{card} was made with {facts.get(name)} {name}, not with {value}; choose another folder with --out"
             )
     return [trial for trial in trials if trial.struck]
 
@@ -410,9 +410,9 @@ def _card_body(document: Mapping[str, Any], facts: Mapping[str, str]) -> Iterato
     yield f'</dl>\n<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>'
     for row in rows_of(document):
         yield "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>"
-    yield "</tbody></table></div>\n<p>A run survives where it takes all of its steps and ends with 0, with new ranks"
-    yield "where some are lost (--elastic). Time is counted from the fault to the next step that was heard of; what"
-    yield "holds from the start on has no such time.</p>"
+    yield "</tbody></table></div>\n<p>A run survives if it completes all of its steps and exits with 0. New ranks may"
+    yield "replace lost ones (--elastic). The time to recover runs from the fault to the next reported step. Faults"
+    yield "that last from the start have none.</p>"
     if not_tried := told_left_out(document):
         yield "<h2>Not tried here</h2>\n<ul>"
         yield from (f"<li>{escaped(line)}</li>" for line in not_tried)

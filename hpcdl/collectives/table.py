@@ -9,23 +9,23 @@ COLLECTIVES = Registry(
     {
         "ring": Entry(
             target="hpcdl.collectives.ring:allreduce",
-            summary="Neighbours on a ring pass pieces on: least bytes, 2(p-1) rounds.",
+            summary="Each rank passes pieces to its neighbour on a ring: fewest bytes, in 2(p-1) rounds.",
         ),
         "tree": Entry(
             target="hpcdl.collectives.tree:allreduce",
-            summary="A binomial tree sums towards rank 0, then spreads the result.",
+            summary="A binomial tree sums towards rank 0, then broadcasts the result.",
         ),
         "recursive-doubling": Entry(
             target="hpcdl.collectives.recursive_doubling:allreduce",
-            summary="Partners at doubling distance swap everything: fewest rounds, for short messages.",
+            summary="Partners at doubling distances swap whole messages: fewest rounds, best for short messages.",
         ),
         "halving-doubling": Entry(
             target="hpcdl.collectives.halving_doubling:allreduce",
-            summary="Rabenseifner's: swap halves, quarters, ... and back: least bytes in 2 log2(p) rounds.",
+            summary="Rabenseifner's: ranks swap halves, then quarters, and back: fewest bytes, in 2 log2(p) rounds.",
         ),
         "hierarchical": Entry(
             target="hpcdl.collectives.hierarchical:allreduce",
-            summary="Sum in shared memory inside each node, then rings between the nodes.",
+            summary="Sums in shared memory within each node, then over rings between nodes.",
         ),
         "mpi": Entry(
             target="hpcdl.collectives.mpi:allreduce",
@@ -33,7 +33,7 @@ COLLECTIVES = Registry(
         ),
         "auto": Entry(
             target="hpcdl.collectives.auto:allreduce",
-            summary="For each size the one that was measured fastest on this machine.",
+            summary="For each message size, the all-reduce that was measured fastest on this machine.",
         ),
     },
 )

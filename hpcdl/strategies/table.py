@@ -46,7 +46,7 @@ _OWN = (
     StrategyInfo(
         name="single",
         family="sequential",
-        summary="One process, no exchange; what all others are compared with.",
+        summary="One process without any exchange: the baseline for all others.",
         source="stochastic gradient descent",
         features=Features(
             equals_single=True,
@@ -62,7 +62,7 @@ _OWN = (
     StrategyInfo(
         name="ps",
         family="parameter servers",
-        summary="Some ranks average gradients for all others; variables may be split over them evenly.",
+        summary="Server ranks average the workers' gradients; variables may be split evenly over the servers.",
         source="Li et al. 2014; backup workers: Chen et al. 2016, section 3",
         features=Features(
             equals_single=True,
@@ -106,7 +106,7 @@ _OWN = (
     StrategyInfo(
         name="nccl",
         family="TensorFlow's own",
-        summary="NCCL between GPUs, by MultiWorkerMirroredStrategy's collectives, without MPI; a GPU for each rank.",
+        summary="NCCL between GPUs, through MultiWorkerMirroredStrategy's collectives, without MPI; one GPU per rank.",
         source="TensorFlow, tf.distribute.MultiWorkerMirroredStrategy",
         features=replace(_TENSORFLOWS, own_device=True),
         target="hpcdl.strategies.tensorflow_grpc.ring:Nccl",

@@ -52,7 +52,7 @@ def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
         (fault, strategy) for fault in serving for strategy in ("ring", "grpc-ring")
     }
     assert {strategy for fault, strategy in whys if fault == "skewed clock"} == {"ring", "ps", "grpc-ring"}
-    unseen = {fault for (fault, _), why in whys.items() if "hpcdl does not see them" in why}
+    unseen = {fault for (fault, _), why in whys.items() if "so hpcdl cannot delay or drop them" in why}
     assert unseen == {"partition that heals", "partition that stays", "slow link"}
     assert len(serving) == 2 and len(whys) == 4 + 3 + 3
     assert not plan(num_nodes=2, strategies=["ps"]).left_out(), "other nodes are there to be cut off"
@@ -96,7 +96,7 @@ def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() ->
 
 def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
     whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
-    assert "fewer than two would be left" in whys["worker killed, the others go on", "ring"]
+    assert "fewer than two of " in whys["worker killed, the others go on", "ring"]
     assert ("worker killed, the others go on", "ps") not in whys
 
 
@@ -124,14 +124,14 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
 def test_what_was_not_tried_is_told_once_for_each_reason() -> None:
     document = summary([trial()], plan(num_nodes=1, faults=["skewed clock", "server killed"]).left_out())
     assert told_left_out(document) == [
-        "skewed clock (ring, ps): all ranks are on one node, and have its clock",
+        "skewed clock (ring, ps): all ranks are on one node and share its clock",
         "server killed (ring): ring has no servers",
     ]
 
 
 def test_a_run_that_does_not_end_is_one_that_has_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certify, "RUN_TIMEOUT_S", 0.1)
-    assert certify._run(["sleep", "60"]) == (None, "it had not come to an end after 100 ms")
+    assert certify._run(["sleep", "60"]) == (None, "the run had not ended after 100 ms")
 
 
 def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     assert told_left_out(more) == ["server killed (ring): ring has no servers"]
     with pytest.raises(UsageError, match="continue its card with --resume"):
         earlier_trials(plan(out=tmp_path), None, resume=False)
-    with pytest.raises(UsageError, match="was made with 3 ranks, this would be 4"):
+    with pytest.raises(UsageError, match="was made with 3 ranks, not with 4"):
         earlier_trials(plan(out=tmp_path, num_ranks=4), None, resume=True)
     (tmp_path / "card.json").unlink()
     (tmp_path / "of my own.txt").touch()
@@ -181,10 +181,10 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     wait_for(lambda: (card / "runs").is_dir() and any((card / "runs").iterdir()))
     process.terminate()
     stopped = finish(process)
-    assert stopped.code == 75 and "stopped with 0 runs done, 1 to do; continue with --resume" in stopped.err
+    assert stopped.code == 75 and "stopped after 0 runs, 1 left to do; continue with --resume" in stopped.err
     finished = run_hpcdl([*line, "--resume"], timeout_s=300)
     assert finished.code == 0, finished.err
-    said = "ring, rank 0 killed, state in memory: survived, went on after "
+    said = "ring, rank 0 killed, state in memory: survived, continued after "
     assert any(one.startswith(said) and one.endswith("steps lost") for one in finished.err.splitlines()), finished.err
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0

@@ -134,9 +134,9 @@ def test_the_command_tells_of_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: P
     page = (tmp_path / "report" / "report.html").read_text()
     assert reported.code == 0 and "Critical path of a step" in page and os.uname().nodename not in page, reported.err
     for arguments, word in (
-        ((runs / "ring", "--to", "otf2", tmp_path), "name what is not there yet"),
+        ((runs / "ring", "--to", "otf2", tmp_path), "give a new name in an existing folder"),
         ((runs / "ring", "--to", "otf3", tmp_path / "x"), "did you mean 'otf2'"),
-        ((runs / "ring", runs / "async-easgd", "--html", tmp_path / "x"), "take one run"),
+        ((runs / "ring", runs / "async-easgd", "--html", tmp_path / "x"), "go with one run only"),
         ((runs,), "is not a run directory, which has a record.json; name one"),
         ((tmp_path / "nowhere",), "is not a run directory"),
     ):

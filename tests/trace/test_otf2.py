@@ -93,4 +93,4 @@ def test_otf2s_own_reader_reads_a_run_of_two_ranks(session_hpcdl: CommandLine, t
     ended = next(event["at"] for event in events_of(run) if event["kind"] == "epoch")
     assert -1 < ended - (clock.realtime_timestamp + clock.trace_length) / 1e9 < 30, "by the wall clock of the journal"
     again = session_hpcdl(["trace", run, "--to", "otf2", archive])
-    assert again.code == 2 and "name what is not there yet" in again.err
+    assert again.code == 2 and "give a new name in an existing folder" in again.err

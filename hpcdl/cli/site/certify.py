@@ -44,13 +44,13 @@ def certify(
     ] = None,
     tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the card in --out: try what it lacks.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the card in --out: run what it lacks.")] = False,
     quiet: QuietFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Find out which failures this installation survives.
 
-    Faults strike small trainings, one after another; a card tells which of them continued, and what it cost.
+    It injects faults into small trainings, one after another. A card shows which of them continued, and the cost.
     """
     from hpcdl.bench.certify import FAULTS, Plan, document_of, earlier_trials, faults_in, try_out, write_card
 
@@ -84,7 +84,7 @@ def certify(
 
 def _ended(trial: Trial) -> str:
     """Return one line for a completed trial, so that the result of each is visible during hours of trials."""
-    lasted = "" if trial.recover_s is None else f", went on after {format_seconds(trial.recover_s)}"
+    lasted = "" if trial.recover_s is None else f", continued after {format_seconds(trial.recover_s)}"
     cost = f"{lasted}, {trial.steps_lost} steps lost" if trial.struck else ""
     return f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}"
 

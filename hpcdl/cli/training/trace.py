@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = False) -> None:
-    """Show the inside of training steps. Which parts overlap, which rank waits for which, and what slows ranks.
+    """Show what happens inside training steps. Which parts overlap, which rank waits for which, and what slows ranks.
 
     Every run keeps a small trace of its first ranks; hpcdl train --trace keeps more.
     """
@@ -36,12 +36,12 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
     from hpcdl.trace.viewers import VIEWERS
 
     if len(runs) > 1 and (html is not None or to is not None):
-        raise UsageError("--html and --to take one run")
+        raise UsageError("--html and --to go with one run only")
     if to is not None and to[0] not in VIEWERS:
         raise UnknownNameError("format of --to", to[0], VIEWERS)
     for target in filter(None, (html, to and to[1])):
         if target.is_dir() or not target.absolute().parent.is_dir():
-            raise UsageError(f"cannot write {target}: name what is not there yet, in a folder that exists")
+            raise UsageError(f"cannot write {target}: give a new name in an existing folder")
         check_output(target)
     documents = []
     for run in runs:

@@ -67,7 +67,7 @@ METHODS = {
     for method in (
         Method(  # The exchange blocks, after the backward pass: the baseline for the other methods.
             name="easgd",
-            summary="Original EASGD: workers exchange with the center one after another, in rank order.",
+            summary="The original EASGD: workers exchange with the center one after another, in rank order.",
             source=f"{_PAPER}, baseline; equations (1) (2)",
             equations="(1) on the worker; (2) for one worker at a time on the center",
             rule="attraction",
@@ -76,7 +76,7 @@ METHODS = {
         ),
         Method(
             name="async-sgd",
-            summary="Each gradient moves the center as it comes; workers pull the center.",
+            summary="Each gradient updates the center as soon as it arrives; workers pull the center.",
             source=f"{_PAPER}, baseline",
             equations="W~ <- W~ - eta dW_i; the worker goes on from the W~ that comes back",
             rule="descent",
@@ -93,7 +93,7 @@ METHODS = {
         ),
         Method(
             name="hogwild-sgd",
-            summary="Async SGD without the lock: workers change the center in shared or remote memory themselves.",
+            summary="Async SGD without a lock: workers themselves update the center, in shared or remote memory.",
             source=f"{_PAPER}, baseline; Niu et al. 2011 (arXiv 1106.5730)",
             equations="as async-sgd, by the worker itself",
             rule="descent",
@@ -102,7 +102,7 @@ METHODS = {
         ),
         Method(
             name="async-easgd",
-            summary="Elastic exchange with the center, first come first served, beside the computation.",
+            summary="Workers exchange with the center elastically, first come, first served, while they compute.",
             source=f"{_PAPER}; equations (1) (2)",
             equations="(1) on the worker; (2) for the arriving worker alone on the center",
             rule="attraction",
@@ -111,7 +111,7 @@ METHODS = {
         ),
         Method(
             name="async-measgd",
-            summary="Async EASGD whose workers have momentum.",
+            summary="Async EASGD with momentum on the workers.",
             source=f"{_PAPER}; equations (2) (5) (6)",
             equations="(5) and (6) on the worker; (2) for the arriving worker alone on the center",
             rule="attraction",
@@ -121,7 +121,7 @@ METHODS = {
         ),
         Method(
             name="hogwild-easgd",
-            summary="Async EASGD without the lock: workers change the center in shared or remote memory themselves.",
+            summary="Async EASGD without a lock: workers themselves update the center, in shared or remote memory.",
             source=f"{_PAPER}; equations (1) (2)",
             equations="(1) on the worker; (2) for the worker alone, by the worker itself",
             rule="attraction",
@@ -137,7 +137,7 @@ ELASTIC_FAMILY: Sequence[StrategyInfo] = (
     StrategyInfo(
         name="sync-easgd",
         family=_FAMILY,
-        summary="All workers exchange with the center at once, by an all-reduce beside the computation; deterministic.",
+        summary="All workers exchange with the center at once, by an all-reduce during the computation; deterministic.",
         source=f"{_PAPER}, Sync EASGD 1 to 3; equations (1) (2)",
         features=Features(
             deterministic=True,

@@ -89,7 +89,7 @@ METHODS = {
     for method in (
         PeriodicMethod(
             name="local-sgd",
-            summary="Workers train alone and take the mean of their weights every --period steps.",
+            summary="Workers train alone and average their weights every --period steps.",
             source="Stich 2018 (arXiv 1805.09767), algorithm 1; post-local start: Lin et al. 2018 (arXiv 1808.07217)",
             equations="x <- mean of x_i",
             rule="mean",
@@ -98,7 +98,7 @@ METHODS = {
         ),
         PeriodicMethod(
             name="slowmo",
-            summary="Local SGD whose mean moves with a slow momentum; BMUF where the learning rate is constant.",
+            summary="Local SGD with slow momentum on the mean weights; BMUF if the learning rate is constant.",
             source="Wang et al. 2019 (arXiv 1910.00643), algorithm 1",
             equations="u <- beta u + (x - mean of x_i) / gamma; x <- x - alpha gamma u",
             rule="slow momentum",
@@ -109,7 +109,7 @@ METHODS = {
         ),
         PeriodicMethod(
             name="diloco",
-            summary="Each worker keeps its own optimizer; the mean change moves the weights by Nesterov's momentum.",
+            summary="Each worker keeps its own optimizer; Nesterov momentum applies the mean change to the weights.",
             source="Douillard et al. 2023 (arXiv 2311.08105), algorithm 1",
             equations="D <- x - mean of x_i; v <- mu v + D; x <- x - eta (D + mu v)",
             rule="nesterov",
@@ -119,7 +119,7 @@ METHODS = {
         ),
         PeriodicMethod(
             name="streaming-diloco",
-            summary="DiLoCo in fragments of layers that are exchanged in turn, each beside the next steps.",
+            summary="DiLoCo in fragments of layers, exchanged in turn while the next steps are computed.",
             source="Douillard et al. 2025 (arXiv 2501.18512), algorithm 2",
             equations="D <- x - mean of x_i; v <- mu v + D; x <- x - eta (D + mu v); x_i <- (1 - s) x_i + s x",
             rule="nesterov",

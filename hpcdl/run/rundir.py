@@ -24,7 +24,7 @@ from hpcdl.checkpoint.folders import (
     what_is_missing,
 )
 from hpcdl.cluster.status import FOLDER
-from hpcdl.config.load import Layer, ResolvedConfig, as_toml_values, flatten, load, settings_by_key
+from hpcdl.config.load import Layer, ResolvedConfig, all_settings, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
@@ -354,7 +354,9 @@ def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], 
     except ConfigError as error:
         problems = [re.sub(r"^--(\S+) is needed: .*", r"\1 is missing", problem) for problem in error.problems]
         raise CorruptError(f"{path} is damaged: {'; '.join(problems)}{_UNDO}") from None
-    named = {key: str(path) for key in loaded.origins if key in document}
+    defaults = {item.key: item.default for item in all_settings(kind)}
+    # A file without origins does not tell which of its defaults were given.
+    named = {key: "default" if value == defaults[key] else str(path) for key, value in flatten(loaded.config).items()}
     return ResolvedConfig(config=loaded.config, origins={**loaded.origins, **named, **origins}), facts
 
 

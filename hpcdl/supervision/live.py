@@ -83,15 +83,18 @@ class LiveView:
                 touch(self._folder / VIEWED)
         for event in self._journal.read():
             self._events[event.get("kind", "")] = event
-        recorded = (self._run_dir / FILE_NAME).exists()  # a damaged record is reported
-        status = state_of(self._run_dir, read_record(self._run_dir).status if recorded else None)
+        # A damaged record is reported.
+        record = read_record(self._run_dir) if (self._run_dir / FILE_NAME).exists() else None
+        status = state_of(self._run_dir, record.status if record else None)
         ranks = [self._rank_now(note) for note in self._notes()] if continues(status) else []
         ranks.sort(key=lambda one: (one.steps_per_second is None, one.steps_per_second or 0.0, one.note.rank))
         step, start = self._events.get("step", {}), self._events.get("start", {})
         num_done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
         took_s = seconds_between(start, step)
         left_s = None
-        if total and took_s is not None and num_done > first:
+        if not continues(status):  # the journal notes steps only twice a second
+            num_done = max(num_done, record.steps if record else 0)
+        elif total and took_s is not None and num_done > first:
             left_s = (total - num_done) * took_s / (num_done - first)
         return RunNow(
             status=status,

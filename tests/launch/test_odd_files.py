@@ -113,6 +113,13 @@ def test_an_edit_of_the_settings_is_named_with_its_line(
     )
 
 
+def test_settings_without_their_origins_are_resumed(ask_hpcdl: CommandLine, run_dir: Path) -> None:
+    settings = run_dir / "run.toml"
+    settings.write_text(settings.read_text().partition("[origins]")[0])
+    found = ask_hpcdl(["train", "--resume", "--run-dir", run_dir])
+    assert found.code == 0, found.err
+
+
 def test_nothing_goes_on_from_a_checkpoint_without_facts(session_hpcdl: CommandLine, run_dir: Path) -> None:
     with_facts(run_dir, lambda facts: {})
     finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "30"])

@@ -12,10 +12,12 @@ import pytest
 from hpcdl.cli.training.watch import BAR, bar, lines
 from hpcdl.comm.observed import RankMonitor
 from hpcdl.core.errors import UsageError
+from hpcdl.core.records.run_record import write_record
 from hpcdl.core.storage.lock import writing
 from hpcdl.supervision.live import LiveView, RunNow
 from hpcdl.supervision.watchdog import Actions, Limits, Watchdog, watching
 from tests.conftest import CommandLine, patience
+from tests.report.synthetic import make_record
 
 
 def until(view: LiveView, holds: Callable[[RunNow], bool]) -> RunNow:
@@ -59,7 +61,10 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
         view.close()
         assert not (folder.parent / "viewed").exists()
     now = LiveView(tmp_path).look()
-    assert (now.status, now.ranks) == ("lost", [])
+    assert (now.status, now.ranks, now.step, now.seconds_left) == ("lost", [], 20, None)
+    write_record(tmp_path, make_record(status="finished", steps=100))
+    now = LiveView(tmp_path).look()
+    assert (now.status, now.step, now.seconds_left) == ("finished", 100, None)
 
 
 def test_a_bar_is_always_as_long() -> None:

@@ -207,7 +207,8 @@ def differences(first: Path, second: Path) -> list[Difference]:
         ("result", _results(first_record), _results(second_record)),
     ):
         for key in dict.fromkeys([*left, *right]):
-            if left.get(key) != right.get(key):
+            nothing = left.get(key) in (None, "") and right.get(key) in (None, "")  # a record of an older version
+            if left.get(key) != right.get(key) and not nothing:
                 result.append(Difference(kind=kind, key=key, first=left.get(key), second=right.get(key)))
     return result
 

@@ -151,7 +151,7 @@ def import_tensorflow(*, fixed_shapes: bool = False) -> None:
     """Import TensorFlow and Keras for the first time; drop what they print before any log level takes effect.
 
     `-v` shows it. Keras imports matplotlib if it finds it, for plots that no rank makes. Hiding it, pausing the garbage
-    collector, and compiling repeated annotations once save over a third of the time. `fixed_shapes`: training has the
+    collector, and compiling repeated annotations once save over a quarter of the time. `fixed_shapes`: training has the
     same shapes in every step, so convolutions are set up once, unless the environment says otherwise.
     """
     check_backend()

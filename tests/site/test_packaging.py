@@ -152,3 +152,15 @@ def test_a_wheel_works_alone(tmp_path: Path) -> None:
     share = tmp_path / "site" / "hpcdl" / "share"
     assert {"machines", "jobs", "examples", "schemas", "references", "docs"} <= {path.name for path in share.iterdir()}
     assert (share.parent / "py.typed").exists() and len(list((share / "examples" / "digits").rglob("*.png"))) > 1000
+
+
+def test_a_link_to_nowhere_hides_no_program_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a-link").symlink_to("/nowhere/at/all")
+    (tmp_path / "kept").write_text("#!/bin/sh\necho kept\n")
+    (tmp_path / "kept").chmod(0o755)
+    (tmp_path / "other-git").symlink_to("/usr/bin/git")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_HIDDEN": "git"}
+    script = ROOT / "scripts" / "without-lab"
+    line = [script, "sh", "-c", "kept; command -v other-git || echo hidden"]
+    finished = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    assert finished.stdout.split() == ["kept", "hidden"], finished.stderr

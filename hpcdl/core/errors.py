@@ -32,6 +32,9 @@ from typing import Any, TypeVar
 NOT_FINITE = "not-finite"
 """The kind of a failure that is likely to recur with the same seed and settings."""
 LONGEST_SHOWN = 120
+MOST_NAMES = 40
+"""Names that a message lists; of more it shows the nearest."""
+NEAREST_SHOWN = 5
 LONGEST_LINE = 1000
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -167,12 +170,14 @@ class Interrupted(HpcdlError):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the tail of an error message: the nearest known name, then all of them."""
+    """Return the tail of an error message: the nearest known name, then all of them, or some of very many."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, names, n=NEAREST_SHOWN, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-    apart = map(repr, names) if any("," in known_name for known_name in names) else names
-    return f"{hint} known: {', '.join(apart)}" if names else "; none is known"
+    listed = names if len(names) <= MOST_NAMES else nearest or names[:NEAREST_SHOWN]
+    apart = map(repr, listed) if any("," in known_name for known_name in names) else listed
+    more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    return f"{hint} known: {', '.join(apart)}{more}" if names else "; none is known"
 
 
 def printable(text: str) -> str:

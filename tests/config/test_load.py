@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 
@@ -57,6 +58,17 @@ def test_all_mistakes_at_once_each_with_its_remedy() -> None:
     assert "--model is needed" in text
     assert "--data is needed" in text
     assert len(caught.value.problems) == 6
+
+
+def test_an_unknown_key_names_the_nearest_of_many_and_a_table_is_no_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(TrainConfig, [Layer(origin="file (x)", values={**NEEDED, "lerning-rate": 1, "train": {"epochs": 3}})])
+    unknown, table = caught.value.problems
+    assert unknown.startswith(
+        "file (x): unknown key 'lerning-rate'; did you mean 'learning-rate'? known: learning-rate,"
+    )
+    assert re.search(r"and \d\d more$", unknown) and len(unknown) < 150
+    assert table == "file (x): [train] is a table, but this file has none; write keys alone, such as epochs = 5"
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "0", "x"])

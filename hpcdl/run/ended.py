@@ -31,6 +31,7 @@ from hpcdl.core.errors import (
     without_place,
 )
 from hpcdl.core.processes.streams import caught
+from hpcdl.core.records.from_json import from_json
 from hpcdl.core.records.run_record import (
     FAILED,
     FILE_NAME,
@@ -39,12 +40,13 @@ from hpcdl.core.records.run_record import (
     RUNNING,
     STOPPED,
     TIME_FORMAT,
+    HistoryPoint,
     RunRecord,
     read_record,
     write_record,
 )
 from hpcdl.run.faults import parse_faults, settled
-from hpcdl.run.journal import events_since_start
+from hpcdl.run.journal import all_events, events_since_start
 
 _LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
 """Names of the errors that TensorFlow's engines raise when another rank is gone; names, as servers lack TensorFlow."""
@@ -159,6 +161,7 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
         failure=failure,
         finished_at=time.strftime(TIME_FORMAT),
         steps=max(record.steps, _steps_done(run_dir)),
+        history=record.history or _history(run_dir),
     )
     try:
         write_record(run_dir, ended)
@@ -183,3 +186,14 @@ def _steps_done(run_dir: Path) -> int:
     reached = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
     saved = list_checkpoints(run_dir / FOLDER)
     return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)
+
+
+def _history(run_dir: Path) -> list[HistoryPoint]:
+    """Return the epochs of the journal; of an epoch that was trained again after a resume, the last time."""
+    points = list[HistoryPoint]()
+    for event in all_events(run_dir):
+        if event.get("kind") == "epoch":
+            with contextlib.suppress(ValueError):  # a damaged line must not hide why the run ended
+                point = from_json(HistoryPoint, event)
+                points = [*(earlier for earlier in points if earlier.epoch < point.epoch), point]
+    return points

@@ -176,11 +176,17 @@ class EchoJournal:
         self._journal.close()
 
 
-def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the journal's events since the last start of training."""
+def all_events(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the journal's events, oldest first."""
     reader, entries = JournalReader(run_dir, from_begin=True), list[dict[str, Any]]()
     while events := reader.read():
         entries += events
+    return entries
+
+
+def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the journal's events since the last start of training."""
+    entries = all_events(run_dir)
     begun = max((index for index, event in enumerate(entries) if event.get("kind") == "start"), default=0)
     return entries[begun:]
 

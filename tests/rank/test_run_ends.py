@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
 from tests.conftest import CommandLine, Mpi, patience
-from tests.training_runs import finish, kill_rank, record_of, start, steps_done, wait_for
+from tests.training_runs import events, finish, kill_rank, record_of, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
 TRAIN = ["train", "--model", "lenet", "--data", "synthetic:mnist@400", "--batch-size", "16", "--profile", "none"]
@@ -36,16 +36,22 @@ def ended(hpcdl: CommandLine, run_dir: Path) -> tuple[str, str]:
     return record["status"], record["message"]
 
 
+def epochs_in(run_dir: Path) -> list[float]:
+    """Return the epochs that the journal holds."""
+    return [event["epoch"] for event in events(run_dir, "epoch")]
+
+
 def test_a_run_that_is_stopped_or_loses_a_rank(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(run_hpcdl, [*RING, "--steps", "100000", "--run-dir", run_dir])
-    wait_for(lambda: steps_done(run_dir) > 1 or process.poll() is not None)
+    wait_for(lambda: epochs_in(run_dir) or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     assert finish(process).code == 75
     status, message = ended(run_hpcdl, run_dir)
     assert status == "stopped" and message.startswith("stopped by a signal after step ")
     kept = record_of(run_dir)
     assert kept["steps"] == list_checkpoints(run_dir / FOLDER)[0]
+    assert kept["history"] and [point["epoch"] for point in kept["history"]] == epochs_in(run_dir)
     refused = run_hpcdl([*RING, "--resume", "--run-dir", run_dir, "--batch-size", "8"])
     assert refused.code == 2 and record_of(run_dir) == kept
     process = start(run_hpcdl, [*RING, "--steps", "100000", "--resume", "--run-dir", run_dir])
@@ -54,6 +60,8 @@ def test_a_run_that_is_stopped_or_loses_a_rank(run_hpcdl: CommandLine, tmp_path:
     assert finish(process).code == 1
     status, message = ended(run_hpcdl, run_dir)
     assert status == "failed" and message.startswith("rank 1 on ")
+    epochs = [point["epoch"] for point in record_of(run_dir)["history"]]
+    assert epochs == sorted({*epochs_in(run_dir)})  # an epoch that the second start trained again counts once
 
 
 def test_nothing_is_left_of_a_run_whose_launcher_is_killed(run_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _what(analysis: Analysis) -> str:
     machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
-    tail = f"; {counted(num_left_out, 'more run')} failed or cannot be used, told below" if num_left_out else ""
+    tail = f"; {counted(num_left_out, 'more run')} failed or cannot be used, listed below" if num_left_out else ""
     text = f"{counted(len(usable), 'run')} of {models}{f' on {data}' if data else ''}"
     return f"What ran: {text} by {strategies}, with {span}, on {size}{tail}."
 

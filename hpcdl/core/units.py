@@ -70,8 +70,25 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60}h {minutes % 60:02d}m"
 
 
+NOT_BOUNDED = "not bounded"
+LARGEST_FACTOR = 100.0
+"""Ends of an interval that differ by a larger factor tell nothing: ten times less is as likely as ten times more."""
+
+
+def is_bounded(low: float, high: float) -> bool:
+    """Return whether an interval of a positive value is narrow enough to tell something about it."""
+    return high <= LARGEST_FACTOR * low
+
+
+def format_half_width(share: float | None) -> str:
+    """Return the half width of an interval as a share of the value: `45 %`; None is one that tells nothing."""
+    return "more than 1,000 %" if share is None else f"{100 * share:.0f} %"
+
+
 def format_seconds_interval(middle: float, low: float, high: float) -> str:
     """Return the ends of an interval in the unit that `format_seconds` uses for its middle: `[263, 274]` of 268 ms."""
+    if not is_bounded(low, high):
+        return NOT_BOUNDED
     if middle < 1:
         return f"[{_three_digits(1e3 * low)}, {_three_digits(1e3 * high)}]"
     if middle < 60:

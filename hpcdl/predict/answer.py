@@ -33,6 +33,8 @@ DEFAULT_REACH = 16
 """By default predictions reach up to this many times the largest measured number of nodes."""
 _WORTH_TELLING = 1.05
 """A smaller widening of intervals makes no difference to a reader."""
+_LARGEST_WIDTH = 10.0
+"""A larger half width, relative to the value, tells only that nothing is known."""
 _WORTH_RUNNING = 0.95
 """A run that leaves more than this share of an interval is not advised."""
 
@@ -68,7 +70,7 @@ class ServerChoice:
 class NextRun:
     """The most informative run for the question: its cost in nodes, and how far the interval would shrink.
 
-    Widths are half intervals, relative to the value, at the largest size of the question.
+    Widths are half intervals, relative to the value, at the largest size of the question; None: it tells nothing.
     """
 
     model: str
@@ -76,14 +78,14 @@ class NextRun:
     nodes: int
     workers: int
     servers: int
-    width: float
+    width: float | None
     width_after: float
     command: str
 
     @property
     def halves(self) -> bool:
         """Whether it would at least halve the interval."""
-        return self.width_after <= 0.5 * self.width
+        return self.width is None or self.width_after <= 0.5 * self.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,8 @@ def answer(
         else [_unmeasured(question, network)]
     )
     answers = [_of_network(question, item, network) for item in evidence]
-    largest = max((item.next_run for item in answers if item.next_run), key=lambda run: run.width, default=None)
+    advised = [item.next_run for item in answers if item.next_run]
+    largest = max(advised, key=lambda run: run.width or math.inf, default=None)
     return Answer(
         predictions=[row for item in answers for row in item.predictions],
         held_out={model: rows for item in answers for model, rows in item.held_out.items()},
@@ -267,8 +270,9 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes."""
     changes: list[dict[str, Any]] = []
     before = ""
-    for nodes in sorted({item.job.nodes for item in predictions}):
-        rows = [item for item in predictions if item.job.nodes == nodes]
+    known = [item for item in predictions if item.step_seconds.bounded]
+    for nodes in sorted({item.job.nodes for item in known}):
+        rows = [item for item in known if item.job.nodes == nodes]
         best = max(rows, key=lambda item: item.images_per_second.mean)
         close = [item.job.label for item in rows
                  if item is not best and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
@@ -319,13 +323,19 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
     halving = [item for item in choices if item[1] <= 0.5 * deviation]
     job, after = min(halving, key=lambda item: item[0].nodes) if halving else min(choices, key=lambda item: item[1])
     command = command_of(dataclasses.replace(job, model=forecast.evidence.spec), forecast.evidence.data)
-    if after > _WORTH_RUNNING * deviation:
+    width_after = _half_width(after)
+    if after > _WORTH_RUNNING * deviation or width_after is None:
         return None
-    reach = 1.645
     return NextRun(
         model=job.model, strategy=job.label, nodes=job.nodes, workers=job.workers, servers=job.servers,
-        width=math.expm1(reach * deviation), width_after=math.expm1(reach * after), command=command,
+        width=_half_width(deviation), width_after=width_after, command=command,
     )  # fmt: skip
+
+
+def _half_width(deviation: float) -> float | None:
+    """Return half the 90 % interval, relative to the value, of this standard deviation of logarithms."""
+    reach = 1.645 * deviation
+    return math.expm1(reach) if reach < math.log1p(_LARGEST_WIDTH) else None
 
 
 def _candidates(forecast: Forecast, target: StepJob) -> list[StepJob]:
@@ -384,7 +394,9 @@ def _parameters(forecast: Forecast) -> dict[str, float]:
 def _row(item: Prediction) -> dict[str, Any]:
     job = item.job
 
-    def range_json(found: Range | None) -> dict[str, float] | None:
+    def range_json(found: Range | None) -> dict[str, float | None] | None:
+        if found is not None and not item.step_seconds.bounded:
+            return {"mean": None, "low": None, "high": None}
         return None if found is None else dataclasses.asdict(found)
 
     return {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hpcdl.core.units import is_bounded
 from hpcdl.predict.calibration import NUM_DRAWS, Calibration, calibrate, priors
 from hpcdl.predict.ensemble import (
     BATCH_ERROR,
@@ -49,6 +50,9 @@ _TRUST_IN_INTERVALS = 3.0
 _MACHINE_SPREAD = 0.35
 _WORTH_TELLING = 0.02
 _UNLIKELY = 0.05
+_UNBOUNDED = "the runs do not bound the step; repeat them, and run more sizes"
+_LARGEST_LOG = 300.0
+"""Limit of the logarithm of a step: its exponential, and that of its efficiency, stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,11 @@ class Range:
     def scaled(self, factor: float) -> Range:
         """Return the range times an exact positive number."""
         return Range(mean=self.mean * factor, low=self.low * factor, high=self.high * factor)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the interval tells something."""
+        return is_bounded(self.low, self.high)
 
     @property
     def inverse(self) -> Range:
@@ -247,7 +256,7 @@ class Forecast:
             epoch_node_hours=epoch.scaled(job.nodes / 3600) if epoch else None,
             target_seconds=self._to_target(job, epoch),
             models=self._models(job, self._series(job)),
-            marks=self._marks(job),
+            marks=self._marks(job) if step.bounded else (_UNBOUNDED, *self._marks(job)),
         )
 
     def efficiency(self, job: StepJob) -> Range:
@@ -284,7 +293,8 @@ class Forecast:
         middle = numpy.median(logs)
         off = logs - middle + error * self._unexplained + self._run_noise
         result: Array = middle + self.widening * off + self._batch_error(job)
-        return result
+        clipped: Array = numpy.clip(result, -_LARGEST_LOG, _LARGEST_LOG)
+        return clipped
 
     def _batch_error(self, job: StepJob) -> Array:
         """Return the error of a batch size that no run had, as a logarithm of a step, by its computing alone."""

@@ -158,6 +158,29 @@ def test_a_published_table_is_evidence(ask_hpcdl: CommandLine, tmp_path: Path) -
     assert 1.05 < row["step_seconds"]["mean"] < 1.3 and row["efficiency"]["mean"] == pytest.approx(0.88, abs=0.06)
 
 
+def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Two runs that contradict every model bound nothing: no number, no advice, and no interval of 1e+12 %."""
+    table = tmp_path / "two.csv"
+    table.write_text(
+        "strategy,model,nodes,ranks,batch_per_rank,images_per_second\n"
+        "ring,resnet50,1,1,64,19.479\nring,resnet50,2,2,64,128.170\n"
+    )
+    line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "8,64"]
+    finished = ask_hpcdl(line)
+    assert finished.code == 0 and "next:" not in finished.err, finished.err
+    rows = [row.split() for row in finished.out.splitlines() if row.startswith("ring  ")]
+    assert [row[1:] for row in rows] == [[n, n, *["–", "not", "bounded", "–", "–", "*"]] for n in ("8", "64")]
+    assert "the runs do not bound the step; repeat them" in " ".join(finished.out.split())
+    known = {"mean": None, "low": None, "high": None}
+    assert all(row["step_seconds"] == known for row in ask_hpcdl([*line, "--json"]).json()["predictions"])
+    out = tmp_path / "report"
+    report = ask_hpcdl(["report", "--import", "csv", table, "--out", out, "--format", "terminal,csv,html"])
+    assert report.code == 0 and "not bounded" in report.out, report.err
+    forecasts = (out / "tables" / "prediction-resnet50-predicted-steps.csv").read_text()
+    assert "ring *,4,4,,not bounded,not bounded,not bounded,,," in forecasts
+    assert not list((out / "figures").glob("prediction*"))
+
+
 def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> None:
     line = ["predict", study, "--nodes", "8", "--strategy", "ring", "--json"]
     here, there = (json.loads(ask_hpcdl([*line, *more]).out)["predictions"][0]

@@ -14,7 +14,7 @@ from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import counted, format_seconds, format_seconds_interval
+from hpcdl.core.units import counted, format_half_width, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.answer import Answer
@@ -174,10 +174,10 @@ def _cells(item: Prediction) -> tuple[str, ...]:
     name = f"{job.label}/{job.servers}" if job.servers else job.label
     mark = " *" if item.marks else ""
     limit = {"compute noise": "noise"}.get(item.limited_by, item.limited_by)
-    return (
-        name, str(job.nodes), str(job.workers), format_seconds(item.step_seconds.mean), _ends(item.step_seconds),
-        f"{100 * item.efficiency.mean:.0f} %", limit + mark,
-    )  # fmt: skip
+    size, step = (name, str(job.nodes), str(job.workers)), item.step_seconds
+    if not step.bounded:
+        return (*size, "–", _ends(step), "–", "–" + mark)
+    return (*size, format_seconds(step.mean), _ends(step), f"{100 * item.efficiency.mean:.0f} %", limit + mark)
 
 
 def _ends(found: Range) -> str:
@@ -186,7 +186,8 @@ def _ends(found: Range) -> str:
 
 def _print_best(rows: Sequence[Prediction]) -> None:
     """Print for each size the strategy with the most samples per second, and the cost of an epoch with it."""
-    if rows[0].epoch_seconds is None:
+    rows = [item for item in rows if item.step_seconds.bounded]
+    if not rows or rows[0].epoch_seconds is None:
         return
     aimed = rows[0].target_seconds is not None
     cells = []
@@ -241,4 +242,5 @@ def _tell_next(found: Answer) -> None:
         return
     does = "halves" if run.halves else "narrows"
     say(f"next: {run.command}")
-    say(f"      {does} the widest interval asked for, from {100 * run.width:.0f} % to {100 * run.width_after:.0f} %")
+    widths = f"from {format_half_width(run.width)} to {format_half_width(run.width_after)}"
+    say(f"      {does} the widest interval asked for, {widths}")

@@ -24,7 +24,7 @@ from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.study import Study, StudyConfig, load_study
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.units import counted, format_seconds, format_seconds_interval
+from hpcdl.core.units import NOT_BOUNDED, counted, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Range
@@ -328,7 +328,8 @@ def _ends(found: Range) -> str:
 
 def _tell_total(cost: StudyCost) -> None:
     hours = cost.node_hours
-    put(f"{cost.num_runs} runs to go: {hours.mean:.3g} node-hours [{hours.low:.3g}, {hours.high:.3g}]")
+    ends = f"[{hours.low:.3g}, {hours.high:.3g}]" if hours.bounded else NOT_BOUNDED
+    put(f"{cost.num_runs} runs to go: {hours.mean:.3g} node-hours {ends}")
     put(f"one after the other: {format_seconds(cost.seconds.mean)} {_ends(cost.seconds)}")
     for line in cost.evidence:
         put(f"from {line}")

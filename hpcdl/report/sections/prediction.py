@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcdl.core.units import counted, listed
+from hpcdl.core.units import NOT_BOUNDED, counted, format_half_width, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.document import Bounds, Cell, Column, Figure, Section, Series, Table
 from hpcdl.report.runs.findings import MeasuredRate, Outlook
@@ -48,7 +48,7 @@ def _sentences(document: Row) -> Iterator[str]:
     for line in document["warnings"]:
         yield f"{line}."
     if run := document["next_run"]:
-        widths = f"from {100 * run['width']:.0f} % to {100 * run['width_after']:.0f} %"
+        widths = f"from {format_half_width(run['width'])} to {format_half_width(run['width_after'])}"
         yield f"the next run that tells most narrows the widest interval {widths}: {run['command']}"
 
 
@@ -58,7 +58,7 @@ def _items(item: Outlook, name: str) -> list[Figure | Table]:
     items: list[Figure | Table] = [
         dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, item.counted, item.measured,
                                             f"{item.subject}: "), table=table)
-        for measure in ("throughput", "efficiency")
+        for measure in ("throughput", "efficiency") if any(map(_is_known, rows))
     ]  # fmt: skip
     items.append(table)
     if item.document["backtest"]:
@@ -79,7 +79,7 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
         (
             row["strategy"] + (" *" if row["marks"] else ""), row["nodes"], row["workers"], row["servers"] or None,
             _bounds(row["step_seconds"]), _bounds(row["images_per_second"]), _bounds(row["efficiency"]),
-            _bounds(row["epoch_node_hours"]), row["limited_by"], error.get(row["strategy"]),
+            _bounds(row["epoch_node_hours"]), row["limited_by"] if _is_known(row) else None, error.get(row["strategy"]),
         )
         for row in rows
     ]  # fmt: skip
@@ -90,7 +90,14 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
     return Table(title=f"{item.subject}: predicted steps", columns=columns, rows=cells, note=note)
 
 
-def _bounds(found: Mapping[str, float] | None) -> Bounds | None:
+def _is_known(row: Row) -> bool:
+    """Return whether the runs bound this prediction."""
+    return row["step_seconds"]["mean"] is not None
+
+
+def _bounds(found: Mapping[str, float | None] | None) -> Cell:
+    if found is not None and found["mean"] is None:
+        return NOT_BOUNDED
     return None if found is None else Bounds(value=found["mean"], low=found["low"], high=found["high"])
 
 
@@ -137,7 +144,7 @@ def forecast_figure(
     column = Column(name="efficiency", kind="percent") if percent else Column.rate(counting)
     series = []
     for color, strategy in enumerate(list(dict.fromkeys(row["strategy"] for row in rows))[:MOST_CURVES]):
-        strategy_rows = [row for row in rows if row["strategy"] == strategy]
+        strategy_rows = [row for row in rows if row["strategy"] == strategy and _is_known(row)]
         series.append(
             Series(
                 label=strategy if percent or not measured else f"{strategy}, predicted",

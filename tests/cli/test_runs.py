@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -126,6 +127,24 @@ def test_long_values_that_differ_are_not_cut_to_the_same_words(ask_hpcdl: Comman
     said = ask_hpcdl(["diff", tmp_path / "one", tmp_path / "two"]).out
     (line,) = [line for line in said.splitlines() if "profile" in line]
     assert "of one/" in line and "of two/" in line and "inject" not in said
+
+
+def test_settings_that_an_older_record_lacks_are_no_difference(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Settings newer than a record are not listed as varying; one that may be unset is, if only one run gives it."""
+    for name in ("old", "new"):
+        shutil.copytree(STUDY / RING, tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        record["config"] |= {"label-smoothing": 0.25, "init-weights": "w.keras"} if name == "new" else {}
+        if name == "old":
+            for key in ("label-smoothing", "weight-decay"):
+                record["config"].pop(key, None)
+        (tmp_path / name / "record.json").write_text(json.dumps(record))
+    listed = ask_hpcdl(["runs", tmp_path], env={"COLUMNS": "200"}).out
+    assert "init-weights" in listed and "smoothing" not in listed and "weight-decay" not in listed
+    said = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new"]).out
+    assert re.search(r"label-smoothing +not recorded +0.25", said), said
+    rows = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new", "--json"]).json()["differences"]
+    assert {row["key"]: row["first"] for row in rows}["label-smoothing"] is None
 
 
 def test_a_folder_of_several_runs_is_no_run(ask_hpcdl: CommandLine) -> None:

@@ -130,7 +130,7 @@ def _stacked(
 
 def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> None:
     """Compare two runs: settings, software, then results."""
-    from hpcdl.report.runs.listing import as_text, differences
+    from hpcdl.report.runs.listing import differences
 
     compared = differences(first, second)
     if json:
@@ -142,7 +142,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
         put("no difference in settings, software or results")
         return
     rows: list[tuple[Any, ...]] = [
-        (difference.kind, difference.key, *_short(as_text(difference.first), as_text(difference.second)),
+        (difference.kind, difference.key, *_short(*map(difference.shown, (difference.first, difference.second))),
          "" if difference.ratio is None else f"x {difference.ratio:.3g}")
         for difference in compared
     ]  # fmt: skip

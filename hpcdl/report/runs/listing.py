@@ -172,8 +172,13 @@ def varying_settings(runs: Sequence[ListedRun]) -> list[str]:
     return [key for key in _all_settings(runs) if key not in plain and _num_values(runs, key) > 1]
 
 
+_ALWAYS_RECORDED = frozenset(item.key for item in all_settings(TrainConfig) if item.default is not None)
+"""Settings that every record has: one without them was written by a version that did not have them, or by `infer`."""
+
+
 def _num_values(runs: Sequence[ListedRun], key: str) -> int:
-    values = [run.settings.get(key) for run in runs]
+    """Return the number of different values of a setting. Records that cannot tell it do not count."""
+    values = [run.settings.get(key) for run in runs if key in run.settings or key not in _ALWAYS_RECORDED]
     try:
         return len(set(values))
     except TypeError:  # some values are lists
@@ -188,6 +193,11 @@ class Difference:
     key: str
     first: Any
     second: Any
+
+    def shown(self, value: Any) -> str:
+        """Return one of the values as text."""
+        absent = value is None and self.kind == "setting" and self.key in _ALWAYS_RECORDED
+        return "not recorded" if absent else as_text(value)
 
     @property
     def ratio(self) -> float | None:

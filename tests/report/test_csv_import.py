@@ -163,3 +163,47 @@ def test_parts_longer_than_the_step_are_told(tmp_path: Path) -> None:
     path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,450\nweak,ring,lenet,1,1,32,2,64,0.4\n")
     assert any("parts of a step are longer than the step" in line and "old.csv:2;" in line
                for line in read_csv(path).remarks)  # fmt: skip
+
+
+SHORT = "strategy,model,nodes,ranks,batch_per_rank,images_per_second"
+
+
+def remarks(tmp_path: Path, *lines: str, header: str = SHORT) -> str:
+    path = tmp_path / "old.csv"
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return " | ".join(read_csv(path).remarks)
+
+
+@pytest.mark.parametrize("first", ["sep=,\n", '"sep=,"\r\n', ""])
+def test_a_header_of_a_spreadsheet_is_read_and_lines_keep_their_numbers(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text(f"{first}{SHORT.upper()}\nring,lenet,1,1,32,99.5\n")
+    (run,) = read_csv(path).runs
+    assert (run.strategy, run.images_per_second) == ("ring", 99.5)
+    assert run.name == f"old.csv:{3 if first else 2}"
+
+
+def test_copies_of_a_measurement_are_told(tmp_path: Path) -> None:
+    measured = [f"ring,lenet,{n},{n},32,{99.512 * n:.3f}" for n in (1, 2)]
+    assert "2 rows with exactly the numbers of an earlier row" in remarks(tmp_path, *measured, *measured)
+    assert not remarks(tmp_path, *measured)
+    rounded = ["ring,lenet,1,1,32,99.5", "ring,lenet,1,1,32,99.5"]
+    assert not remarks(tmp_path, *rounded)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("images_per_second", (50.0, 48.0, 45.0), "hardly grows for ring lenet from 1 to 4 workers (x 0.9)"),
+        ("images_per_second", (1.28, 1.34, 1.4), "call a time step_seconds"),
+        ("step_seconds", (640.0, 650.0, 660.0), "if these are milliseconds"),
+        ("step_seconds", (0.64, 0.65, 660.0), "steps jump by a factor of 1,015"),
+        ("images_per_second", (50.0, 98.0, 100.0), ""),
+        ("step_seconds", (6.4, 6.5, 9.0), ""),
+    ],
+)
+def test_numbers_in_another_unit_are_told(tmp_path: Path, column: str, values: tuple[float, ...], words: str) -> None:
+    header = SHORT.replace("images_per_second", column)
+    lines = [f"ring,lenet,{n},{n},32,{value}" for n, value in zip((1, 2, 4), values, strict=True)]
+    said = remarks(tmp_path, *lines, header=header)
+    assert words in said if words else not said, said

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +21,7 @@ from hpcdl.core.paths import share_folder
 from hpcdl.core.progress import Progress
 from hpcdl.core.records.from_json import from_json
 from hpcdl.core.storage.files import read_bytes, read_toml
-from hpcdl.core.units import listed
+from hpcdl.core.units import counted, listed
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered, Walk, gather
 
@@ -120,6 +123,14 @@ _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _REST = "\n"
 """The key of cells without a column. It cannot be a column name."""
+_SEPARATOR_LINE = re.compile(r'"?sep=."?[\r\n]+', re.IGNORECASE)
+"""The line that Excel writes above a header."""
+_LONG_STEP_S = 100.0
+_SAME_THROUGHPUT = 1.25
+"""Largest growth of a throughput over four times the workers that looks like no growth."""
+_UNITS_MIXED = 50.0
+_EXACT_DIGITS = 5
+"""Digits of a measurement that no two runs share by chance."""
 _EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
 _SAME_RATE = 1.2
 """Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
@@ -146,14 +157,16 @@ def gather_with(
 def read_csv(path: Path) -> Gathered:
     """Return the rows of `path` as runs. Unknown columns give a remark. Raises ConfigError, a line per wrong cell."""
     try:
-        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
-        reader = csv.DictReader(text, restkey=_REST, restval="", strict=True)
-        header = [name.strip() for name in reader.fieldnames or ()]
+        text = read_bytes(path).decode("utf-8-sig")
+        of_excel = _SEPARATOR_LINE.match(text)
+        table = io.StringIO(text[of_excel.end() :] if of_excel else text, newline="")
+        reader = csv.DictReader(table, restkey=_REST, restval="", strict=True)
+        header = [name.strip().lower() for name in reader.fieldnames or ()]
         while header and not header[-1]:
             header.pop()  # empty columns of a spreadsheet
         _check_header(path, header)
         reader.fieldnames = header
-        read = [(reader.line_num, dict(row)) for row in reader]
+        read = [(reader.line_num + (of_excel is not None), dict(row)) for row in reader]
     except FileNotFoundError:
         raise SourceError(f"no such file: {path}; check --import") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -407,4 +420,54 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
         doubled = sum(count - 1 for count in keys.values())
         if doubled:
             remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")
-    return remarks
+    copies = _copies(row for _, row in rows)
+    if copies:
+        remarks.append(
+            f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
+            " measurement, which make intervals too narrow"
+        )
+    return [*remarks, *(f"{path.name}: {line}" for line in _doubtful_units(header, runs))]
+
+
+def _copies(rows: Iterable[Mapping[str, str]]) -> int:
+    """Return how many rows equal an earlier one in all but `repeat`, with too many digits for chance."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        measured = row.get("images_per_second") or row.get("step_seconds") or ""
+        if len(re.sub(r"e.*|\D", "", measured).lstrip("0")) >= _EXACT_DIGITS:
+            counts[tuple(value for name, value in row.items() if name != "repeat")] += 1
+    return sum(count - 1 for count in counts.values())
+
+
+def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what looks like another unit than the column's: no number of a table says what it counts."""
+    usable = [run for run in runs if run.usable and run.step_seconds]
+    if usable and "step_seconds" in header and statistics.median(run.step_seconds or 0.0 for run in usable) > _LONG_STEP_S:
+        yield f"most steps take more than {_LONG_STEP_S:g} s; if these are milliseconds, divide step_seconds by 1,000"
+    for runs_by_size in _sizes(usable):
+        (first, base), *_, (last, top) = runs_by_size.items()
+        growth = _middle_rate(top) / _middle_rate(base)
+        where = f"{base[0].strategy} {base[0].model} from {first} to {last} workers"
+        if "images_per_second" in header and last >= 4 * first and growth < _SAME_THROUGHPUT:
+            yield (
+                f"images_per_second hardly grows for {where} (x {growth:.2g}). It is the sum of all workers: multiply"
+                " the rate of one worker by their number, and call a time step_seconds"
+            )
+        steps = [statistics.median(run.step_seconds or 0.0 for run in members) for members in runs_by_size.values()]
+        jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
+        if jump > _UNITS_MIXED:
+            yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _sizes(runs: Sequence[Run]) -> Iterator[dict[int, list[Run]]]:
+    """Yield the runs by workers of each series of one batch, per worker or in all, with several sizes."""
+    series: dict[tuple[object, ...], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for name in ("batch_per_rank", "global_batch"):
+            key = (run.strategy, run.model, run.data, run.machine, run.version, run.mode, name, getattr(run, name))
+            series[key][run.workers].append(run)
+    yield from (dict(sorted(sizes.items())) for sizes in series.values() if len(sizes) > 1)
+
+
+def _middle_rate(runs: Sequence[Run]) -> float:
+    return statistics.median(run.images_per_second or 0.0 for run in runs)

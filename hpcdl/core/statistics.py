@@ -228,6 +228,30 @@ def outliers(values: Sequence[float]) -> list[int]:
     return [index for index, log in enumerate(logs) if abs(log - middle) > max(_FAR_OFF * spread, _LEAST_OFF)]
 
 
+_SURE = 0.001
+_LEAST_DRIFT = 0.01
+
+
+def drift(repeats: Sequence[Sequence[float]]) -> float:
+    """Return the relative change from the first to the last repeat, common to all settings; 0 if it may be chance.
+
+    `repeats` holds the positive values of each setting in the order of measuring. The slope is that of the logarithms.
+    """
+    pairs, settings = [], [values for values in repeats if len(values) > 1]
+    for values in settings:
+        logs = [math.log(value) for value in values]
+        middle = statistics.fmean(logs)
+        pairs += [(index / (len(logs) - 1) - 0.5, log - middle) for index, log in enumerate(logs)]
+    freedom = len(pairs) - len(settings) - 1
+    if freedom <= 2:
+        return 0.0
+    square = math.fsum(place**2 for place, _ in pairs)
+    slope = math.fsum(place * log for place, log in pairs) / square
+    error = math.sqrt(math.fsum((log - slope * place) ** 2 for place, log in pairs) / freedom / square)
+    sure = error <= 1e-9 * abs(slope) or 2 * tail(abs(slope) / error, freedom) < _SURE
+    return math.expm1(slope) if sure and abs(slope) > _LEAST_DRIFT else 0.0
+
+
 def mean_of_known(values: Sequence[float | None]) -> float | None:
     """Return the mean; None if there are no values, or if one is unknown."""
     numbers = [value for value in values if value is not None]

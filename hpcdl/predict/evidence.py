@@ -16,7 +16,7 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import is_measured
-from hpcdl.core.statistics import outliers
+from hpcdl.core.statistics import drift, outliers
 from hpcdl.core.units import counted, listed
 from hpcdl.models.load import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.table import EMULATED, FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
@@ -38,7 +38,7 @@ from hpcdl.predict.jobs import (
 from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
 from hpcdl.report.runs.findings import TracedRun
-from hpcdl.report.runs.run import Run, contradictions, positive
+from hpcdl.report.runs.run import Run, contradictions, positive, rates_in_order
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.run.trained_data import made_up_data
 from hpcdl.strategies.table import ALIASES, STRATEGIES
@@ -304,6 +304,11 @@ def _of_model(
     for run in runs:
         job = _job_of(run, gradient_bytes, several, remarks, recorded)
         groups[dataclasses.replace(job, ready=ready, coded_bytes=coded.get(job.compress, 0.0))].append(run)
+    if change := drift([rates_in_order(members) for members in groups.values()]):
+        remarks.append(
+            f"throughput changes by {100 * change:+.0f} % from the first to the last repeat of a setting: something"
+            " drifts, and the intervals assume that nothing does"
+        )
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)

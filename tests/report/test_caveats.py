@@ -18,6 +18,12 @@ def study(sizes: tuple[int, ...] = (1, 2), repeats: int = 3, **changes: object) 
     return [make_run(n, 100.0 * n + i, **changes) for n in sizes for i in range(repeats)]
 
 
+def slowing(n: int) -> list[Run]:
+    """Four repeats, each slower than the one before, as a node that gets warmer."""
+    rates = (100.0, 97.2, 95.0, 92.1)
+    return [make_run(n, n * rate, started_at=f"2026-01-0{day}T00:00:00") for day, rate in enumerate(rates, start=1)]
+
+
 def test_one_run_is_said_to_be_one() -> None:
     lines = told([make_run(1, 100.0)])
     assert any("one size alone" in line for line in lines)
@@ -46,10 +52,18 @@ def test_a_clean_study_has_no_caveat() -> None:
         (study(warnings=("bound to nothing",)), "bound to nothing"),
         ([*study(), make_run(1, 100.5, name="kr", resumed_from_steps=(9, 30))], "1 run resumed: throughput"),
         ([*study(sizes=(2,)), make_run(1, 99.5), make_run(1, 99.5)], "exactly the same throughput at 1 point:"),
+        ([make_run(1, 100.0), make_run(2, 230.0)], "above 100 % that may be chance"),
+        ([run for n in (1, 2) for run in slowing(n)], "drifts from the first to the last repeat of a setting"),
+        ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],
 )
 def test_each_caveat_is_told(runs: list[Run], words: str) -> None:
     assert any(words in line for line in told(runs)), told(runs)
+
+
+def test_repeats_in_no_order_do_not_drift() -> None:
+    shuffled = [make_run(n, n * rate) for n in (1, 2) for rate in (95.0, 100.0, 92.0, 97.0)]
+    assert not any("drift" in line for line in told(shuffled))
 
 
 def test_unreadable_records_are_told() -> None:

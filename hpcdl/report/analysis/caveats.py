@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
-from hpcdl.core.statistics import outliers
+from hpcdl.core.statistics import drift, outliers
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.analysis.settings import trifling_differences
 from hpcdl.report.document import number
-from hpcdl.report.runs.run import EMULATED, Run, contradictions
+from hpcdl.report.runs.run import EMULATED, Run, contradictions, rates_in_order
 
 UNFINISHED = "did not finish"
 
@@ -25,6 +25,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _impossible(runs),
         lambda: _contradicting(runs),
         lambda: _outliers(curves),
+        lambda: _drifting(curves),
         lambda: _above_ideal(curves),
         lambda: _emulated(runs),
         lambda: _mixed(runs, "machine", "machines"),
@@ -96,13 +97,27 @@ def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
         )
 
 
+def _drifting(curves: Sequence[Curve]) -> Iterable[str]:
+    """Report repeats that become faster or slower in the order of measuring: they are not independent."""
+    texts = [
+        f"{curve.mode} {curve.first.strategy} {curve.first.model} {100 * change:+.0f} %"
+        for curve in curves
+        if (change := drift([rates_in_order(point.runs) for point in curve.points]))
+    ]
+    if texts:
+        yield (
+            "throughput drifts from the first to the last repeat of a setting, so something changed meanwhile, or a"
+            f" table is sorted by speed; intervals assume neither: {listed(texts)}"
+        )
+
+
 _ROUNDING = 1.02
 
 
 def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
     points = [
         point_name(curve, point) for curve in curves for point in curve.points
-        if (point.efficiency.low or point.efficiency.value) > 1 and point.efficiency.value > _ROUNDING
+        if (point.efficiency.low or 0.0) > 1 and point.efficiency.value > _ROUNDING
     ]  # fmt: skip
     if points:
         yield (
@@ -112,12 +127,12 @@ def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
         )
     chance = [
         point_name(curve, point) for curve in curves for point in curve.points
-        if point.efficiency.value > _ROUNDING and point.efficiency.low is not None and point.efficiency.low <= 1
+        if point.efficiency.value > _ROUNDING and (point.efficiency.low or 0.0) <= 1
     ]  # fmt: skip
     if chance:
         yield (
-            "efficiency above 100 % that may be chance, since its interval holds 100 % too; repeat these runs and"
-            f" their base: {listed(chance)}"
+            "efficiency above 100 % that may be chance, since its interval holds 100 % too, or is missing; repeat"
+            f" these runs and their base: {listed(chance)}"
         )
 
 

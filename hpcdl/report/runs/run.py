@@ -128,6 +128,11 @@ def positive(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value > 0
 
 
+def rates_in_order(runs: Sequence[Run]) -> list[float]:
+    """Return throughputs by time of start; rows of a table have none, and keep their order."""
+    return [run.images_per_second or 0.0 for run in sorted(runs, key=attrgetter("started_at"))]
+
+
 _AGREE = 1.25
 """Records of hpcdl agree within 1.02; a run that went on with fewer workers may be further off."""
 

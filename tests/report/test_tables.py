@@ -86,6 +86,15 @@ def test_latex_itself_reads_every_table(latex: str, folder: Path, ask_hpcdl: Com
     assert told.code == 0, told.err
     tables = tmp_path / "out" / "tables"
     shutil.copy(folder / "cost-50-of-input-x.tex", tables)
+    odd = tmp_path / "odd.csv"
+    rows = [f"[a]_b%c&d#e$f~g^h\\i{{j,*,{n},{n},64,{rate}" for n, rate in ((1, 50), (2, 96), (4, 170), (8, 300))]
+    odd.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,images_per_second", *rows]) + "\n")
+    told = ask_hpcdl(["report", "--import", "csv", odd, "--out", tmp_path / "odd", "--format", "latex"])
+    assert told.code == 0, told.err
+    laws = (tmp_path / "odd" / "tables" / "fits-fitted-laws.tex").read_text()
+    assert r"$\sigma$ (contention)" in laws and "\n{[}a]" in laws
+    for path in (tmp_path / "odd" / "tables").glob("*.tex"):
+        shutil.copy(path, tables / f"odd-{path.name}")
     names = sorted(path.name for path in tables.glob("*.tex"))
     text = [
         r"\documentclass{article}",

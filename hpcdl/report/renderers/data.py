@@ -85,6 +85,8 @@ _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "†": r"$\dagger$",
     "‡": r"$\ddagger$", "²": r"$^2$", "×": r"$\times$", "<": r"$<$", ">": r"$>$", "|": r"$|$", "…": r"\ldots{}",
+    "α": r"$\alpha$", "β": r"$\beta$", "κ": r"$\kappa$", "σ": r"$\sigma$", "µ": r"$\mu$", "∞": r"$\infty$",
+    "[": "{[}", "*": "{*}",  # at the start of a row they would belong to the line break before it
 }  # fmt: skip
 
 

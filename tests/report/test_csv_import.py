@@ -9,6 +9,7 @@ import pytest
 from hpcdl.core.errors import ConfigError, SourceError
 from hpcdl.report.runs.elsewhere import read_csv
 from hpcdl.report.runs.run import Run
+from tests.conftest import CommandLine
 
 HEADER = "mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second"
 
@@ -189,6 +190,15 @@ def test_copies_of_a_measurement_are_told(tmp_path: Path) -> None:
     assert not remarks(tmp_path, *measured)
     rounded = ["ring,lenet,1,1,32,99.5", "ring,lenet,1,1,32,99.5"]
     assert not remarks(tmp_path, *rounded)
+
+
+def test_one_name_in_several_spellings_is_told(tmp_path: Path, ask_hpcdl: CommandLine) -> None:
+    lines = ["ring,ResNet-50,1,1,32,99.5", "ring,resnet50,2,2,32,199.5"]
+    assert "model is written in several ways, each taken for another one: ResNet-50, resnet50" in remarks(
+        tmp_path, *lines
+    )
+    told = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
+    assert "no two sizes have the same other settings" in told.out and "the same size" not in told.out
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def _scaling(analysis: Analysis) -> str:
         curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
         if curves:
             return f"Scaling: {_ends(curves)} ({mode} scaling: {kept} fixed; 100 % is ideal)."
+    if len({run.workers for run in analysis.runs if run.usable}) > 1:
+        return "Scaling: no efficiency, since no two sizes have the same other settings; the warnings say what differs."
     return "Scaling: all runs have the same size; run another --ranks to see an efficiency."
 
 

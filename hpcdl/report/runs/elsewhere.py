@@ -119,6 +119,7 @@ _IDENTITY = (
     *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
     "batch_per_rank", "global_batch",
 )  # fmt: skip
+_NAMES = ("strategy", "model", "data", "machine", "version")
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _REST = "\n"
@@ -219,7 +220,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     per_node = cells.whole("ranks_per_node", math.ceil(ranks / nodes))
     batch, whole_batch = _batches(cells, workers)
     _check_counts(cells, row, {"ranks": ranks, "workers": workers, "servers": servers, "nodes": nodes}, per_node)
-    mode = row.get("mode", "")
+    mode = row.get("mode", "").lower()
     if mode not in ("", *MODES):
         cells.complain("mode", f"{shown(mode)} is none of {', '.join(MODES)}")
     threads = cells.whole("threads") if row.get("threads") else None
@@ -426,7 +427,20 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
             f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
             " measurement, which make intervals too narrow"
         )
-    return [*remarks, *(f"{path.name}: {line}" for line in _doubtful_units(header, runs))]
+    doubts = (*_similar_names(rows), *_doubtful_units(header, runs))
+    return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
+
+
+def _similar_names(rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[str]:
+    """Yield names that differ in capitals, blanks and dashes alone: rows of different names are never averaged."""
+    spellings: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for _, row in rows:
+        for column in _NAMES:
+            if name := row.get(column):
+                spellings[column, re.sub(r"[\s_-]", "", name.casefold())][name] = None
+    for (column, _), names in spellings.items():
+        if len(names) > 1:
+            yield f"{column} is written in several ways, each taken for another one: {listed(list(names), 5)}"
 
 
 def _copies(rows: Iterable[Mapping[str, str]]) -> int:

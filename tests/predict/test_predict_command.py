@@ -181,6 +181,14 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
     assert not list((out / "figures").glob("prediction*"))
 
 
+def test_strong_scaling_is_named_by_its_whole_batch(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    table = tmp_path / "strong.csv"
+    rows = [f"ring,resnet50,{n},{n},256,{rate}" for n, rate in ((1, 50.0), (2, 96.0), (4, 175.0))]
+    table.write_text("\n".join(["strategy,model,nodes,ranks,global_batch,images_per_second", *rows]) + "\n")
+    finished = ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "2,8"])
+    assert finished.out.startswith("resnet50, 256 samples in all:"), finished.out
+
+
 def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> None:
     line = ["predict", study, "--nodes", "8", "--strategy", "ring", "--json"]
     here, there = (json.loads(ask_hpcdl([*line, *more]).out)["predictions"][0]

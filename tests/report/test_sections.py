@@ -337,3 +337,27 @@ def test_traced_runs_show_what_their_hosts_carried_over_time() -> None:
 def test_without_counts_of_interfaces_there_is_no_network_over_time() -> None:
     found = compose(analyse(Gathered(runs=(make_run(4),)), traced=[traced()]))
     assert not [item for part in found.sections for item in part.items if getattr(item, "name", "") == "trace-network"]
+
+
+def test_cost_to_an_accuracy_needs_all_repeats() -> None:
+    """One repeat of the larger size never reaches the accuracy: the mean of the others is no cost of that size."""
+    runs = [
+        run_with_history(n, strategy, (0.5, 0.5 if (n, repeat) == (2, 0) else 0.9))
+        for n, strategy in ((1, "ring"), (1, "ps"), (2, "ring"))
+        for repeat in range(3)
+    ]
+    document = compose(analyse(Gathered(runs=tuple(runs))))
+    rows = {row[0]: row for row in document.tables()["cost-node-hours"].rows}
+    assert {name: row[-1] is None for name, row in rows.items()} == {
+        "ps, 1 worker, weak": False, "ring, 1 worker, weak": False, "ring, 2 workers, weak": True
+    }  # fmt: skip
+
+
+def run_with_history(n: int, strategy: str, accuracies: Sequence[float]) -> Run:
+    """Return a run evaluated after each epoch of a second."""
+    history = [
+        HistoryPoint(epoch=epoch, step=epoch, seconds=epoch, val_accuracy=accuracy)
+        for epoch, accuracy in enumerate(accuracies, start=1)
+    ]
+    record = make_record(n, 100.0 * n, strategy=strategy, history=history)
+    return as_run(record, f"{strategy}-{n}")

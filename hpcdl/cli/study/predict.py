@@ -148,7 +148,7 @@ def _print(found: Answer) -> None:
     models = list(dict.fromkeys(item.job.model for item in found.predictions))
     for model in models:
         rows = [item for item in found.predictions if item.job.model == model]
-        put(f"{model}, {rows[0].job.batch:g} samples per worker: a step and its limits")
+        put(f"{model}, {_batches(rows)}: a step and its limits")
         print_table(
             ("strategy", "nodes", "workers", "step", "90 %", "effic.", "limited by"), [_cells(item) for item in rows]
         )
@@ -167,6 +167,18 @@ def _print(found: Answer) -> None:
         put(line)
     for warning in found.warnings:
         put(textwrap.fill(f"! {warning}", 79, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _batches(rows: Sequence[Prediction]) -> str:
+    batches = {item.job.batch for item in rows}
+    if len(batches) == 1:
+        return f"{batches.pop():g} samples per worker"
+    whole = {round(item.job.batch * item.job.workers) for item in rows}
+    return (
+        f"{whole.pop()} samples in all"
+        if len(whole) == 1
+        else f"{min(batches):g} to {max(batches):g} samples per worker"
+    )
 
 
 def _cells(item: Prediction) -> tuple[str, ...]:

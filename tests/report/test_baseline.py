@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from hpcdl.report.analysis.comparisons import compare_with, corrected, regressions
 from hpcdl.report.runs.run import Run
-from tests.report.synthetic import NOISE, make_run
+from tests.conftest import CommandLine
+from tests.report.synthetic import NOISE, make_record, make_run, write_run
 
 
 def study(rate: float, sizes: tuple[int, ...] = (1, 2), **changes: Any) -> list[Run]:
@@ -44,3 +47,18 @@ def test_the_same_machine_is_preferred_and_another_is_told() -> None:
     assert {round(item.ratio.value, 2) for item in compare_with(study(100, machine="a"), both)[0]} == {1.0}
     _, warnings = compare_with(study(100, machine="c"), both)
     assert any("another machine" in line for line in warnings)
+
+
+def test_a_copy_of_the_study_is_no_baseline(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """A study does not regress against itself: such a check passes whatever happened, so it is refused."""
+    for repeat in range(4):
+        record = make_record(1, 100.0 + repeat, started_at=f"2026-01-0{1 + repeat}T00:00:00")
+        write_run(tmp_path / "now" / f"r{repeat}", record)
+    shutil.copytree(tmp_path / "now", tmp_path / "copy")
+    line = ["report", tmp_path / "now", "--baseline", tmp_path / "copy", "--fail-on-regression", "5", "--out"]
+    refused = ask_hpcdl([*line, tmp_path / "out"])
+    assert refused.code == 2 and "its runs are copies of those to compare" in refused.err
+    shutil.rmtree(tmp_path / "now" / "r0")
+    shutil.rmtree(tmp_path / "now" / "r1")
+    told = ask_hpcdl([*line, tmp_path / "out", "--format", "terminal"])
+    assert told.code == 0 and "baseline: 2 runs left out as a copy of another" in told.out, told.out + told.err

@@ -109,7 +109,7 @@ def report(
     """
     from hpcdl.report.analysis.analyse import kept_apart
     from hpcdl.report.compose.build import compose, render
-    from hpcdl.report.runs.sources import walk
+    from hpcdl.report.runs.sources import walk, without_copies
 
     centres = {"--target": target, "--curve": curve, "--attach": attach}
     if for_ is not None:
@@ -132,7 +132,7 @@ def report(
     inches, folder = _inches(figure_width, figures), _folder(out, runs, chosen)
     gather = functools.partial(_gather, anonymous=anonymous, hide_data=anonymous_data)
     gathered = gather(runs, imported, walks)
-    before = None if baseline is None else gather([baseline], None, {})
+    before = None if baseline is None else without_copies(gather([baseline], None, {}), gathered.runs, str(baseline))
     gathered, before = kept_apart(gathered, before)
     extras = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
     analysis = _analysed(gathered, before, link, extras, anonymous=anonymous)

@@ -96,7 +96,7 @@ def analyse(
     verdicts, remarks = comparisons(contests), list(gathered.remarks)
     if baseline is not None:
         against, notes = compare_with(runs, baseline.runs)
-        verdicts, remarks = verdicts + against, remarks + notes
+        verdicts, remarks = verdicts + against, [*remarks, *baseline.remarks, *notes]
     fits = fit_curves(curves)
     return Analysis(
         runs=runs,

@@ -119,7 +119,7 @@ def gather(
     return Gathered(runs=runs, unreadable=unreadable, remarks=remarks, run_dirs=run_dirs, inferences=inferences)
 
 
-_copy_key = attrgetter("started_at", "hosts", "strategy", "seconds_total", "images_per_second", "step_seconds")
+_copy_key = attrgetter("started_at", "strategy", "seconds_total", "images_per_second", "step_seconds")
 """Fields that are never all equal in two measured runs, to the last digit of their times."""
 
 
@@ -133,6 +133,18 @@ def _copies(runs: Iterable[Run]) -> dict[int, tuple[Run, Run]]:
             if earlier is not run:
                 copies[id(run)] = (run, earlier)
     return copies
+
+
+def without_copies(baseline: Gathered, runs: Sequence[Run], name: str) -> Gathered:
+    """Return `baseline` without copies of `runs`. Raises UsageError if nothing remains: a study equals itself."""
+    copies = _copies([*runs, *baseline.runs])
+    kept = tuple(run for run in baseline.runs if id(run) not in copies)
+    if not copies:
+        return baseline
+    if not kept:
+        raise UsageError(f"--baseline {name}: its runs are copies of those to compare; name an earlier study")
+    remark = f"baseline: {_copied(list(copies.values()))}"
+    return replace(baseline, runs=kept, remarks=(*baseline.remarks, remark))
 
 
 def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:

@@ -521,6 +521,19 @@ def test_deep_images_keep_their_values(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(found[1][:, :, 0], dim.astype(np.float32))
 
 
+def test_the_place_of_pixels_in_a_file_is_not_their_depth(tmp_path: Path) -> None:
+    """Pillow keeps the offset of a TIFF's directory beside its pixels' type; one with a 16 in it was refused."""
+    pixels = RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    (tmp_path / "s" / "a").mkdir(parents=True)
+    path = tmp_path / "s" / "a" / "1.tif"
+    Image.fromarray(pixels).save(path, compression="tiff_lzw")
+    with Image.open(path) as image:
+        assert "16" in str(image.tile[0][3])
+    manifest = make(tmp_path / "s", tmp_path / "out")
+    with h5py.File(tmp_path / "out" / manifest.shards()[0].file) as shard:
+        assert np.array_equal(shard["images"][0], pixels)
+
+
 def test_values_that_would_be_lost_are_refused(tmp_path: Path) -> None:
     pages = [Image.fromarray(np.full((4, 4), value, np.uint8)) for value in (1, 2, 3)]
     cases: dict[str, tuple[Callable[[Path], object], str]] = {

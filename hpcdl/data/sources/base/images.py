@@ -77,7 +77,7 @@ def _head(image: Any) -> ImageHead:
     problem = ""
     if pages > 1:
         problem = f"has {pages} pages; one image a file is taken: save each page as a file, or all as an array (.npy)"
-    elif image.mode not in _DEEP and any("16" in str(part[3]) for part in getattr(image, "tile", [])):
+    elif image.mode not in _DEEP and any("16" in _raw_mode(part) for part in getattr(image, "tile", [])):
         problem = "has 16 bits in each of several bands, of which Pillow reads 8; save it as an array (.npy or HDF5)"
     return ImageHead(
         height=image.height,
@@ -88,6 +88,12 @@ def _head(image: Any) -> ImageHead:
         odd=problem,
         turned=_is_turned(image),
     )
+
+
+def _raw_mode(tile: Any) -> str:
+    """Return how a part of a file stores its pixels, such as RGB;16B; Pillow puts it first, offsets may follow."""
+    arguments = tile[3][:1] if isinstance(tile[3], tuple) else [tile[3]]
+    return next((mode for mode in arguments if isinstance(mode, str)), "")
 
 
 def _bands(image: Any) -> int:

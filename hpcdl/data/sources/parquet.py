@@ -21,7 +21,7 @@ from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, told_of_missing
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
-from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, UnreadableSample
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
 
 _ENDINGS = (".parquet", ".pq")
@@ -245,15 +245,12 @@ class ParquetSource(ColumnSource):
         return GatheredArray(path, f"{self._location}: {name}", fixed=fixed)
 
     def _pictures(self, table: _Table, name: str) -> PlacedArray:
-        """Decode a column of image files to pixels without conversion: masks keep their numbers."""
-        from hpcdl.data.sources.base.images import decode_mask
-
+        """Decode a column of image files to pixels."""
         with self._gathered(name, fixed=True) as gathered:
             for number, content in enumerate(table.contents(name)):
-                try:
-                    gathered.add(decode_mask(content or b"", size=None), f"row {number}")
-                except UnreadableSample as error:
-                    raise SourceError(f"{self._location}: {name} of row {number}: {error}") from error
+                gathered.add_picture(
+                    content or b"", f"row {number}", mask=name in self.masks, skips=not self._spec.checks
+                )
             return gathered.placed()
 
     def _lists(self, table: _Table, name: str, levels: int) -> PlacedArray:

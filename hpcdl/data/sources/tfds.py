@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import itertools
 import json
 import os
@@ -169,9 +168,13 @@ class TfdsSource(FieldSource):
             raise SourceError(f"{self._location}: {name} is {feature.kind}, which is not taken; name another feature")
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         read = _READERS[feature.kind]
-        with GatheredArray(path, f"{self._location}: {name}", fixed=feature.kind == "image") as gathered:
+        with GatheredArray(path, f"{self._location}: {name}") as gathered:
             for record, _, _, values in itertools.chain.from_iterable(map(self._examples, files)):
-                gathered.add(read(values, name, feature, record), record)
+                if feature.kind == "image":
+                    content = _text(values, name, feature, record)
+                    gathered.add_picture(content, record, mask=name in self.masks, skips=not self._spec.checks)
+                else:
+                    gathered.add(read(values, name, feature, record), record)
             return gathered.placed()
 
     def _examples(self, file: _File) -> Iterator[_Record]:
@@ -224,22 +227,13 @@ def _class(features: Any, name: str, feature: _Feature, where: str) -> Array | s
     return feature.names[number] if 0 <= number < len(feature.names) else np.array(number, np.int64)
 
 
-def _image(features: Any, name: str, feature: _Feature, where: str) -> Array:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return np.asarray(Image.open(io.BytesIO(_text(features, name, feature, where))))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise SourceError(f"{where}: {shown(name)} is no image that can be read") from error
-
-
 _READERS: Mapping[str, Callable[[Any, str, _Feature, str], Array | bytes | str]] = {
     "tensor": _tensor,
     "text": _text,
     "class": _class,
-    "image": _image,
+    "image": _text,
 }
-"""The function that reads a feature's value from a record, by kind of feature."""
+"""The function that reads a feature's value from a record, by kind of feature; an image's are its file's bytes."""
 
 
 def _flattened(document: Mapping[str, Any], path: str, folder: Path) -> Iterator[tuple[str, _Feature]]:

@@ -174,10 +174,9 @@ class TFRecordSource(FieldSource):
             field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
             if field is None or field not in features or kind_of(features[field]) != "bytes_list":
                 return
-            value = value_of_feature(features, field, StatedType(), where)
-            if not isinstance(value, bytes):
+            if is_image_head((_bytes_of(features, field, StatedType()) or b"")[:12]):
                 raise SourceError(f"{where}: {shown(field)} is a picture, not the name of a class; give --label-field")
-            names.add(value.decode())
+            names.add(bytes(value_of_feature(features, field, StatedType(), where)).decode())
         self._class_names = sorted(names)
 
     def _list_fields(self, parts: dict[str, list[Path]], index: IndexWriter) -> SourceFacts:
@@ -200,7 +199,7 @@ class TFRecordSource(FieldSource):
             }
             groups.append(ArrayGroup(split=split, arrays=arrays))
         facts = self.list_parts(groups, index)
-        return dataclasses.replace(facts, skipped=[*self._skipped])
+        return dataclasses.replace(facts, skipped=[*self._skipped, *facts.skipped])
 
     def _records(self, paths: Sequence[Path]) -> Records:
         """Yield the records of `paths`; --on-error skip leaves damaged ones out and notes their names."""
@@ -212,7 +211,14 @@ class TFRecordSource(FieldSource):
         if (split, key) not in self._gathered:  # read all wanted features at once
             keys = dict.fromkeys([*wanted, key])
             pending = {name: types.get(name, StatedType()) for name in keys if (split, name) not in self._gathered}
-            gathered = gather(self._records(paths), pending, self._work, str(self._location))
+            gathered = gather(
+                self._records(paths),
+                pending,
+                self._work,
+                str(self._location),
+                masks=self.masks,
+                skips=not self._spec.checks,
+            )
             self._gathered.update({(split, name): array for name, array in gathered.items()})
         return self._gathered[split, key]
 
@@ -524,8 +530,6 @@ def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Ar
         if len(values[0]) % own.dtype.itemsize:
             raise SourceError(f"{where}: {shown(key)} has {len(values[0])} bytes, not a whole number of {own.dtype}")
         return _shaped(np.frombuffer(values[0], own.dtype), own.shape, key, where)
-    if is_image_head(values[0][:12]):
-        return _picture(values[0], key, where)
     try:
         values[0].decode()
     except UnicodeDecodeError as error:
@@ -547,26 +551,33 @@ def _shaped(values: Array, shape: tuple[int, ...] | None, key: str, where: str) 
     return values.reshape(shape)
 
 
-def _picture(content: bytes, key: str, where: str) -> Array:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            return np.asarray(picture.convert("RGB") if picture.mode in ("P", "RGBA", "CMYK", "YCbCr") else picture)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise SourceError(f"{where}: {shown(key)} is not an image that can be read") from error
+def _bytes_of(features: Any, key: str, own: StatedType) -> bytes | None:
+    """Return a feature's only string of bytes whose type is not stated; None for any other value."""
+    values: Any = features[key].bytes_list.value if key in features and own.dtype is None else ()
+    return bytes(values[0]) if len(values) == 1 else None
 
 
-def gather(records: Records, types: Mapping[str, StatedType], work: Path, where: str) -> dict[str, PlacedArray]:
-    """Read the features named by `types` of all records in one pass, and store them in the work folder."""
+def gather(
+    records: Records, types: Mapping[str, StatedType], work: Path, where: str, *, masks: set[str], skips: bool
+) -> dict[str, PlacedArray]:
+    """Read the features named by `types` of all records in one pass, and store them in the work folder.
+
+    `masks` are those whose pictures keep the files' numbers; `skips` leaves out samples with pictures that are damaged.
+    """
     arrays: dict[str, GatheredArray] = {}
+    pictures: set[str] = set()
     with ExitStack() as stack:
         for key in types:
             path = work / f"gathered{len(list(work.glob('gathered*')))}"
             arrays[key] = stack.enter_context(GatheredArray(path, f"{where}: {key}"))
         for record, features in records:
             for key, own in types.items():
-                arrays[key].add(value_of_feature(features, key, own, record), record)
+                content = _bytes_of(features, key, own)
+                if content is not None and (key in pictures or is_image_head(content[:12])):
+                    pictures.add(key)
+                    arrays[key].add_picture(content, record, mask=key in masks, skips=skips)
+                else:
+                    arrays[key].add(value_of_feature(features, key, own, record), record)
         return {key: _plain(own.placed()) for key, own in arrays.items()}
 
 

@@ -179,7 +179,7 @@ class WebDatasetSource(FieldSource):
         for split, samples in parts.items():
             arrays = {
                 path: FoundArray(
-                    f".{ending}", functools.partial(self._gathered, samples, ending, key, called.get(path, {}))
+                    f".{ending}", functools.partial(self._gathered, samples, ending, key, called.get(path, {}), path)
                 )
                 for path, (ending, key) in places.items()
             }
@@ -216,12 +216,17 @@ class WebDatasetSource(FieldSource):
         }
 
     def _gathered(
-        self, samples: Sequence[_Sample], ending: str, key: str, called: dict[int, str] | None
+        self, samples: Sequence[_Sample], ending: str, key: str, called: dict[int, str] | None, name: str
     ) -> PlacedArray:
         """Return the values of members; `called` are the names of numbers, None if these must stay text."""
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
         shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
-        with GatheredArray(path, shown_as, fixed=_ending(ending) in _IMAGES) as gathered:
+        with GatheredArray(path, shown_as) as gathered:
+            if not key and _ending(ending) in _IMAGES:
+                for sample in samples:
+                    content = self._bytes(sample, ending)
+                    gathered.add_picture(content, _shown(sample), mask=name in self.masks, skips=not self._spec.checks)
+                return gathered.placed()
             for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
                 entry = self._text(sample, ending).strip() if called is None else value
                 gathered.add(entry, f"sample {shown(sample.name)}")
@@ -253,19 +258,8 @@ class WebDatasetSource(FieldSource):
                     f"{_shown(sample)}: .{ending} is no array of numbers: {' '.join(str(error).split())[:200]}"
                 ) from error
             return array
-        if kind in _IMAGES:
-            return self._picture(sample, ending)
         known = ", ".join(f".{suffix}" for suffix in ("npy", "json", *_TEXTS, *_NUMBERS))
         raise SourceError(f"{_shown(sample)}: .{ending} is not taken; members are images, {known}")
-
-    def _picture(self, sample: _Sample, ending: str) -> Array:
-        """Return the pixels unchanged: a mask keeps its colour numbers."""
-        from PIL import Image, UnidentifiedImageError
-
-        try:
-            return np.asarray(Image.open(io.BytesIO(self._bytes(sample, ending))))
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-            raise SourceError(f"{_shown(sample)}: .{ending} is no image that can be read") from error
 
     def _json(self, sample: _Sample, ending: str) -> dict[str, Any]:
         try:

@@ -70,6 +70,8 @@ class PlacedArray:
     filled: bool = False
     """Whether the type is float only because some of its integers are missing."""
     remarks: str = ""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """The names of samples, by number, that --on-error skip leaves out: their values are zeros."""
 
     @property
     def num_samples(self) -> int:
@@ -155,6 +157,8 @@ class FieldSource:
         self.inputs, self.targets = spec.inputs, spec.targets
         self.named: set[str] = set()
         """Arrays, columns and splits of the source, including those left out."""
+        self.masks: set[str] = set()
+        """Arrays that are targets: their pictures keep the numbers of the files."""
         self._readers: list[FlatFiles] = []
         self._starts: dict[str, npt.NDArray[np.int64]] = {}
 
@@ -169,7 +173,8 @@ class FieldSource:
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
-        used = {*chosen.inputs.values(), *chosen.targets.values()}
+        self.masks = {*chosen.targets.values()}
+        used = {*chosen.inputs.values(), *self.masks}
         unused = [path for path in parts[0].arrays if path not in used]
         remarks += [f"arrays not used: {some(unused)}"] if unused else []
         wanted = [("input", *item) for item in chosen.inputs.items()]
@@ -207,6 +212,7 @@ class FieldSource:
             fields=fields,
             arrays=[_place(array) for array in flat],
             remarks=[*remarks, *(f"left out: the split {name}" for name in left_out)],
+            skipped=[name for column in columns for name in _unreadable(column).values()],
             left_out=left_out,
         )
 
@@ -506,11 +512,11 @@ class FieldSource:
     def _finite(
         self, part: ArrayGroup, fields: list[Field], column: Sequence[PlacedArray], remarks: list[str]
     ) -> Array | None:
-        """Return the numbers of samples without NaN and infinity, None for all; SourceError unless --nan allows any."""
-        if self._spec.nan == "keep":
-            return None
+        """Return the numbers of readable samples without NaN and infinity, None for all; SourceError unless allowed."""
         bad = np.zeros(column[0].num_samples, np.bool_)
         for item, array in zip(fields, column, strict=True):
+            if self._spec.nan == "keep":
+                break
             if item.kind == "class":
                 bad |= np.concatenate([chunk == _ABSENT for chunk in array.chunks()])
             if array.dtype.kind != "f":
@@ -522,9 +528,11 @@ class FieldSource:
                     f"{counted(int(lines.sum()), 'sample')} in all; --nan skip leaves them out, --nan keep takes them"
                 )
             bad |= lines
+        if bad.any():
+            remarks.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
+        bad[list(_unreadable(column))] = True
         if not bad.any():
             return None
-        remarks.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
         return np.flatnonzero(~bad)
 
 
@@ -669,6 +677,11 @@ def _list(index: IndexWriter, split: str, number: int, classes: Iterable[Array],
                 if len(run):
                     add_numbered(index, split, number, labels[run - first], first=int(run[0]))
         first += len(labels)
+
+
+def _unreadable(column: Sequence[PlacedArray]) -> Mapping[int, str]:
+    """Return the samples that one of the arrays cannot give, by number, with their names."""
+    return {number: name for array in column for number, name in array.unreadable.items()}
 
 
 def _place(array: PlacedArray) -> ArrayPlace:

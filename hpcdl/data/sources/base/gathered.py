@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
-from hpcdl.data.sources.base.source import Array
+from hpcdl.data.sources.base.source import Array, UnreadableSample
 
 
 class GatheredArray:
@@ -26,6 +26,9 @@ class GatheredArray:
         self._dtype: np.dtype[np.generic] | None = None
         self._shape: tuple[int, ...] = ()
         self._varies = self._text = False
+        self._unreadable: dict[int, str] = {}
+        self._before = 0
+        """Unreadable samples ahead of the first value, whose shape is not yet known."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,6 +42,8 @@ class GatheredArray:
         values = np.frombuffer(self._utf8(value, sample), np.uint8) if isinstance(value, bytes | str) else value
         if self._dtype is None:
             self._dtype, self._shape, self._text = values.dtype, values.shape, text
+            for _ in range(self._before):
+                self._append(np.zeros_like(values))
         alike = (text, values.dtype, values.ndim) == (self._text, self._dtype, len(self._shape))
         first = 0 if self._fixed else 1
         if not alike or values.shape[first:] != self._shape[first:]:
@@ -47,16 +52,43 @@ class GatheredArray:
                 f"{shape_text(self._shape, self._dtype)}; make them alike"
             )
         self._varies = self._varies or values.shape != self._shape
+        self._append(values)
+
+    def add_picture(self, content: bytes, sample: str, *, mask: bool, skips: bool) -> None:
+        """Append the pixels of an image file; with `skips` one that cannot be read is noted, its sample left out."""
+        from hpcdl.data.sources.base.images import picture
+
+        self._fixed = True
+        try:
+            pixels = picture(content, mask=mask)
+        except UnreadableSample as error:
+            if not skips:
+                raise SourceError(
+                    f"{self._shown} of {sample}: {error}; correct it, or give --on-error skip to leave such samples out"
+                ) from error
+            self._unreadable[len(self._lengths) + (self._before if self._dtype is None else 0)] = sample
+            if self._dtype is None:
+                self._before += 1
+            else:
+                self._append(np.zeros(self._shape, self._dtype))
+        else:
+            self.add(pixels, sample)
+
+    def _append(self, values: Array) -> None:
         self._lengths.append(len(values) if values.ndim else 1)
         self._file.write(np.ascontiguousarray(values).tobytes())
 
     def placed(self) -> PlacedArray:
         """Return the whole array at its position in the file."""
         self._file.close()
+        if self._before and self._dtype is None:
+            raise SourceError(f"{self._shown}: not one image can be read; check the files")
         dtype = self._dtype or np.dtype(np.float32)
         lengths = np.frombuffer(self._lengths, np.int64)
         if not (self._varies or self._text):
-            return PlacedArray(path=self._path, shape=(len(lengths), *self._shape), dtype=dtype)
+            return PlacedArray(
+                path=self._path, shape=(len(lengths), *self._shape), dtype=dtype, unreadable=self._unreadable
+            )
         starts = self._path.with_name(f"{self._path.name}.offsets")
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(starts)
         shape = (int(lengths.sum()), *self._shape[1:])

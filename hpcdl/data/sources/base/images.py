@@ -223,12 +223,25 @@ def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArra
     with _opened(content) as image:
         head = _head(image)
         if head.odd:
-            raise UnreadableSample(head.odd)
+            raise UnreadableSample(f"it {head.odd}")
         fitted = image
         if size is not None and (image.height, image.width) != size:
             fitted = ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.NEAREST)
         array = np.asarray(fitted)
     return array.astype(np.uint8) if array.dtype == np.bool_ else array.astype(array.dtype.newbyteorder("="))
+
+
+def picture(content: Content, *, mask: bool) -> npt.NDArray[Any]:
+    """Return the pixels of an image file that is a field beside others: colours, or with `mask` the file's numbers."""
+    if mask:
+        return decode_mask(content, size=None)
+    with _opened(content) as image:
+        head = _head(image)
+        if head.odd:
+            raise UnreadableSample(f"it {head.odd}")
+        plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+        array = np.asarray(image.convert(plain[image.mode]) if image.mode in plain else image)
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _check_kept(head: ImageHead, dtype: str, asked: bool) -> None:

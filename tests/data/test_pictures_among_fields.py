@@ -1,0 +1,100 @@
+"""Pictures as fields beside others: colours of inputs, numbers of masks, and unreadable ones, in every format alike."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from hpcdl.core.errors import UsageError
+from tests.data.sharding import make
+from tests.data.test_formats import example, framed, png, tar
+
+RANDOM = np.random.default_rng(3)
+COLOURS = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
+COUNT = 6
+
+
+def records(folder: Path, images: Sequence[bytes], masks: Sequence[bytes]) -> Path:
+    rows = (example(image=image, mask=mask) for image, mask in zip(images, masks, strict=True))
+    (folder / "a.tfrecord").write_bytes(framed(list(rows)))
+    return folder / "a.tfrecord"
+
+
+def columns(folder: Path, images: Sequence[bytes], masks: Sequence[bytes]) -> Path:
+    pq.write_table(pa.table({"image": images, "mask": masks}), folder / "t.parquet")
+    return folder / "t.parquet"
+
+
+def members(folder: Path, images: Sequence[bytes], masks: Sequence[bytes]) -> Path:
+    pairs = enumerate(zip(images, masks, strict=True))
+    return tar(folder / "a.tar", {f"{n}.{key}.png": value for n, pair in pairs
+                                  for key, value in zip(("image", "mask"), pair, strict=True)})  # fmt: skip
+
+
+SOURCES: dict[str, tuple[Callable[[Path, Sequence[bytes], Sequence[bytes]], Path], str]] = {
+    "tfrecord": (records, ""),
+    "parquet": (columns, ""),
+    "webdataset": (members, ".png"),
+}
+
+
+def in_palette(numbers: np.ndarray) -> bytes:
+    """A PNG whose pixels are numbers of colours."""
+    image = Image.frombytes("P", numbers.shape[::-1], numbers.tobytes())
+    image.putpalette([*COLOURS.reshape(-1), *[0] * 756])
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+def sharded(name: str, folder: Path, images: Sequence[bytes], masks: Sequence[bytes], **flags: str) -> h5py.File:
+    save, ending = SOURCES[name]
+    wishes = {"input": f"image{ending}=image", "target": f"mask{ending}=mask"}
+    manifest = make(save(folder, images, masks), folder / "out", **wishes, **flags)
+    assert len(manifest.skipped) == (2 if flags else 0)
+    return h5py.File(folder / "out" / manifest.shards()[0].file)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_palette_is_colours_of_an_image_and_numbers_of_a_mask(name: str, tmp_path: Path) -> None:
+    numbers = RANDOM.integers(0, 4, (COUNT, 6, 8), dtype=np.uint8)
+    files = [in_palette(own) for own in numbers]
+    with sharded(name, tmp_path, files, files) as shard:
+        assert sorted(map(bytes, shard["mask"][:])) == sorted(map(bytes, numbers))
+        assert np.array_equal(shard["image"][:], COLOURS[shard["mask"][:]])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_unreadable_picture_is_named_or_left_out(name: str, tmp_path: Path) -> None:
+    pixels = RANDOM.integers(0, 256, (COUNT, 6, 8, 3), dtype=np.uint8)
+    masks = [png(np.full((6, 8), number, np.uint8)) for number in range(COUNT)]
+    images = [png(own) for own in pixels]
+    images[0], masks[4] = images[0][:60], b"nothing like it"
+    with pytest.raises(UsageError, match=r"damaged image.*--on-error skip"):
+        sharded(name, tmp_path, images, masks)
+    with sharded(name, tmp_path, images, masks, on_error="skip") as shard:
+        kept = shard["mask"][:, 0, 0]
+        assert sorted(kept) == [1, 2, 3, 5]
+        assert np.array_equal(shard["image"][:], pixels[kept])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_transparency_is_kept_and_pages_are_refused(name: str, tmp_path: Path) -> None:
+    masks = [png(np.full((6, 8), number, np.uint8)) for number in range(COUNT)]
+    pixels = RANDOM.integers(0, 256, (COUNT, 6, 8, 4), dtype=np.uint8)
+    with sharded(name, tmp_path, [png(own) for own in pixels], masks) as shard:
+        assert np.array_equal(shard["image"][:], pixels[shard["mask"][:, 0, 0]])
+    pages = [Image.fromarray(own[..., 0]) for own in pixels]
+    content = io.BytesIO()
+    pages[0].save(content, "PNG", save_all=True, append_images=pages[1:])
+    with pytest.raises(UsageError, match="it has 6 pages"):
+        (tmp_path / "2").mkdir()
+        sharded(name, tmp_path / "2", [content.getvalue()] * COUNT, masks)

@@ -86,6 +86,28 @@ def test_an_unreadable_picture_is_named_or_left_out(name: str, tmp_path: Path) -
         assert np.array_equal(shard["image"][:], pixels[kept])
 
 
+def test_bytes_of_parquet_that_are_text_are_read_as_text(tmp_path: Path) -> None:
+    labels = [b"dog", b"cat"] * 3
+    kinds = {"binary": pa.binary(), "large": pa.large_binary(), "fixed": pa.binary(3), "text": pa.string()}
+    images = [{"bytes": png(np.full((6, 8), number, np.uint8))} for number in range(COUNT)]
+    for name, kind in kinds.items():
+        column = pa.array([own.decode() for own in labels] if name == "text" else labels, kind)
+        for what, inputs in {"fields": list(range(COUNT)), "images": images}.items():
+            path = tmp_path / f"{name}-{what}.parquet"
+            pq.write_table(pa.table({"image": inputs, "label": column}), path)
+            manifest = make(path, tmp_path / f"{name}-{what}")
+            names = manifest.class_names if what == "images" else manifest.fields[1].class_names
+            with h5py.File(tmp_path / f"{name}-{what}" / manifest.shards()[0].file) as shard:
+                values = np.ravel(shard["images"][:, 0, 0] if what == "images" else shard["x"][:])
+                assert list(names) == ["cat", "dog"]
+                key = "labels" if what == "images" else "label"
+                assert [names[own].encode() for own in shard[key][:]] == [labels[int(own)] for own in values]
+    numbers = [own.tobytes() for own in np.eye(4, dtype=np.uint8)]
+    pq.write_table(pa.table({"x": numbers, "y": [0, 1, 0, 1]}), tmp_path / "n.parquet")
+    with pytest.raises(UsageError, match="x of row 0 is bytes that are neither text nor an image file; save numbers"):
+        make(tmp_path / "n.parquet", tmp_path / "out", input="x=x", target="y=y")
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_transparency_is_kept_and_pages_are_refused(name: str, tmp_path: Path) -> None:
     masks = [png(np.full((6, 8), number, np.uint8)) for number in range(COUNT)]

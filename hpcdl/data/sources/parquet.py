@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -199,7 +199,7 @@ class ParquetSource(ColumnSource):
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             numbers = functools.partial(self._numbers, table, name)
             return TableColumn(shown=str(kind), kind="number", place=numbers, numbers=numbers)
-        text = types.is_string(kind) or types.is_large_string(kind)
+        text = self._is_text(table, name)
         return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=place)
 
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
@@ -221,11 +221,16 @@ class ParquetSource(ColumnSource):
         missing = sum(chunk.null_count for chunk in table.chunks(name))
         if missing:
             raise SourceError(f"{self._location}: {name} has no value in {missing} rows (null); fill or drop them")
-        if types.is_string(kind) or types.is_large_string(kind):
+        if self._is_text(table, name):
             with self._gathered(name) as gathered:
-                for chunk in table.chunks(name):
-                    for value in chunk.cast("large_binary").to_pylist():
-                        gathered.add(value, "a row")
+                values = (own for chunk in table.chunks(name) for own in chunk.cast("large_binary").to_pylist())
+                for number, value in enumerate(values):
+                    if _holds_bytes(kind) and not _is_plain_text(value):
+                        raise SourceError(
+                            f"{self._location}: {name} of row {number} is bytes that are neither text nor an image "
+                            "file; save numbers as lists"
+                        )
+                    gathered.add(value, f"row {number}")
                 return gathered.placed()
         if _holds_bytes(kind):
             return self._pictures(table, name)
@@ -239,6 +244,18 @@ class ParquetSource(ColumnSource):
                 "numbers: save dates and decimals as numbers, and each part of a struct as a column"
             )
         return self._lists(table, name, levels)
+
+    def _is_text(self, table: _Table, name: str) -> bool:
+        """Return whether a column is text, or bytes that are no image files: these are read as text."""
+        types, kind = _pyarrow()[0].types, table.schema.field(name).type
+        if types.is_binary(kind) or types.is_large_binary(kind):
+            return not self._first_image(table, name)
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+
+    def _first_image(self, table: _Table, name: str) -> bool:
+        """Return whether the first values of a column include an image file."""
+        contents = itertools.islice(table.contents(name), _LOOKED_INTO)
+        return any(content is not None and is_image_head(content[:16]) for content in contents)
 
     def _gathered(self, name: str, *, fixed: bool = False) -> GatheredArray:
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
@@ -290,12 +307,9 @@ class ParquetSource(ColumnSource):
             return None
         names = [spec.image_field] if spec.image_field else [*INPUT_NAMES, "img", *table.names]
         for name in names:
-            if name in table.names and _holds_bytes(table.schema.field(name).type):
-                first = next(
-                    (content for content in itertools.islice(table.contents(name), _LOOKED_INTO) if content), b""
-                )
-                if is_image_head(first[:16]):
-                    return name
+            holds_bytes = name in table.names and _holds_bytes(table.schema.field(name).type)
+            if holds_bytes and self._first_image(table, name):
+                return name
         if spec.image_field:
             raise SourceError(
                 f"{self._location}: the column {shown(spec.image_field)} holds no image files; "
@@ -329,7 +343,9 @@ class ParquetSource(ColumnSource):
     def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
         """Write the image files of a table one after another; yield offset, size and label of each."""
         place = 0
-        labels = (value for chunk in table.chunks(label) for value in chunk.to_pylist())
+        is_text = self._is_text(table, label)
+        chunks = self._placed_column(table, label).string_chunks() if is_text else table.chunks(label)
+        labels: Iterator[Any] = (value for chunk in chunks for value in chunk.tolist())
         for number, (content, row_label) in enumerate(zip(table.contents(image), labels, strict=True)):
             if content is None:
                 raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
@@ -342,6 +358,8 @@ def _read_as(kind: Any) -> Any:
     """Return the type that a column is read as: that of a dictionary's values; of a view, the plain type."""
     arrow, _ = _pyarrow()
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    if arrow.types.is_fixed_size_binary(kind):
+        return arrow.large_binary()
     if str(kind).startswith(("list_view<", "large_list_view<")):
         return arrow.large_list(kind.value_type)
     views = {"string_view": arrow.large_string(), "binary_view": arrow.large_binary()}
@@ -353,6 +371,13 @@ def _holds_bytes(kind: Any) -> bool:
     if types.is_struct(kind):
         return "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _is_plain_text(content: bytes) -> bool:
+    """Return whether bytes are UTF-8 without zeros, which numbers have and texts have not."""
+    with suppress(UnicodeDecodeError):
+        return "\0" not in content.decode()
+    return False
 
 
 def _class_names(schema: Any, label: str) -> list[str]:

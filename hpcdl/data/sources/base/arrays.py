@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.flat import (
     MOST_CLASSES,
     FlatFiles,
     add_numbered,
+    class_numbers,
     is_id,
     numbered,
     plausible,
@@ -43,6 +44,11 @@ _ROWS_BYTES = 16 << 20
 _STRINGS = 1 << 14
 EXACT = 1 << 24
 """float32 represents every integer up to this one."""
+_MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
+          -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
+"""Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
+_LOOKED_AT = 64
+"""Most pieces of an array that are searched for such numbers."""
 _ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
 _FEW_NUMBERED = 3
@@ -72,6 +78,8 @@ class PlacedArray:
     remarks: str = ""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """The names of samples, by number, that --on-error skip leaves out: their values are zeros."""
+    stored: bool = True
+    """Whether the file holds the values; otherwise the source reads them again."""
 
     @property
     def num_samples(self) -> int:
@@ -193,9 +201,8 @@ class FieldSource:
             for (role, name, path), (_, per_part) in zip(wanted, placed, strict=True)
         ]
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
-        remarks += [
-            line for item, per_part in zip(fields, arrays, strict=True) if (line := self.as_fed(item, per_part))
-        ]
+        for item, per_part in zip(fields, arrays, strict=True):
+            remarks += [line for line in (self.as_fed(item, per_part), marks_of_missing(item, per_part)) if line]
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]
@@ -452,6 +459,10 @@ class FieldSource:
         where, wish = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
         single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
+        if not single and wish != "regression" and is_one_hot(arrays):
+            if wish == "class":
+                return self._from_one_hot(name, arrays)
+            remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
         if not single or (wish == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
@@ -494,6 +505,12 @@ class FieldSource:
             self.written(_numbers_in(sorted_labels, chunk, floats=floats) for chunk in _flat([array]))
             for array in arrays
         ]
+
+    def _from_one_hot(self, name: str, arrays: Sequence[PlacedArray]) -> tuple[Field, list[PlacedArray]]:
+        """Return the field of classes written one-hot, and arrays of their numbers."""
+        names = class_numbers(arrays[0].shape[1])
+        made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
+        return made, [self.written(chunk.argmax(1).astype(np.int64) for chunk in array.chunks()) for array in arrays]
 
     def _check_words(self, labels: list[str], where: str) -> None:
         """Raise SourceError for a target of numbers that a few words make text."""
@@ -566,6 +583,61 @@ def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
 
 def _whole(values: Array) -> bool:
     return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
+
+
+def is_one_hot(arrays: Sequence[PlacedArray]) -> bool:
+    """Return whether each row of arrays (N, K) is one 1 among zeros, K at least 2."""
+    if any(array.text or array.offsets or len(array.shape) != 2 or array.shape[1] < 2 for array in arrays):
+        return False
+    if not all(array.stored for array in arrays):
+        return False
+    chunks = (chunk for array in arrays for chunk in array.chunks())
+    return all(bool((((chunk == 0) | (chunk == 1)).all(1) & (chunk.sum(1) == 1)).all()) for chunk in chunks)
+
+
+def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe a number that often stands for a missing one, far from all others at its place; empty if none does.
+
+    Looks at the first GiB of each array. The pixels of a picture or a volume count as one place.
+    """
+    dtype = np.dtype(item.dtype)
+    unknown = item.kind != "numbers" or not all(array.stored for array in arrays)
+    if unknown or dtype.kind not in "if" or dtype.itemsize < 2:
+        return ""
+    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
+    marks = np.array([mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)], np.float64).astype(
+        dtype
+    )
+
+    def rows() -> Iterator[Array]:
+        for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
+            yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
+
+    bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
+    if not bounds:
+        return ""
+    low, high = np.fmin.reduce([own for own, _ in bounds]), np.fmax.reduce([own for _, own in bounds])
+    mark = np.where(np.isin(low, marks), low, high)
+    places = np.flatnonzero(np.isin(mark, marks))
+    if not len(places):
+        return ""
+    count, least, most = np.zeros(len(places), np.int64), np.full(len(places), np.inf), np.full(len(places), -np.inf)
+    for values in (values[:, places].astype(np.float64) for values in rows() if len(values)):
+        is_mark = values == mark[places]
+        count += is_mark.sum(0)
+        least = np.fmin(least, np.fmin.reduce(np.where(is_mark, np.inf, values)))
+        most = np.fmax(most, np.fmax.reduce(np.where(is_mark, -np.inf, values)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        gap = np.minimum(np.abs(mark[places] - least), np.abs(mark[places] - most))
+        odd = np.flatnonzero((least <= most) & (gap > most - least))
+    if not len(odd):
+        return ""
+    at = int(odd[0])
+    where = f" at place {places[at]}" if len(low) > 1 else ""
+    return (
+        f"{item.name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
+        f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
+    )
 
 
 def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:

@@ -193,13 +193,15 @@ class _Column:
         dtype, axes, other_sides = self._kind or (np.dtype(np.float64), 1, ())
         lengths = np.frombuffer(self._lengths, np.int64)
         if not axes:
-            return PlacedArray(path=self._path, shape=(len(lengths),), dtype=dtype)
+            return PlacedArray(path=self._path, shape=(len(lengths),), dtype=dtype, stored=self._kept)
         if not self._text and (lengths == lengths[0]).all() and lengths[0]:
-            return PlacedArray(path=self._path, shape=(len(lengths), int(lengths[0]), *other_sides), dtype=dtype)
+            shape = (len(lengths), int(lengths[0]), *other_sides)
+            return PlacedArray(path=self._path, shape=shape, dtype=dtype, stored=self._kept)
         offsets = self._path.with_name(f"{self._path.name}.offsets")
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(offsets)
+        shape = (int(lengths.sum()), *other_sides)
         return PlacedArray(
-            path=self._path, shape=(int(lengths.sum()), *other_sides), dtype=dtype, offsets=offsets, text=self._text
+            path=self._path, shape=shape, dtype=dtype, offsets=offsets, text=self._text, stored=self._kept
         )
 
 

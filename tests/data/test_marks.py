@@ -1,0 +1,61 @@
+"""Numbers that stand for missing ones, and classes written one-hot, in whatever format the arrays are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data.format.manifest import Manifest
+from tests.data.sharding import make
+
+COUNT = 24
+X = np.random.default_rng(2).random((COUNT, 5))
+Y = np.arange(COUNT) % 3
+
+
+def sharded(root: Path, x: np.ndarray, y: np.ndarray = Y, **flags: str) -> Manifest:
+    root.mkdir(exist_ok=True)
+    np.savez(root / "a.npz", x=x, y=y)
+    return make(root / "a.npz", root / "out", **flags)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "mark"),
+    [("f4", 1, -9999), ("f8", 1, -999), ("f4", 1, 1e20), ("f4", 1, 9.969209968386869e36), ("i2", 1000, -32768),
+     ("f4", 1, -3.4028234663852886e38), ("f2", 1, -999), ("i4", 50, -99999)],
+)  # fmt: skip
+def test_a_mark_of_missing_values_is_shown(dtype: str, scale: int, mark: float, tmp_path: Path) -> None:
+    x = (X * scale).astype(dtype)
+    assert not any("missing" in line for line in sharded(tmp_path / "none", x).understood)
+    x[[3, 7], 2] = mark
+    (line,) = [line for line in sharded(tmp_path / "some", x).understood if "missing" in line]
+    assert f"x: 2 values of {mark:g} at place 2, all others" in line and "--nan skip" in line
+    x = np.repeat(x[:, None, :], 4, 1)  # pixels alike
+    (line,) = [line for line in sharded(tmp_path / "map", x).understood if "missing" in line]
+    assert f"x: 8 values of {mark:g}, all others" in line
+
+
+def test_numbers_near_others_are_no_marks(tmp_path: Path) -> None:
+    for number, x in enumerate(
+        (np.arange(-1000.0, -1000 + COUNT), np.linspace(-9999, 9999, COUNT), np.full(COUNT, -999.0))
+    ):
+        assert not any("missing" in line for line in sharded(tmp_path / str(number), x[:, None]).understood)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "u1", "i8", "?"])
+def test_one_hot_targets_become_classes_where_asked(dtype: str, tmp_path: Path) -> None:
+    y = np.eye(4)[Y].astype(dtype)
+    plain = sharded(tmp_path / "plain", X, y)
+    assert plain.fields[1].shape == (4,) and any("--target-kind class" in line for line in plain.understood)
+    asked = sharded(tmp_path / "asked", X, y, target_kind="class")
+    assert list(asked.fields[1].class_names) == ["0", "1", "2", "3"]
+    with h5py.File(tmp_path / "asked" / "out" / asked.shards()[0].file) as shard:
+        expected = {row.tobytes(): label for row, label in zip(X, Y, strict=True)}
+        assert [expected[row.tobytes()] for row in shard["x"][:]] == shard["y"][:].tolist()
+    told = sharded(tmp_path / "kept", X, y, target_kind="regression").understood
+    assert not any("one-hot" in line for line in told)
+    several = sharded(tmp_path / "several", X, np.ones((COUNT, 4), dtype)).understood
+    assert not any("one-hot" in line for line in several)

@@ -194,6 +194,7 @@ def inspect(
     if verify or repair:
         document.update(_check(folder, source, reader, commentary, keep=json))
     from hpcdl.data.show import inspection
+    from hpcdl.data.write.outputs import FORMAT
 
     contents = inspection.inspect(folder)
     if contents.unknown_shards:
@@ -212,7 +213,8 @@ def inspect(
         return
     _show(contents)
     shape = None if contents.fields else contents.sample_shape
-    commentary.say(f"next: {train_on(folder, shape) if verify else typed('inspect', folder, '--verify')}")
+    use = typed("report", folder) if contents.source_format == FORMAT else train_on(folder, shape)
+    commentary.say(f"next: {use if verify else typed('inspect', folder, '--verify')}")
 
 
 def _page_path(folder: Path, out: Path | None) -> Path:

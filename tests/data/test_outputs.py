@@ -18,6 +18,7 @@ from hpcdl.data.read.reader import open_reader
 from hpcdl.data.show.inspection import verify
 from hpcdl.data.write.journal import PartialManifest
 from hpcdl.data.write.outputs import MOST_SHARD_BYTES, Done, OutputsPlan, whole_batches
+from tests.conftest import CommandLine
 
 LOGITS = Field(name="logits", role="input", dtype="float32", shape=(3,))
 SCORE = Field(name="score", role="input", dtype="float16", shape=())
@@ -75,6 +76,13 @@ def test_what_is_written_is_a_data_folder(tmp_path: Path) -> None:
     assert np.array_equal(reader.read(logits, ids), outputs_of(range(18))["logits"])
     with h5py.File(tmp_path / "val" / "shard-00002.h5") as shard:
         assert shard["sample"][:].tolist() == [16, 17] and shard["score"].dtype == np.float16
+
+
+def test_outputs_are_reported_not_trained_on(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    own = plan({"val": 3})
+    own.begin(tmp_path)
+    own.finish(tmp_path, write(tmp_path, own, 0, 1))
+    assert f"next: hpcdl report {tmp_path}" in ask_hpcdl(["inspect", tmp_path, "--verify"]).err
 
 
 def test_a_begun_folder_goes_on_with_what_is_whole(tmp_path: Path) -> None:

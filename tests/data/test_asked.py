@@ -6,6 +6,7 @@ Each test builds a published layout: those of public data sets, and of reports a
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -519,6 +520,22 @@ def test_deep_images_keep_their_values(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(found[0][:, :, 0], DEEP[kind].astype(np.float32))
     dim = DEEP[kind] // 50 if kind != "float" else DEEP[kind] / 50
     assert np.array_equal(found[1][:, :, 0], dim.astype(np.float32))
+
+
+UNREAD = {
+    "a.mat": (b"MATLAB 5.0 MAT-file", "version 5: save it with -v7.3"),
+    "a.nc": (b"CDF\x01" + bytes(60), "it is netCDF-3: save it as netCDF-4"),
+    "a.csv.gz": (gzip.compress(b"a,y\n1,0\n"), "it is packed with gzip: unpack it"),
+    "a.jsonl": (b'{"x": 1}\n', "for any other format write a reader: --reader FILE.py:NAME"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_formats_that_no_source_reads_get_their_remedy(name: str, tmp_path: Path) -> None:
+    content, message = UNREAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        make(tmp_path / name, tmp_path / "out")
 
 
 def test_the_place_of_pixels_in_a_file_is_not_their_depth(tmp_path: Path) -> None:

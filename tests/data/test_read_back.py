@@ -262,12 +262,16 @@ def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [np.arange(1.0, 6.0), "0.1 K"], ids=["five", "text"])
-def test_attributes_that_are_not_understood_are_told_and_never_half_applied(value: Any, tmp_path: Path) -> None:
+def test_attributes_that_are_not_understood_are_shown_or_refused(value: Any, tmp_path: Path) -> None:
     source = hdf5(tmp_path / "a.h5", x=X, y=Y)
     with h5py.File(source, "r+") as file:
-        file["x"].attrs.update(scale_factor=value, valid_range=np.array([0.0, 99.0]), missing_value=-1.0)
+        file["x"].attrs.update(valid_min=value, valid_range=np.array([0.0, 99.0]), missing_value=-1.0)
     told = make(source, tmp_path / "out").understood
-    assert "x: not applied are its attributes scale_factor, which are no numbers, or too many" in told
+    assert "x: not applied are its attributes valid_min, which are no numbers, or too many" in told
+    with h5py.File(source, "r+") as file:
+        file["x"].attrs["scale_factor"] = value
+    with pytest.raises(SourceError, match=r"its scale_factor is not one number: .*; correct it, or remove scale_fact"):
+        make(source, tmp_path / "alone")
     with h5py.File(source, "r+") as file:
         file["x"].attrs["add_offset"] = 5.0
     with pytest.raises(

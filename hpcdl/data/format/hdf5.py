@@ -836,13 +836,14 @@ class _Packing:
 
 
 def _scaling(data: Any) -> tuple[float | None, float | None]:
-    """Return scale_factor and add_offset; SourceError if only one of both can be applied."""
+    """Return scale_factor and add_offset; SourceError if one of them cannot be applied."""
     found = {name: _number(data.attrs[name]) for name in ("scale_factor", "add_offset") if name in data.attrs}
     odd = [name for name, number in found.items() if number is None]
-    if len(found) == 2 and len(odd) == 1:
+    if odd:
         raise SourceError(
-            f"{data.file.filename}: {data.name.strip('/')} is packed by scale_factor and add_offset, and its {odd[0]} "
-            f"is not one number: {shown(_text(data.attrs[odd[0]]))}; correct it, or remove both attributes"
+            f"{data.file.filename}: {data.name.strip('/')} is packed by {' and '.join(found)}, and its {odd[0]} is not "
+            f"one number: {shown(_text(data.attrs[odd[0]]))}; correct it, or remove {' and '.join(found)} to take the "
+            "numbers as they are stored"
         )
     return found.get("scale_factor"), found.get("add_offset")
 

@@ -37,7 +37,7 @@ from hpcdl.data.sources.base.flat import (
     told_of_folders,
     turned_remark,
 )
-from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.glance import files_of, remedy_for
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
 
@@ -73,6 +73,8 @@ class Hdf5Source(FieldSource):
                 f"{self._location} holds no HDF5 files: neither endings ({', '.join(_ENDINGS)}) nor HDF5's signature; "
                 "MATLAB saves HDF5 with -v7.3"
             )
+        if not _is_hdf5(paths[0]) and (remedy := remedy_for(paths[0])):
+            raise SourceError(f"{paths[0]} is no HDF5 file; {remedy}")
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
         remarks = [*self._link_remarks(), *told_of_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])

@@ -11,6 +11,7 @@ import os
 from pathlib import Path, PurePath
 
 from hpcdl.core.errors import SourceError
+from hpcdl.core.storage.files import open_regular
 
 MAGIC = {
     b"\xff\xd8\xff": "JPEG",
@@ -64,6 +65,23 @@ _NOTES = {
     ".py": "a program",
 }
 _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "parquet"}
+
+
+_REMEDIES = {
+    b"\x1f\x8b": "it is packed with gzip: unpack it (gunzip)",
+    b"MATLAB 5.0": "it is a MATLAB file of version 5: save it with -v7.3",
+    b"CDF\x01": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
+    b"CDF\x02": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
+    b"CDF\x05": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
+}
+"""What to do about files that other programs turn into a format that is read, by their first bytes."""
+
+
+def remedy_for(path: Path) -> str:
+    """Return what a file is that no source reads, and what to do; empty if that is not known."""
+    with open_regular(path) as file:
+        head = file.read(HEAD_BYTES)
+    return next((remedy for mark, remedy in _REMEDIES.items() if head.startswith(mark)), "")
 
 
 def is_image_head(head: bytes) -> bool:

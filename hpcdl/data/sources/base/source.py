@@ -26,7 +26,7 @@ from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base.glance import files_of, has_folders_of_images
+from hpcdl.data.sources.base.glance import files_of, has_folders_of_images, remedy_for
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
@@ -259,12 +259,13 @@ def recognise(location: str) -> str:
 
 
 def _one_of(path: Path) -> str:
-    """Return advice to give one of a folder's files, if one of the first is of a known format; else nothing."""
+    """Return advice to give one of a folder's files, if one of the first is of a known format; else to convert."""
     for file in itertools.islice(files_of(path) if path.is_dir() else (), _LOOKED_INTO):
         name = next((name for name in SOURCES if SOURCES.load(name).recognises(file)), None)
         if name is not None:
             return f"; or give one of its files, such as {file} ({name})"
-    return ""
+    remedy = remedy_for(path) if path.is_file() else ""
+    return f"; {remedy or 'for any other format write a reader: --reader FILE.py:NAME (hpcdl docs own-format)'}"
 
 
 _FIELDS = ("input", "target", "target_kind", "nan")

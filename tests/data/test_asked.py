@@ -522,6 +522,57 @@ def test_deep_images_keep_their_values(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(found[1][:, :, 0], dim.astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", ["class", "regression"])
+def test_files_that_a_list_names_and_nobody_has_can_be_left_out(kind: str, tmp_path: Path) -> None:
+    for number in (1, 3):
+        Image.fromarray(np.full((6, 8), number, np.uint8)).save(tmp_path / f"{number}.png")
+    table = tmp_path / "l.csv"
+    table.write_text("file,label\n" + "".join(f"{number}.png,{number % 2}\n" for number in range(5)))
+    with pytest.raises(UsageError, match=r"cannot read '0.png': No such file or directory; .*--on-error skip"):
+        make(table, tmp_path / "out", target_kind=kind)
+    manifest = make(table, tmp_path / "out", target_kind=kind, on_error="skip")
+    assert list(manifest.skipped) == ["0.png", "2.png", "4.png"] and manifest.splits["all"].num_samples == 2
+    with h5py.File(tmp_path / "out" / manifest.shards()[0].file) as shard:
+        images = shard["images" if kind == "class" else "image"][:]
+        assert sorted(np.unique(images)) == [1, 3]
+    table.write_text("file,label\nx.png,0\ny.png,1\n")
+    with pytest.raises(UsageError, match=r"no file of it is there, such as 'x.png'"):
+        make(table, tmp_path / "none", target_kind=kind, on_error="skip")
+
+
+def test_classes_with_a_missing_value_are_classes(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n0.5,0\n1.5,\n2.5,1\n3.5,1\n")
+    manifest = make(tmp_path / "t.csv", tmp_path / "out", target="y=y", nan="skip")
+    assert list(manifest.fields[1].class_names) == ["0", "1"] and manifest.splits["all"].num_samples == 3
+    (tmp_path / "f.csv").write_text("a,y\n0.5,0.0\n1.5,\n2.5,1\n3.5,1\n")
+    with pytest.raises(UsageError, match="classes or quantities"):
+        make(tmp_path / "f.csv", tmp_path / "other", target="y=y", nan="skip")
+
+
+def test_one_class_alone_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n0.5,1\n1.5,1\n")
+    assert "all samples are of one class: there is nothing to learn" in (
+        make(tmp_path / "t.csv", tmp_path / "out", target="y=y").understood
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "made"),
+    [((9, 9, 15), "nhwc", [9, 9, 15]), ((16, 9, 8), "nchw", [9, 8, 16]), ((4, 8, 8), "", [8, 8, 4]),
+     ((1, 8, 9), "", [8, 9, 1]), ((9, 8, 3), "", [9, 8, 3]), ((3, 9, 9), "", [9, 9, 3])],
+)  # fmt: skip
+def test_channels_that_may_be_first_or_last_are_asked_about(
+    shape: tuple[int, ...], axes: str, made: list[int], tmp_path: Path
+) -> None:
+    images = RANDOM.integers(0, 256, (4, *shape), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 1, 0, 1]))
+    if axes:
+        with pytest.raises(UsageError, match=r"cannot tell the channels among .*; give --axes nhwc or nchw"):
+            make(tmp_path / "a.npz", tmp_path / "asked")
+    manifest = make(tmp_path / "a.npz", tmp_path / "out", **({"axes": axes} if axes else {}))
+    assert list(manifest.sample_shape) == made
+
+
 UNREAD = {
     "a.mat": (b"MATLAB 5.0 MAT-file", "version 5: save it with -v7.3"),
     "a.nc": (b"CDF\x01" + bytes(60), "it is netCDF-3: save it as netCDF-4"),

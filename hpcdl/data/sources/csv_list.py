@@ -65,6 +65,8 @@ class CsvSource:
         self._index: Index | None = None
         self.named: set[str] = set()
         """Splits that the table names."""
+        self._missing: dict[str, None] = {}
+        """Files that are not there, which --on-error skip leaves out."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -89,7 +91,7 @@ class CsvSource:
                     f"{self._table}: the quantity {shown(labels[line])} is not finite; leave that line out"
                 )
             values.tofile(Path(self._spec.work) / "array0")
-            paths = (path for path, _, _ in self._lines(columns))
+            paths = (path for path, _, _ in self._lines(columns) if path not in self._missing)
             picture = self._picture.field("image", (self._open(path) for path in paths))
             name = columns.names[columns.label] if columns.names else "target"
             fields = [picture, quantity_field(name)]
@@ -100,12 +102,13 @@ class CsvSource:
                 dtype=picture.dtype,
                 fields=fields,
                 decodes=True,
+                skipped=[*self._missing],
                 remarks=[*remarks, f"labels are quantities from {values.min():g} to {values.max():g}"],
             )
         remarks += self._remarks_on_repeats(columns)
         names, numbers, lines = _classes(labels, self._spec.target_kind, str(self._table))
         self._list(index, columns, [numbers[label] for label in labels])
-        return SourceFacts(class_names=names, samples_are="files", remarks=[*remarks, *lines])
+        return SourceFacts(class_names=names, samples_are="files", skipped=[*self._missing], remarks=[*remarks, *lines])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> memoryview:
         """Return the bytes of an image file."""
@@ -140,10 +143,12 @@ class CsvSource:
             try:
                 stat = os.stat(path)  # noqa: PTH116
             except (OSError, ValueError) as error:  # ValueError: a zero byte
+                if isinstance(error, FileNotFoundError) and not self._spec.checks:
+                    self._missing[name] = None
+                    continue
                 why = error.strerror if isinstance(error, OSError) else error
-                raise SourceError(
-                    f"{self._table}: cannot read {shown(name)}: {why}{self._found_below(name)}"
-                ) from error
+                advice = self._found_below(name) or "; correct the list, or give --on-error skip"
+                raise SourceError(f"{self._table}: cannot read {shown(name)}: {why}{advice}") from error
             if self._spec.checks and not is_called_image(name) and checked < MOST_ODD:
                 check_magic(os.fsdecode(path), name)
                 checked += 1
@@ -152,6 +157,9 @@ class CsvSource:
             if count % _BATCH == _BATCH - 1:
                 _add(index, batch)
         _add(index, batch)
+        if self._missing and all(name in self._missing for name, _, _ in self._lines(columns)):
+            name = next(iter(self._missing))
+            raise SourceError(f"{self._table}: no file of it is there, such as {shown(name)}{self._found_below(name)}")
 
     def _found_below(self, name: str) -> str:
         """Say which folder beside the table contains the file, if one does."""

@@ -275,6 +275,8 @@ class _Column:
         self._counts: dict[str, int] = {}
         self.kind = "int64"
         """The type that fits all values so far: int64, float64 or text."""
+        self.whole = True
+        """Whether all values that are present are integers."""
         self.present = False
         """Whether any value is present."""
         self.written = ""
@@ -311,7 +313,8 @@ class _Column:
     def placed(self, split: str) -> PlacedArray:
         """Return the numbers of a split."""
         shape, called = (self._counts[split],), self.written_as or {}
-        return PlacedArray(path=self._paths[split], shape=shape, dtype=np.dtype(self.kind), called=called)
+        dtype, filled = np.dtype(self.kind), self.kind == "float64" and self.whole
+        return PlacedArray(path=self._paths[split], shape=shape, dtype=dtype, called=called, filled=filled)
 
     def _numbers(self, values: Sequence[str], lines: str) -> Array | None:
         """Return values as numbers of the column's type, which may be widened; None for text."""
@@ -323,6 +326,8 @@ class _Column:
             self._widen()
         if _LONG_LINE.search(lines):
             return None
+        if self.whole:
+            self.whole = not any(_NOT_WHOLE.search(value) for value in values if value.lower() not in _MISSING)
         try:
             return _floats(values)
         except ValueError:

@@ -204,6 +204,9 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
         if len(facts.class_names) > 1 and spec.format != "synthetic":
             facts = _with_counts(facts, by_split, request.source, asks=asks)
+        elif list(facts.class_names) not in ([], ["all"]) and spec.format != "synthetic":
+            line = "all samples are of one class: there is nothing to learn"
+            facts = dataclasses.replace(facts, remarks=[*facts.remarks, line])
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         if fractions:

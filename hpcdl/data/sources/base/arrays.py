@@ -483,7 +483,7 @@ class FieldSource:
                 f"{where} holds {over}{len(labels)} different {what} in {num_samples} samples: are these classes? Give "
                 f"{remedy}"
             )
-        if not wish and floats:
+        if not wish and floats and not any(array.filled for array in arrays):
             raise SourceError(
                 f"{where} is {first.dtype.name}, but holds whole numbers only ({labels[0]} to {labels[-1]}): classes "
                 "or quantities? Give --target-kind class or --target-kind regression"

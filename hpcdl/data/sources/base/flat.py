@@ -435,7 +435,9 @@ def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[in
     if len(shape) != 3:
         raise SourceError(f"{where}: a sample has the shape {tuple(shape)}; images have two or three axes")
     first = axes == "nchw" or (axes == "auto" and shape[0] <= _MOST_CHANNELS and shape[0] < shape[2])
-    if axes == "auto" and not first and shape[2] > _MOST_CHANNELS:
+    either = max(shape[0], shape[2]) <= _MOST_CHANNELS and not {shape[0], shape[2]} & {1, 3}
+    square = shape[1] == (shape[2] if first else shape[0])
+    if axes == "auto" and ((either and not square) or (not first and shape[2] > _MOST_CHANNELS)):
         raise SourceError(f"{where}: cannot tell the channels among {tuple(shape)}; give --axes nhwc or nchw")
     return ((shape[1], shape[2], shape[0]), True) if first else ((shape[0], shape[1], shape[2]), False)
 

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcdl.core.errors import UsageError
 from hpcdl.data.format.manifest import Manifest
 from tests.data.sharding import make
 
@@ -43,6 +44,34 @@ def test_numbers_near_others_are_no_marks(tmp_path: Path) -> None:
         (np.arange(-1000.0, -1000 + COUNT), np.linspace(-9999, 9999, COUNT), np.full(COUNT, -999.0))
     ):
         assert not any("missing" in line for line in sharded(tmp_path / str(number), x[:, None]).understood)
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5"])
+def test_one_hot_labels_of_images_become_classes_where_asked(ending: str, tmp_path: Path) -> None:
+    images = np.repeat(np.arange(COUNT, dtype=np.uint8), 48).reshape(COUNT, 4, 4, 3)
+    path = tmp_path / f"a.{ending}"
+    if ending == "npz":
+        np.savez(path, images=images, labels=np.eye(3)[Y])
+    else:
+        with h5py.File(path, "w") as file:
+            file.update(images=images, labels=np.eye(3)[Y])
+    assert any("--target-kind class" in line for line in make(path, tmp_path / "plain").understood)
+    manifest = make(path, tmp_path / "out", target_kind="class")
+    with h5py.File(tmp_path / "out" / manifest.shards()[0].file) as shard:
+        assert np.array_equal(Y[shard["images"][:, 0, 0, 0]], shard["labels"][:])
+
+
+def test_vectors_of_quantities_are_no_classes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="values that are not whole name no classes; give --target-kind regression"):
+        sharded(tmp_path, X, X[:, :2], target_kind="class")
+
+
+@pytest.mark.parametrize("kind", ["", "regression"])
+def test_quantities_written_as_text_are_asked_about(kind: str, tmp_path: Path) -> None:
+    values = np.array([f"{number / 7:.3f}" for number in range(COUNT)])
+    with pytest.raises(UsageError, match=r"y holds numbers as text, such as '0.000': classes or quantities"):
+        sharded(tmp_path, X, values, **({"target_kind": kind} if kind else {}))
+    assert len(sharded(tmp_path / "class", X, values, target_kind="class").fields[1].class_names) == COUNT
 
 
 @pytest.mark.parametrize("dtype", ["f4", "u1", "i8", "?"])

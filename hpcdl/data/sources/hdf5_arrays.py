@@ -158,7 +158,8 @@ class Hdf5Source(FieldSource):
                 return False
             if file.packed(images) or file.packed(labels):
                 return False
-            if not self._spec.target_kind and not name_classes(label_values, shape[0]):
+            several = label_values.size > shape[0]  # one-hot rows are fields, which become classes there
+            if (several or not self._spec.target_kind) and not name_classes(label_values, shape[0]):
                 return False
         return True
 

@@ -188,7 +188,11 @@ class NumpySource(FieldSource):
                 return False
             if not is_image(image_name, images.shape, images.dtype):
                 return False
-            if not self._spec.target_kind and not name_classes(np.asarray(labels.values()), images.shape[0]):
+            several = (
+                int(np.prod(labels.shape)) > images.shape[0]
+            )  # one-hot rows are fields, which become classes there
+            asks = several or not self._spec.target_kind
+            if asks and not name_classes(np.asarray(labels.values()), images.shape[0]):
                 return False
         return True
 

@@ -24,6 +24,7 @@ from hpcdl.data.sources.base.flat import (
     LAST,
     MOST_ARRAY_BYTES,
     MOST_CLASSES,
+    NUMBER,
     FlatFiles,
     add_numbered,
     class_numbers,
@@ -463,6 +464,9 @@ class FieldSource:
             if wish == "class":
                 return self._from_one_hot(name, arrays)
             remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
+        vector = not single and len(first.shape) == 2 and first.dtype.kind == "f" and not first.offsets
+        if vector and wish == "class" and len(self.masks) == 1 and not all(map(_whole, _values(arrays))):
+            raise SourceError(f"{where}: {self._no_class(arrays)}")
         if not single or (wish == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
@@ -515,6 +519,12 @@ class FieldSource:
     def _check_words(self, labels: list[str], where: str) -> None:
         """Raise SourceError for a target of numbers that a few words make text."""
         wish = self._spec.target_kind
+        measured = [word for word in labels if NUMBER.fullmatch(word)]
+        if wish != "class" and len(measured) == len(labels) and any(float(word) % 1 for word in labels):
+            raise SourceError(
+                f"{where} holds numbers as text, such as {shown(measured[0])}: classes or quantities? Save quantities "
+                "as numbers, or give --target-kind class"
+            )
         if wish == "regression" and (words := words_among_numbers(labels)):
             raise SourceError(f"{where} holds {some(words)} among numbers; correct it, or take such samples out")
         if not wish and (question := question_of_words(labels)):

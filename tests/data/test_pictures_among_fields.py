@@ -108,6 +108,17 @@ def test_bytes_of_parquet_that_are_text_are_read_as_text(tmp_path: Path) -> None
         make(tmp_path / "n.parquet", tmp_path / "out", input="x=x", target="y=y")
 
 
+@pytest.mark.parametrize(("name", "ending"), [("tfrecord", "tfrecord"), ("parquet", "parquet"), ("webdataset", "tar")])
+def test_files_of_splits_with_as_many_pictures_are_no_samples(name: str, ending: str, tmp_path: Path) -> None:
+    files = [png(np.full((6, 8), number, np.uint8)) for number in range(COUNT)]
+    (tmp_path / "s").mkdir()
+    for split in ("train", "test"):
+        SOURCES[name][0](tmp_path, files, files).rename(tmp_path / "s" / f"{split}.{ending}")
+    wishes = {role: f"{key}{SOURCES[name][1]}={key}" for role, key in (("input", "image"), ("target", "mask"))}
+    manifest = make(tmp_path / "s", tmp_path / "out", **wishes)
+    assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": COUNT, "test": COUNT}
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_transparency_is_kept_and_pages_are_refused(name: str, tmp_path: Path) -> None:
     masks = [png(np.full((6, 8), number, np.uint8)) for number in range(COUNT)]

@@ -59,6 +59,11 @@ class _Table:
         """The names of the columns."""
         return list(self.schema.names)
 
+    def shown_row(self, number: int) -> str:
+        """Return the name of a row for messages; rows are counted over all files."""
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"row {number} of {self._paths[0].name}{more}"
+
     def of_split(self, words: Iterable[str]) -> _Table:
         """Return the rows of one split, selected by the values of the column `split`."""
         return _Table(self._source, self._paths, frozenset(words))
@@ -266,7 +271,7 @@ class ParquetSource(ColumnSource):
         with self._gathered(name, fixed=True) as gathered:
             for number, content in enumerate(table.contents(name)):
                 gathered.add_picture(
-                    content or b"", f"row {number}", mask=name in self.masks, skips=not self._spec.checks
+                    content or b"", table.shown_row(number), mask=name in self.masks, skips=not self._spec.checks
                 )
             return gathered.placed()
 

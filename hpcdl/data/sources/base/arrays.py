@@ -363,7 +363,8 @@ class FieldSource:
             single = next(path for path, per_part in placed if not per_part[0].shape)
             raise SourceError(f"{self._location}: {single} is a single value; a field has one for each sample")
         if not wish and not (scalars and len(parts) > 1):
-            if len(parts) < 2 or not self._may_be_samples(placed):
+            rows = self._spec.format not in ("hdf5", "numpy")  # a file of these formats may be one sample; a table not
+            if rows or len(parts) < 2 or not self._may_be_samples(placed):
                 return placed
             what = ", ".join(
                 f"{path} {shape_text(per_part[0].shape, per_part[0].dtype.name)}" for path, per_part in placed

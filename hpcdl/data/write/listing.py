@@ -202,11 +202,8 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     index = Index(work)
     try:
         by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
-        if len(facts.class_names) > 1 and spec.format != "synthetic":
+        if spec.format != "synthetic":
             facts = _with_counts(facts, by_split, request.source, asks=asks)
-        elif list(facts.class_names) not in ([], ["all"]) and spec.format != "synthetic":
-            line = "all samples are of one class: there is nothing to learn"
-            facts = dataclasses.replace(facts, remarks=[*facts.remarks, line])
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         if fractions:
@@ -252,6 +249,10 @@ def _ask_of_classes(facts: SourceFacts, source: str, *, folders: bool) -> None:
 
 def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str, *, asks: bool) -> SourceFacts:
     """Return `facts` with remarks on odd class counts."""
+    if len(facts.class_names) < 2:
+        alone = list(facts.class_names) not in ([], ["all"])
+        lines = ["all samples are of one class: there is nothing to learn"] if alone else []
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *lines])
     if asks:
         ask_of_unlabelled(facts.class_names, by_split, source)
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_counts(facts.class_names, by_split)])

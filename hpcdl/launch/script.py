@@ -199,9 +199,10 @@ def run_inside(
 
         def agree(communicator: Observed) -> Joined:
             folder, word = decided(communicator, decide)
-            watch_folder = Path(folder) / FOLDER / WATCH_FOLDER / word
+            run_dir = Path(folder).absolute()  # the script may change the working directory
+            watch_folder = run_dir / FOLDER / WATCH_FOLDER / word
             may_speak = functools.partial(speaks_first, watch_folder)
-            return Joined(watch_folder=watch_folder, run_dir=Path(folder), may_speak=may_speak)
+            return Joined(watch_folder=watch_folder, run_dir=run_dir, may_speak=may_speak)
 
         with as_rank(place, agree) as (communicator, watchdog, joined):
             run_dir = joined.run_dir

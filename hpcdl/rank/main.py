@@ -84,7 +84,7 @@ def supervised(
     """
     outlive("stderr")  # a launcher's log on a full disk must not keep this rank from ending the others
     rank_place = placement() or ALONE
-    folder = Path(os.environ[STATUS_VARIABLE])
+    folder = Path(os.environ[STATUS_VARIABLE]).absolute()  # a script may change its working directory
     launch = os.environ.get(LAUNCH_VARIABLE, "")
     report, reported = StatusReport(folder=folder, rank=rank_place.rank, line=hold_line(launch)), list[str]()
     try:

@@ -170,6 +170,22 @@ subprocess.run(["echo", "a child"], check=True)
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_may_change_its_working_directory(
+    session_hpcdl: CommandLine, tmp_path: Path, ranks: int, fails: bool
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    text = "import os, hpcdl; hpcdl.init(); os.chdir('elsewhere')"
+    (tmp_path / "moves.py").write_text(text + "; raise ValueError('planted')" * fails)
+    words = ["run", "--ranks", str(ranks), "--run-dir", "run", "moves.py"]
+    finished = session_hpcdl(words, cwd=tmp_path)
+    assert finished.code == fails and ("ValueError: planted" in finished.err) == fails, finished.err
+    assert record_of(tmp_path / "run")["status"] == ("failed" if fails else "finished")
+    assert "warning" not in finished.err and not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.mpi
 def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "pieces.py").write_text(PIECES)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "pieces.py")

@@ -49,7 +49,8 @@ from hpcdl.trace.recorder import recording
 
 def main() -> None:
     """Run the rank of a script."""
-    run_dir, script, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    run_dir = Path(sys.argv[1]).absolute()  # the script may change the working directory
+    script, arguments = sys.argv[2], sys.argv[3:]
     log = print_into(run_dir / FOLDER, (placement() or ALONE).rank)
 
     folder: list[Path] = []

@@ -38,6 +38,7 @@ from hpcdl.scripts.own_weights import CenterExchange
 from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import use_kernels_of_launch
+from hpcdl.scripts.process.undistributed import note_distributed
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
 
@@ -99,6 +100,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     if name is not None:
         chosen.name = name
     use_kernels_of_launch()
+    note_distributed()
     existing_alike(group_of(process_set))
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group_of(process_set), backward_passes_per_step)
@@ -341,6 +343,7 @@ class DistributedGradientTape:
         self._tape = tf.GradientTape() if tape is None else tape
         self._group = group_of(process_set)
         use_kernels_of_launch()
+        note_distributed()
         if tape is None and tf.executing_eagerly():  # else a forward pass is over, or no value is used yet
             self._group.keep("weights before the first tape", lambda: existing_alike(self._group))
         if keeps_rest(compress):

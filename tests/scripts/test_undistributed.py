@@ -72,6 +72,51 @@ def test_a_script_that_has_called_init_is_warned_at_its_first_step_and_ends_with
     assert first.startswith("hpcdl: warning: model.fit with SGD") and "--allow-undistributed" in last
 
 
+BY_HAND = """
+import sys
+import hpcdl
+if "no-init" not in sys.argv:
+    hpcdl.init()
+import numpy as np, tensorflow as tf
+weight, x = tf.Variable(tf.zeros([2, 1])), np.ones((8, 2), "float32")
+average = hpcdl.allreduce if "average" in sys.argv else tf.identity
+if "center" in sys.argv:  # exchanges no gradients, and sets weights itself
+    import keras
+    center = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="sync-easgd", period=2)
+
+@tf.function
+def step(batch):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((batch @ weight - 1) ** 2)
+    weight.assign_sub(0.1 * average(tape.gradient(loss, weight)))
+
+for first in range(0, 8, 2):
+    if "center" in sys.argv:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weight - 1) ** 2)
+        center.apply([tape.gradient(loss, weight)], [weight])
+    else:
+        step(x[first : first + 2])
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("words", [["average"], ["center"], ["alone"], ["no-init"]], ids=str)
+def test_updates_by_hand_that_exchange_nothing_end_with_2(
+    session_hpcdl: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "hand.py").write_text(BY_HAND)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "hand.py", *words])
+    lines = [line for line in ended.err.splitlines() if "updates variables by hand on 2 ranks" in line]
+    if words in (["average"], ["center"]):
+        assert (ended.code, ended.out.count("trained"), lines) == (0, 2, []), ended.err
+        assert "no steps were counted" in ended.err and "0 steps" not in ended.err
+        return
+    alone = words == ["alone"]
+    assert (ended.code, ended.out.count("trained"), len(lines)) == (2, 2 * alone, 1 + alone), ended.err
+    assert "use hpcdl.DistributedGradientTape" in lines[-1] and "--allow-undistributed" in lines[-1]
+
+
 @pytest.fixture(scope="module")
 def held(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The ranks' output for each case; the script exits with 0, because other parts of it are distributed."""

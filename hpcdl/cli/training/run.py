@@ -67,7 +67,10 @@ def run(
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     say_affinity(record)
-    say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
+    if record.steps:
+        say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
+    else:
+        say(f"{run_dir}: finished on {record.ranks} ranks; no steps were counted (hpcdl.State counts those of a loop)")
 
 
 def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, check: bool) -> None:

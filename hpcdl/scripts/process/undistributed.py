@@ -2,7 +2,8 @@
 
 Keras is watched from its import on, whenever the script imports it. Training counts as distributed after an exchange of
 gradients (or any sum of arrays over the ranks) since the fit began; in a custom loop, since the last fit ended. Even
-then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example.
+then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example. Updates by
+hand (`weight.assign_sub(rate * gradient)`) are found by the tape that computed a gradient of the assigned variable.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class TrainingWatch:
         self._initialized, self._refuses = initialized, refuses
         self._exchanges = self._before = self._last_sum = 0
         self._exchanged: set[str] = set()
+        self._taped: set[str] = set()
+        """Keys of variables whose gradients a tape has computed before any exchange."""
+        self._distributed = False
+        """Whether the script has made an optimizer or a tape distributed: only then may hpcdl itself set weights."""
         self._loop = "a loop of its own"
         self._warned: dict[str, str] = {}
 
@@ -72,6 +77,30 @@ class TrainingWatch:
             )
         else:
             text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
+        self._object(text)
+
+    def made_distributed(self) -> None:
+        """Record that the script has made an optimizer or a tape distributed."""
+        self._distributed = True
+
+    def taped(self, sources: Any) -> None:
+        """Record the variables among `sources`, whose gradients a tape computes."""
+        if not self._exchanges:
+            from tensorflow import nest  # a tape exists, so TensorFlow has been imported
+
+            self._taped.update(_key_of(source) for source in nest.flatten(sources) if hasattr(source, "assign"))
+
+    def assigned(self, variable: Any) -> None:
+        """Warn once if the script itself updates a variable by its gradient before anything is exchanged."""
+        if self._exchanges or self._distributed or self._warned or _key_of(variable) not in self._taped:
+            return
+        self._object(
+            f"a loop that updates variables by hand on {self._num_ranks} ranks, in which nothing is distributed: each "
+            "rank trains a model of its own; use hpcdl.DistributedGradientTape"
+        )
+
+    def _object(self, text: str) -> None:
+        """Print a warning once. Raises UsageError if nothing in the script can be distributed."""
         if self._refuses and not self._initialized():
             raise UsageError(f"{text}, after hpcdl.init(); {_MEANT}")
         if text not in self._warned:
@@ -128,6 +157,12 @@ def note_exchange(variables: Iterable[Any] | None = None) -> None:
         watch.exchanged(variables)
 
 
+def note_distributed() -> None:
+    """Record that the script has made an optimizer or a tape distributed."""
+    for watch in _watches:
+        watch.made_distributed()
+
+
 def check_end() -> None:
     """Raise UsageError if a script under `hpcdl run` has trained one model per rank without being allowed to."""
     for watch in _watches:
@@ -152,8 +187,7 @@ def watch_training(
             watch.judge(self, grads, trainable_variables)
             return plain(self, grads, trainable_variables)
 
-        vars(apply)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
-        module.BaseOptimizer.apply = apply
+        module.BaseOptimizer.apply = _unconverted(apply)
 
     def of_trainer(module: ModuleType) -> None:
         trainer = module.TensorFlowTrainer
@@ -162,6 +196,41 @@ def watch_training(
 
     _after_import("keras.src.optimizers.base_optimizer", of_optimizer)
     _after_import("keras.src.backend.tensorflow.trainer", of_trainer)
+    _watch_updates_by_hand(watch)
+
+
+def _watch_updates_by_hand(watch: TrainingWatch) -> None:
+    """Call `watch.taped` with the sources of each gradient, and `watch.assigned` before each variable changes."""
+
+    def of_tape(module: ModuleType) -> None:
+        plain = module.GradientTape.gradient
+
+        @functools.wraps(plain)
+        def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+            watch.taped(sources)
+            return plain(self, target, sources, *args, **kwargs)
+
+        module.GradientTape.gradient = _unconverted(gradient)
+
+    def of_variable(module: ModuleType) -> None:
+        def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(plain)
+            def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+                watch.assigned(self)
+                return plain(self, *args, **kwargs)
+
+            return _unconverted(assign)
+
+        for name in ("assign", "assign_add", "assign_sub"):
+            setattr(module.BaseResourceVariable, name, watched(getattr(module.BaseResourceVariable, name)))
+
+    _after_import("tensorflow.python.eager.backprop", of_tape)
+    _after_import("tensorflow.python.ops.resource_variable_ops", of_variable)
+
+
+def _unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+    vars(function)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
+    return function
 
 
 def _check_backend_of(module: ModuleType) -> None:

@@ -78,3 +78,29 @@ def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: Comma
         "kept True",
     ):
         assert lines[name] == "", name
+
+
+OWN_STATISTICS = """
+import sys
+import hpcdl
+hpcdl.init()
+import keras, tensorflow as tf
+norm = keras.layers.BatchNormalization(synchronized="alike" in sys.argv)
+model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])
+optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
+for step in range(2):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.fill([4, 2], float(hpcdl.rank() + step)), training=True) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    model.save("kept.keras")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_loop_that_saves_another_model_on_each_rank_has_a_warning(
+    session_hpcdl: CommandLine, tmp_path: Path, alike: bool
+) -> None:
+    (tmp_path / "loop.py").write_text(OWN_STATISTICS)
+    ended = succeed(run_script(session_hpcdl, tmp_path / "loop.py", "alike" * alike, ranks=2, cwd=tmp_path))
+    assert ("kept.keras: the ranks save models that differ" in ended.err) == (not alike), ended.err

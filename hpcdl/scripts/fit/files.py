@@ -39,8 +39,9 @@ _LOOK_S = 0.05
 _inside = threading.local()
 """`saving`: this thread is inside a guarded write."""
 _num_writes: dict[Path, int] = {}
+"""How often this rank was about to write each file."""
 _begun: dict[Path, _Saving] = {}
-"""TensorFlow's files: how often this rank was about to write each, and which write is next."""
+"""TensorFlow's files: which write is next."""
 
 
 class Kept(keras.callbacks.Callback):
@@ -124,7 +125,7 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
                 return plain(model, filepath, *args, **kwargs)
             path = Path(filepath).resolve()
-            saving = _Saving(folder, path, _content(model, name))
+            saving = _Saving(folder, path, _content(model, name), number=_next_number(path))
             if not saving.begins():
                 return None
             with saving.noted(), _saving_begun():
@@ -196,13 +197,17 @@ def _writes_now(path: Path) -> bool:
     folder = session().folder if is_rank() else None
     if folder is None or "://" in str(path):
         return True
-    number = _num_writes.get(path, 0) + 1
-    _num_writes[path] = number
-    saving = _Saving(folder, path.resolve(), f"write-{number}")
+    number = _next_number(path)
+    saving = _Saving(folder, path.resolve(), f"write-{number}", number=number)
     if not saving.begins():
         return False
     _begun[path] = saving
     return True
+
+
+def _next_number(path: Path) -> int:
+    _num_writes[path] = _num_writes.get(path, 0) + 1
+    return _num_writes[path]
 
 
 @contextlib.contextmanager
@@ -235,9 +240,10 @@ def _content(model: Any, name: str) -> str:
 
 
 class _Saving:
-    """One content to be saved to one path, recorded in a folder that all ranks see."""
+    """One content to be saved to one path, this rank's `number`-th there, recorded in a folder that all ranks see."""
 
-    def __init__(self, folder: Path, path: Path, content: str) -> None:
+    def __init__(self, folder: Path, path: Path, content: str, *, number: int) -> None:
+        self._number = f" #{number}"
         self._path, self._name = path, f"save-{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
         self._note = folder / f"{self._name}-{content}"
 
@@ -246,7 +252,8 @@ class _Saving:
         make_folder(self._note.parent)
         while True:
             with contextlib.suppress(FileExistsError):
-                create(self._note, f"{session().communicator.rank} ".encode())
+                create(self._note, f"{session().communicator.rank}{self._number}".encode())
+                self._check_alike()
                 return True
             writer, written = self._read()
             if writer is not None:
@@ -258,6 +265,17 @@ class _Saving:
             elif written:
                 remove_file(self._note)  # the file has been changed or removed since
 
+    def _check_alike(self) -> None:
+        """Warn if another rank saves another content as often as this one: the last writer's stays, unnoticed."""
+        for note in self._note.parent.glob(f"{self._name}-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if note != self._note and note.read_text().endswith(self._number):
+                    sys.stderr.write(
+                        f"hpcdl: warning: {self._path.name}: the ranks save models that differ, and the last one "
+                        "stays; in a loop of your own BatchNormalization(synchronized=True) keeps moving statistics "
+                        "alike, or save behind `if hpcdl.rank() == 0`\n"
+                    )
+
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Write the file inside this context; then the other ranks continue. After an error the next rank writes it."""
@@ -266,7 +284,7 @@ class _Saving:
         except BaseException:
             remove_file(self._note)
             raise
-        touch(self._note, f"written {self._facts()}".encode())
+        touch(self._note, f"written {self._facts()}{self._number}".encode())
         for note in self._note.parent.glob(f"{self._name}-*"):
             if note != self._note:
                 remove_file(note)
@@ -277,7 +295,7 @@ class _Saving:
             word, _, facts = self._note.read_text().partition(" ")
         except FileNotFoundError:
             return None, ""
-        return (int(word), "") if word.isdigit() else (None, facts)
+        return (int(word), "") if word.isdigit() else (None, facts.rpartition(" #")[0])
 
     def _facts(self) -> str:
         try:

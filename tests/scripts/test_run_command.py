@@ -186,6 +186,14 @@ def test_a_script_may_change_its_working_directory(
 
 
 @pytest.mark.mpi
+def test_a_script_that_asks_its_user_is_referred_to_arguments(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text("epochs = input('epochs? ')")
+    finished = session_hpcdl(["run", "--ranks", "2", tmp_path / "asks.py"], cwd=tmp_path)
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
+    assert finished.code == 1 and "no standard input; give values as arguments" in line
+
+
+@pytest.mark.mpi
 def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "pieces.py").write_text(PIECES)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "pieces.py")

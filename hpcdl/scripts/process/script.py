@@ -142,6 +142,10 @@ def _in_users_words() -> Iterator[None]:
     """Replace an error in a `tf.function` by one with the script's own line and text."""
     try:
         yield
+    except EOFError as error:
+        if error.args == ("EOF when reading a line",):  # Python's own words for input()
+            error.args = (f"{error.args[0]}: ranks have no standard input; give values as arguments after the script",)
+        raise
     except Exception as error:
         script_error = users_own(error)
         if script_error is error:

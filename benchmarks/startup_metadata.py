@@ -37,10 +37,10 @@ def calls(python: Path, imports: Sequence[str], folder: Path) -> list[tuple[str,
     return [(match[1], match[2]) for match in found if match]
 
 
-def counted(python: Path, imports: Sequence[str], folder: Path, places: dict[str, Path]) -> dict[str, object]:
+def counted(python: Path, imports: Sequence[str], folder: Path, positions: dict[str, Path]) -> dict[str, object]:
     """Return the numbers of calls, by folder and by name."""
     made = calls(python, imports, folder)
-    below = {what: sum(path.startswith(f"{place}/") for _, path in made) for what, place in places.items()}
+    below = {what: sum(path.startswith(f"{place}/") for _, path in made) for what, place in positions.items()}
     names = collections.Counter(name for name, _ in made).most_common(5)
     return {"all": len(made), **below, "most": dict(names)}
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--imports", default=IMPORTS)
     chosen = parser.parse_args()
     imports = chosen.imports.split(",")
-    places = {"shared environment": Path(sys.prefix), "base Python": Path(sys.base_prefix)}
+    positions = {"shared environment": Path(sys.prefix), "base Python": Path(sys.base_prefix)}
     with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="hpcdl-startup-") as scratch:
         folder = Path(scratch)
         began = time.monotonic()
@@ -66,8 +66,8 @@ def main() -> None:
             "archive_bytes": archive.stat().st_size,
             "pack_seconds": packed - began,
             "unpack_seconds": unpacked - packed,
-            "as_installed": counted(Path(sys.executable), imports, folder, places),
-            "staged": counted(python, imports, folder, {**places, "node's own copy": node}),
+            "as_installed": counted(Path(sys.executable), imports, folder, positions),
+            "staged": counted(python, imports, folder, {**positions, "node's own copy": node}),
         }
     print(json.dumps(result, indent=1))
 

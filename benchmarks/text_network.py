@@ -24,8 +24,8 @@ def build() -> keras.Model:
 def write_samples(pages: Path, path: Path) -> None:
     """Cut windows from the Markdown files below `pages`, without a random seed, and write them as a .npz file."""
     text = " ".join(" ".join(page.read_text("utf-8").lower().split()) for page in sorted(pages.rglob("*.md")))
-    places = {character: index for index, character in enumerate(ALPHABET)}
-    indices = numpy.array([places.get(character, len(ALPHABET)) for character in text], numpy.uint8)
+    positions = {character: index for index, character in enumerate(ALPHABET)}
+    indices = numpy.array([positions.get(character, len(ALPHABET)) for character in text], numpy.uint8)
     starts = numpy.linspace(0, len(indices) - WINDOW - 1, SAMPLES).astype(int)
     windows = indices[starts[:, None] + numpy.arange(WINDOW)]
     numpy.savez(path, text=windows, next=indices[starts + WINDOW].astype(numpy.int64))

@@ -29,7 +29,7 @@ from hpcdl.core.records.run_record import read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.files import json_text, read_json, write_output
 from hpcdl.core.units import counted, format_seconds
-from hpcdl.faults.inject import TOLD
+from hpcdl.faults.inject import INJECTED
 from hpcdl.run.journal import JournalReader, seconds_between
 from hpcdl.strategies.table import find_strategy
 
@@ -211,7 +211,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callabl
     arguments += [] if features.mpi else ["--allow-grpc"]
     exit_code, last_line = _run(own_program("hpcdl", *map(str, arguments)), stopping)
     events = journal.read()
-    struck = next((event for event in events if str(event.get("text", "")).startswith(TOLD)), None)
+    struck = next((event for event in events if str(event.get("text", "")).startswith(INJECTED)), None)
     return Trial(
         fault=fault,
         strategy=strategy,
@@ -370,7 +370,7 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def told_left_out(document: Mapping[str, Any]) -> list[str]:
+def lines_left_out(document: Mapping[str, Any]) -> list[str]:
     """Return a line for each fault that was not tested."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for case in document["left_out"]:
@@ -413,7 +413,7 @@ def _card_body(document: Mapping[str, Any], facts: Mapping[str, str]) -> Iterato
     yield "</tbody></table></div>\n<p>A run survives if it completes all of its steps and exits with 0. New ranks may"
     yield "replace lost ones (--elastic). The time to recover runs from the fault to the next reported step. Faults"
     yield "that last from the start have none.</p>"
-    if not_tried := told_left_out(document):
+    if not_tried := lines_left_out(document):
         yield "<h2>Not tried here</h2>\n<ul>"
         yield from (f"<li>{escaped(line)}</li>" for line in not_tried)
         yield "</ul>"
@@ -424,7 +424,7 @@ def card_text(document: Mapping[str, Any], facts: Mapping[str, str]) -> str:
     """Return the card as Markdown, for inclusion in another page."""
     lines = [f"- {key}: {_plain(value)}" for key, value in facts.items()]
     table = [_row(HEADINGS), _row("---" for _ in HEADINGS), *(_row(map(_plain, row)) for row in rows_of(document))]
-    not_tried = [f"- not tried: {_plain(line)}" for line in told_left_out(document)]
+    not_tried = [f"- not tried: {_plain(line)}" for line in lines_left_out(document)]
     return "\n".join([*lines, "", *table, *(["", *not_tried] if not_tried else [])]) + "\n"
 
 

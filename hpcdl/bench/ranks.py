@@ -33,7 +33,7 @@ from hpcdl.node.plan import launch_plan
 from hpcdl.node.profile import Settings
 
 REQUEST_FILE, RESULT_FILE, PROGRESS_FILE = "request.json", "result.json", "progress.json"
-_TELL_S = 0.5
+_REPORT_EVERY_S = 0.5
 ReportProgress = Callable[[int, str], None]
 """Receives the number of completed items, and their description."""
 Result = TypeVar("Result")
@@ -116,12 +116,12 @@ def rank_program(body: Callable[[Any, Observed, ReportProgress], Any]) -> NoRetu
         raise Interrupted("stopped by a signal")
 
     def on_rank(group: Observed, watch: object) -> None:
-        told_s = 0.0
+        reported_s = 0.0
 
         def on_progress(done: int, what: str) -> None:
-            nonlocal told_s
-            if group.rank == 0 and time.monotonic() - told_s > _TELL_S:
-                told_s = time.monotonic()
+            nonlocal reported_s
+            if group.rank == 0 and time.monotonic() - reported_s > _REPORT_EVERY_S:
+                reported_s = time.monotonic()
                 touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # without waiting for a disk
 
         with caught(stop, (signal.SIGTERM,)):

@@ -55,7 +55,7 @@ class Turn(AtOnce):
     def __init__(self, work: BackgroundWork, patience_s: float) -> None:
         self._seen, self._gaps = work.seen, work.seen.gaps
         self._until_s = time.monotonic() + patience_s
-        self._tells = patience_s >= _ENOUGH_S
+        self._reports = patience_s >= _ENOUGH_S
         self._waits = patience_s > 0
         self._core = IdleCore()
         self._in_gap = False
@@ -75,7 +75,7 @@ class Turn(AtOnce):
         if self._waits:
             self._in_gap = self._gaps.take(self._slice_s, self._core, self._until_s, self._wants)
             if not self._in_gap:
-                self.ran_out = self._tells and self._wants()
+                self.ran_out = self._reports and self._wants()
                 self.hurry()
         self._began = time.monotonic(), time.thread_time()
 

@@ -21,7 +21,7 @@ LEAST_S = 10.0
 """The shortest interval, whatever the formula gives: a parallel file system is shared."""
 _REMEMBERED = 9
 """Number of recent checkpoints that determine the cost; the first of a run costs more than the others."""
-_TOLD_AGAIN = 1.5
+_REPORT_AGAIN = 1.5
 """Factor by which the interval must change before it is reported again."""
 
 
@@ -42,7 +42,7 @@ class CheckpointInterval:
         self._node_mtbf_s, self._num_nodes = node_mtbf_s, num_nodes
         self.seconds = FIRST_S if self._auto else float(asked)
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED)
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self.choice: dict[str, float] = {}
         """The chosen interval and its reasons, for the record; empty if nothing was chosen."""
 
@@ -70,9 +70,9 @@ class CheckpointInterval:
             "node_mtbf_seconds": self._node_mtbf_s,
             "nodes": self._num_nodes,
         }
-        if 1 / _TOLD_AGAIN < self.seconds / (self._told_s or math.inf) < _TOLD_AGAIN:
+        if 1 / _REPORT_AGAIN < self.seconds / (self._reported_s or math.inf) < _REPORT_AGAIN:
             return ""
-        self._told_s = self.seconds
+        self._reported_s = self.seconds
         nodes = f"one of {self._num_nodes} nodes" if self._num_nodes > 1 else "the node"
         often = format_seconds(self._node_mtbf_s / self._num_nodes)
         least = f", and never less than {format_seconds(LEAST_S)}" if best_s < LEAST_S else ""

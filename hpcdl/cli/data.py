@@ -54,10 +54,10 @@ def shard(
     from hpcdl.data.write import writing
 
     commentary = Commentary(quiet=quiet)
-    planned = functools.partial(_show_plan, tell=commentary.say)
+    planned = functools.partial(_show_plan, print_line=commentary.say)
     if dry_run:
         job = writing.dry_run(request)
-        _show_plan(job, tell=say)
+        _show_plan(job, print_line=say)
         if json:
             print_json(_plan_document(job))
         return
@@ -92,24 +92,24 @@ def _as_ctrl_c(number: int) -> None:
     raise KeyboardInterrupt
 
 
-def _show_plan(job: Any, *, tell: Callable[[str], None]) -> None:
+def _show_plan(job: Any, *, print_line: Callable[[str], None]) -> None:
     plan = job.plan
     shape = "x".join(str(side) for side in job.sample_shape)
     classes, size = format_count(len(job.facts.class_names)), format_bytes(plan.total_bytes)
     if job.spec.reader:
-        tell(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
+        print_line(f"reader: {job.spec.reader}, SHA-256 {job.spec.reader_digest}")
     if job.pictures:
-        tell(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
+        print_line(f"plan: {job.spec.format} -> {job.encoding} {shape} {job.dtype}, {classes} classes, {size}")
     else:
-        tell(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
+        print_line(f"plan: {job.spec.format} -> {len(job.fields)} fields, {size}")
         for field in job.fields:
-            tell(f"  {field.describe()}")
+            print_line(f"  {field.describe()}")
     for line in job.facts.remarks:
-        tell(f"  {line}")
+        print_line(f"  {line}")
     for name, count in plan.shards.items():
-        tell(f"  {name}: {counted(plan.num_samples[name], 'sample')} in {counted(count, 'shard')}")
+        print_line(f"  {name}: {counted(plan.num_samples[name], 'sample')} in {counted(count, 'shard')}")
     for reason in plan.reasons:
-        tell(f"  {reason}")
+        print_line(f"  {reason}")
 
 
 def _show_report(report: Any, target: Path, commentary: Commentary) -> None:

@@ -19,7 +19,7 @@ _MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certi
 """Commands whose work counts even if their output is not read."""
 _OTHERS_WORDS = {"run", "submit"}
 """Commands followed by the words of a script or of another command."""
-_PLACES = ("--out", "--to", "--html", "--run-dir")
+_OUTPUT_OPTIONS = ("--out", "--to", "--html", "--run-dir")
 """Options that name an output path."""
 _HOLD_ALL = {"report", "runs"}
 """Commands that keep all data until they end: collecting garbage among thousands of runs would find nothing."""
@@ -91,7 +91,7 @@ def check_words(arguments: list[str]) -> None:
         before = arguments[index - 1]
         if not word and not before.startswith("-"):
             raise UsageError(f"word {index + 1} of the line is empty (a variable that is not set?); name it, or `.`")
-        if (not word and before in _PLACES) or word in [f"{option}=" for option in _PLACES]:
+        if (not word and before in _OUTPUT_OPTIONS) or word in [f"{option}=" for option in _OUTPUT_OPTIONS]:
             option = word.removesuffix("=") or before
             raise UsageError(f"{option} is empty (a variable that is not set?); name a place, or leave {option} out")
 

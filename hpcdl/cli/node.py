@@ -64,7 +64,7 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show packages, NUMA nodes, caches and cores. Also what this process may use, and where ranks would be placed."""
-    from hpcdl.node.accelerators import told
+    from hpcdl.node.accelerators import described
     from hpcdl.node.engine import find_engine
     from hpcdl.node.plan import plan_node
     from hpcdl.node.topology import draw
@@ -88,7 +88,7 @@ def show(
     put(f"fingerprint    {topology.fingerprint} (from {topology.source})")
     if topology.devices:
         near = "; ".join(f"{device}: {format_list(cpus)}" for device, cpus in enumerate(topology.near_devices))
-        put(f"GPUs           {told(topology.devices)}" + (f", CPUs near them {near}" if near else ""))
+        put(f"GPUs           {described(topology.devices)}" + (f", CPUs near them {near}" if near else ""))
     if machine is None:
         put(f"engine         {find_engine().summary}")
     put()
@@ -127,7 +127,7 @@ PlanFlag = Annotated[bool, typer.Option("--plan", help="Print every candidate wi
 ReplayFlag = Annotated[
     Path | None, typer.Option("--replay", metavar="FILE", help="Search a CSV table of recorded trials; run nothing.")
 ]
-NUM_TOLD = 12
+NUM_LISTED = 12
 RANK_COMMAND = ("python", "-m", "hpcdl.bench.step", "FOLDER")
 """The command of a trial on each rank; each trial has its own folder."""
 
@@ -292,12 +292,12 @@ def _print_tables(tuned: Tuned) -> None:
              f"{trial.ci95:.2g}" if trial.ci95 else "", str(trial.n),
              format_bytes(trial.memory_bytes_per_rank) if trial.memory_bytes_per_rank else "",
              " ".join(f"{name}={show(value)}" for name, value in trial.settings.items())]
-            for trial in tuned.found.trials[:NUM_TOLD]
+            for trial in tuned.found.trials[:NUM_LISTED]
         ],
     )  # fmt: skip
     effects = main_effects(tuned.found.trials)
     if effects:
         put()
-        rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_TOLD]]
+        rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_LISTED]]
         print_table(["setting", "value", "effect", "trials"], rows)
     put(f"\nwinner: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")

@@ -195,7 +195,7 @@ def settings_of_files(cls: type[Any], settings: ResolvedConfig[Any]) -> list[tup
     ]
 
 
-def say_settings_of_files(cls: type[Any], settings: ResolvedConfig[Any], keys: Sequence[str] = ()) -> None:
+def print_settings_of_files(cls: type[Any], settings: ResolvedConfig[Any], keys: Sequence[str] = ()) -> None:
     """Print the settings that come from files (only `keys`, if given): a user who did not write them must see them."""
     for key, value, origin in settings_of_files(cls, settings):
         if not keys or key in keys:

@@ -27,7 +27,7 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly, without_place
-from hpcdl.core.processes.lifeline import identity, remove_abandoned, told_to_end_with_parent
+from hpcdl.core.processes.lifeline import ends_with_parent, identity, remove_abandoned
 from hpcdl.core.processes.streams import caught, suspended_alone
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.core.storage.disk import make_folder, open_to_append, remove_file
@@ -47,7 +47,7 @@ GOING_ON_S = 12.0
 Ranks on other nodes that are killed before they report get the same time."""
 LAUNCHER_S = 3.0
 """Time for a launcher to end after all its ranks, some of them killed: Open MPI's sometimes waits forever."""
-ENDING_S = 1.0
+END_WAIT_S = 1.0
 """Time for ranks under a launcher that keeps them after a loss: enough for their last messages."""
 LOOK_S = 1.0
 """Interval of checking the heartbeat of a single remaining rank."""
@@ -81,7 +81,7 @@ def start(
         remove_file(stale)
     log, began = folder / "launcher.log", folder.stat()
     launcher = find_launcher()
-    said_before = log.stat().st_size if log.exists() else 0
+    log_bytes_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
     marks = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
     marked = dataclasses.replace(plan, environment={**plan.environment, **marks})
@@ -89,7 +89,7 @@ def start(
     with os.fdopen(open_to_append(log), "ab") as output:
         deaths = DeathWatch(launch)
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
-        chatter = _Chatter(launcher, log, said_before)
+        chatter = _Chatter(launcher, log, log_bytes_before)
         watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, continues=marked.continues)
         with caught(watcher.hear), suspended_alone("ranks"):
             watcher.wait()
@@ -166,7 +166,7 @@ def _start_processes(
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches only this process, which informs the ranks
-            preexec_fn=told_to_end_with_parent(_parting(line[0])),
+            preexec_fn=ends_with_parent(_parting(line[0])),
         )
         for variables in variables_by_process
     ]
@@ -182,11 +182,11 @@ def _parting(launcher: str) -> signal.Signals:
 
 
 class _Chatter:
-    """The launcher's messages after the first `said_before` bytes of its log."""
+    """The launcher's messages after the first `log_bytes_before` bytes of its log."""
 
-    def __init__(self, launcher: Launcher, log: Path, said_before: int) -> None:
-        self._launcher, self._log, self._from = launcher, log, said_before
-        self._read_to, self._others_to_end = said_before, False
+    def __init__(self, launcher: Launcher, log: Path, log_bytes_before: int) -> None:
+        self._launcher, self._log, self._from = launcher, log, log_bytes_before
+        self._read_to, self._others_to_end = log_bytes_before, False
 
     def text(self) -> str:
         """Return all of them."""
@@ -204,7 +204,7 @@ class _Chatter:
         return self._others_to_end
 
     @property
-    def ending(self) -> signal.Signals:
+    def end_signal(self) -> signal.Signals:
         """The signal that makes the launcher end its ranks on all nodes: SIGTERM if it keeps ranks after a loss."""
         return signal.SIGTERM if self._launcher.leaves_others else signal.SIGKILL
 
@@ -289,7 +289,7 @@ class _Watcher:
         for pid in running:
             _send(pid, signal.SIGKILL)
         for process in () if running else self._processes:
-            _send(process.pid, self._chatter.ending)
+            _send(process.pid, self._chatter.end_signal)
 
     def _ask(self) -> None:
         """Signal each rank of this host once; ranks that have not reported yet are signalled when they do."""
@@ -343,7 +343,7 @@ class _Watcher:
         if self.first_dead_pid in {status.pid for status in statuses if status.state == "left behind"}:
             self.first_dead_pid = None
         if self._chatter.others_to_end():
-            return ENDING_S
+            return END_WAIT_S
         if any(status.state == "failed" for status in statuses):
             return GRACE_S
         if (patience_s := self._until_lost_ranks_are_killed_s(statuses)) < math.inf:
@@ -394,7 +394,7 @@ class _Watcher:
             if status.state in ("running", "left behind") and status.pid not in self._ended:
                 _send(status.pid, signal.SIGKILL)
         for process in self._processes:
-            if process.poll() is None and self._chatter.ending == signal.SIGTERM:
+            if process.poll() is None and self._chatter.end_signal == signal.SIGTERM:
                 _send(process.pid, signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=LAUNCHER_S)

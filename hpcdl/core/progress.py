@@ -77,7 +77,7 @@ class LineProgress:
     def __init__(self, description: str, total: float) -> None:
         self._description, self._total = printable(description), total
         self._first: tuple[float, float] | None = None
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -89,9 +89,9 @@ class LineProgress:
         """Print the progress if the last line is a minute old."""
         now_s = time.monotonic()
         self._first = self._first or (done, now_s)
-        if now_s - self._told_s < LINE_EVERY_S:
+        if now_s - self._reported_s < LINE_EVERY_S:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         share = f"{100 * done / self._total:.0f} %" if self._total else ""
         begun, begun_s = self._first
         left = ""

@@ -21,13 +21,13 @@ from hpcdl.config.forms import OFF
 from hpcdl.core.storage.disk import publish, touch
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.network import NetworkFaults
-from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, marker_of, parse_faults, settled, told_of
+from hpcdl.run.faults import FULL, NETWORK, PARTITION, PLANTED, Fault, descriptions_of, marker_of, parse_faults, settled
 from hpcdl.run.journal import FileJournal, JournalReader
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
-TOLD = "injected: "
+INJECTED = "injected: "
 """Prefix of the journal's message of a fault, which also holds the step."""
 LOOK_S, FOLLOW_S = 0.005, 0.05
 """Interval of checking a rank's step: a fault strikes at its step or soon after. Interval of checking others' marks."""
@@ -145,12 +145,12 @@ class Injection:
         self._network = NetworkFaults(between, monitor, cut_off)
         self._over = threading.Event()
         self._steps = JournalReader(run_dir)
-        self._told_step, self._looked_s = 0, 0.0
+        self._reported_step, self._looked_s = 0, 0.0
 
     def impaired(self, communicator: Observed) -> Observed:
         """Return `communicator` (the world's) over the impaired network. Collective, before any exchange."""
         parse_faults(",".join(fault.text for fault in self._all), communicator.size, self._num_hosts(communicator))
-        return self._network.impair(communicator, self._tell_of_network)
+        return self._network.impair(communicator, self._report_network)
 
     def trace_beside(self, text: str) -> str:
         """Return the possible part of the trace `text` (config/forms.py): flipping bits replaces the recorder."""
@@ -164,7 +164,7 @@ class Injection:
 
     def log_lines(self) -> list[str]:
         """Return a line for each fault, for the run's record."""
-        return told_of(self._all, self._run_dir)
+        return descriptions_of(self._all, self._run_dir)
 
     def __enter__(self) -> Injection:
         again = any(fault.every_s is not None for fault in self._all)
@@ -299,15 +299,15 @@ class Injection:
         if step is not None:
             return step
         for event in self._steps.read():
-            self._told_step = max(self._told_step, int(event.get("step", 0)))
-        return self._told_step
+            self._reported_step = max(self._reported_step, int(event.get("step", 0)))
+        return self._reported_step
 
     def _log_fault(self, number: int) -> None:
         fault = self._mine.pop(number)
         touch(self._marker(number))
         self._log(fault.text)
 
-    def _tell_of_network(self, number: int, how: str) -> None:
+    def _report_network(self, number: int, how: str) -> None:
         touch(self._marker(number))
         self._log(self._all[number].text + (f" ({how})" if how else ""))
 
@@ -317,7 +317,7 @@ class Injection:
     def _log(self, text: str) -> None:
         journal = FileJournal(self._run_dir)
         with contextlib.closing(journal):
-            journal.write("message", text=f"{TOLD}{text}", step=self._step())
+            journal.write("message", text=f"{INJECTED}{text}", step=self._step())
 
     def _marker(self, number: int) -> Path:
         return marker_of(self._run_dir, number)

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcdl.core.paths import own_program
 from hpcdl.core.records.run_record import LOST, continues, state_of
 from hpcdl.run.ended import note_lost, stamp_of
-from hpcdl.trace.recorder import collect, collect_abandoned, is_written, places_in
+from hpcdl.trace.recorder import collect, collect_abandoned, is_written, trace_files_in
 
 _WAIT = "import os, sys\nif not sys.stdin.buffer.read(): os.execv(sys.argv[1], sys.argv[1:])\n"
 """Waits until the starting process reports the end or dies without a report; imports nothing."""
@@ -48,14 +48,14 @@ def guarded(run_dir: Path) -> Iterator[None]:
 
 def clear_up(run_dir: Path) -> None:
     """Clean up after a killed starting process: wait for the ranks, collect traces, mark the record as lost."""
-    places, before = places_in(run_dir), stamp_of(run_dir)
+    trace_files, before = trace_files_in(run_dir), stamp_of(run_dir)
     ends_at = time.monotonic() + MOST_S
     while time.monotonic() < ends_at and (
-        any(is_written(path) for _, path in places.values()) or continues(state_of(run_dir))
+        any(is_written(path) for _, path in trace_files.values()) or continues(state_of(run_dir))
     ):
         time.sleep(TICK_S)
-        places = {**places_in(run_dir), **places}  # include ranks that were just starting
-    collect(run_dir, {file: left for file, left in places.items() if not is_written(left[1])})
+        trace_files = {**trace_files_in(run_dir), **trace_files}  # include ranks that were just starting
+    collect(run_dir, {file: left for file, left in trace_files.items() if not is_written(left[1])})
     if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
         note_lost(run_dir, "the process that started the run was killed")
 

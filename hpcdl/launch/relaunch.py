@@ -47,8 +47,8 @@ class Growth:
     leave: returned nodes, a request. `num_left` ranks still worked then.
     """
 
-    def __init__(self, run_dir: Path, places: RankSlots, num_ranks: int, num_workers: Callable[[int], int]) -> None:
-        self._run_dir, self._places, self._num_ranks, self._num_workers = run_dir, places, num_ranks, num_workers
+    def __init__(self, run_dir: Path, slots: RankSlots, num_ranks: int, num_workers: Callable[[int], int]) -> None:
+        self._run_dir, self._slots, self._num_ranks, self._num_workers = run_dir, slots, num_ranks, num_workers
         self._leave, self._request = run_dir / FOLDER / LEAVE, run_dir / FOLDER / REQUEST
         self._over = threading.Event()
         self.back: list[str] = []
@@ -58,7 +58,7 @@ class Growth:
     def granted(self) -> str:
         """Take back the nodes that answer again, and describe them. An ungranted request is left to the next launch."""
         remove_file(self._request)
-        return self._places.take(self.back, asked=self.asked)
+        return self._slots.take(self.back, asked=self.asked)
 
     @contextlib.contextmanager
     def looked_for(self) -> Iterator[None]:
@@ -77,10 +77,10 @@ class Growth:
             if self._leave.exists():
                 continue
             asked = is_own_file(self._request)
-            due = time.monotonic() - looked_s >= LOOK_S and self._places.awaited(asked=False)
+            due = time.monotonic() - looked_s >= LOOK_S and self._slots.awaited(asked=False)
             if not asked and not due:
                 continue
-            back = self._places.back(asked=asked)
+            back = self._slots.back(asked=asked)
             looked_s = time.monotonic()
             if self._over.is_set():  # leave the request to the next launch
                 return
@@ -91,7 +91,7 @@ class Growth:
         num_left_behind = sum(status.state == "left behind" for status in read_statuses(self._run_dir / FOLDER))
         self.num_left = self._num_ranks - num_left_behind
         num_now = self._num_workers(self.num_left)
-        num_then = self._num_workers(self._places.num_ranks_with(back, asked=asked))
+        num_then = self._num_workers(self._slots.num_ranks_with(back, asked=asked))
         if num_then > num_now:
             self.back, self.asked = back, asked
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
@@ -105,9 +105,9 @@ class Growth:
 
     def _hindrances(self, now: int) -> Iterator[str]:
         """Yield the reasons why the run stays at `now` workers."""
-        if awaited := self._places.awaited(asked=True):
+        if awaited := self._slots.awaited(asked=True):
             yield f"{' and '.join(awaited)} cannot be used (no answer, or no more in this job)"
-        if failed := self._places.failed_twice:
+        if failed := self._slots.failed_twice:
             yield f"{' and '.join(failed)}, which failed twice, {'stays' if len(failed) == 1 else 'stay'} left out"
 
     def _log(self, text: str) -> None:
@@ -165,16 +165,16 @@ def until_done(
     or TRIES starts bring no progress, StoppedEarly if fewer than --min-workers workers are left.
     """
     checkpoint, current = resolved.config.checkpoint, resolved
-    places = RankSlots(find_launcher(), resolved.config.run.ranks)
+    slots = RankSlots(find_launcher(), resolved.config.run.ranks)
     began_s = time.monotonic()
     spent: dict[str, str] = {}
     lost_at: list[int] = []
     remove_file(run_dir / STATUS_FOLDER / REQUEST)
     while True:
-        growth = Growth(run_dir, places, current.config.run.ranks, lambda ranks: num_workers(resolved, ranks))
+        growth = Growth(run_dir, slots, current.config.run.ranks, lambda ranks: num_workers(resolved, ranks))
         try:
             with growth.looked_for() if checkpoint.elastic else contextlib.nullcontext():
-                return launch(current, {**places.environment, **spent})
+                return launch(current, {**slots.environment, **spent})
         except (RankError, StoppedEarly) as stopped:
             saved = next(iter(list_checkpoints(run_dir / CHECKPOINTS)), 0)
             newest = max(saved, newest_copy(run_dir))
@@ -183,14 +183,14 @@ def until_done(
                 lost_at = []
             else:
                 error = _loss_in(stopped)
-                if not checkpoint.elastic or error is None or not (error.lost or places.gone()):
+                if not checkpoint.elastic or error is None or not (error.lost or slots.gone()):
                     raise
-                left_out, num_before = _left_out(places, error, newest, resolved), current.config.run.ranks
+                left_out, num_before = _left_out(slots, error, newest, resolved), current.config.run.ranks
                 lost_at = [] if left_out else [*(step for step in lost_at if step == newest), newest]
                 text = _lost(error, left_out, len(lost_at), newest)
-                if num_workers(resolved, places.num_ranks) < _least(resolved):
-                    raise _too_few(text, resolved, places, saved, error) from error
-            before, current = shrink_config(current, num_before), _on(places, resolved, current, run_dir)
+                if num_workers(resolved, slots.num_ranks) < _least(resolved):
+                    raise _too_few(text, resolved, slots, saved, error) from error
+            before, current = shrink_config(current, num_before), _on(slots, resolved, current, run_dir)
             where = f"after step {newest}" if newest else "from the start"
             same = before.config.run.ranks == current.config.run.ranks
             text += f"; {'new ranks' if same else describe_change(before, current)} go on {where}"
@@ -207,9 +207,9 @@ def _least(resolved: ResolvedConfig[Any]) -> int:
     return resolved.config.checkpoint.min_workers or num_workers(resolved)
 
 
-def _left_out(places: RankSlots, error: RankError, newest: int, resolved: ResolvedConfig[Any]) -> str:
+def _left_out(slots: RankSlots, error: RankError, newest: int, resolved: ResolvedConfig[Any]) -> str:
     """Exclude nodes or slots after a loss, and describe them."""
-    return places.leave_out(error, newest, lambda ranks: num_workers(resolved, ranks) >= _least(resolved))
+    return slots.leave_out(error, newest, lambda ranks: num_workers(resolved, ranks) >= _least(resolved))
 
 
 def _lost(error: RankError, left_out: str, times: int, newest: int) -> str:
@@ -231,31 +231,29 @@ def _loss_in(error: RankError | StoppedEarly) -> RankError | None:
     return RankError(str(error), host=error.node, lost=True, node=error.node) if error.node else None
 
 
-def _too_few(text: str, resolved: ResolvedConfig[Any], places: RankSlots, saved: int, error: RankError) -> Exception:
+def _too_few(text: str, resolved: ResolvedConfig[Any], slots: RankSlots, saved: int, error: RankError) -> Exception:
     """Return the error for too few workers: StoppedEarly (exit code 75) if a checkpoint exists, else RankError."""
     least, asked = _least(resolved), resolved.config.checkpoint.min_workers is not None
-    few = f"{num_workers(resolved, places.num_ranks) or 'no'} workers are left"
+    few = f"{num_workers(resolved, slots.num_ranks) or 'no'} workers are left"
     text += f"; {few}, {f'--min-workers is {least}' if asked else f'without --min-workers all {least} are needed'}"
     if saved:
         return StoppedEarly(f"{text}; what is saved, up to step {saved}, is kept: continue with --resume")
     return RankError(f"{text}; nothing is saved yet", rank=error.rank, host=error.host)
 
 
-def _on(
-    places: RankSlots, planned: ResolvedConfig[Any], now: ResolvedConfig[Any], run_dir: Path
-) -> ResolvedConfig[Any]:
+def _on(slots: RankSlots, planned: ResolvedConfig[Any], now: ResolvedConfig[Any], run_dir: Path) -> ResolvedConfig[Any]:
     """Return the settings of the `planned` run on as many ranks as there are slots.
 
     Injected faults of ranks or hosts that no longer exist are dropped for good.
     """
-    num_ranks = min(places.num_ranks, planned.config.run.ranks)
+    num_ranks = min(slots.num_ranks, planned.config.run.ranks)
     if num_ranks == now.config.run.ranks:
         return now
     resized = planned if num_ranks == planned.config.run.ranks else shrink_config(planned, num_ranks)
     left: list[str] = []
     for number, fault in enumerate(parse_faults(now.config.safety.inject, planned.config.run.ranks)):
         struck = run_dir / STATUS_FOLDER / f"{rundir.STRUCK}{number}"
-        there = places.num_nodes if fault.of_host else resized.config.run.ranks
+        there = slots.num_nodes if fault.of_host else resized.config.run.ranks
         alone = there == 1 and fault.kind in NETWORK
         if alone or (fault.rank is not None and fault.rank >= there):
             remove_file(struck)

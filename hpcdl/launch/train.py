@@ -310,10 +310,15 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     check_started_with(resolved.config.run, place.launcher)
     StopRequest().install()
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
-    held, places, run_plans, start_words = contextlib.ExitStack(), list[rundir.Place](), list[RunPlan](), list[str]()
+    held, earlier, run_plans, start_words = (
+        contextlib.ExitStack(),
+        list[rundir.EarlierState](),
+        list[RunPlan](),
+        list[str](),
+    )
 
     def agree(communicator: Observed) -> Joined:
-        run_dir, word = _agreed_run_dir(resolved, communicator, on_event, held, places, run_plans)
+        run_dir, word = _agreed_run_dir(resolved, communicator, on_event, held, earlier, run_plans)
         start_words.append(word)
         return Joined(watch_folder=run_dir / FOLDER / WATCH_FOLDER / word, run_dir=run_dir)
 
@@ -321,7 +326,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
         run_dir = joined.run_dir
         assert run_dir is not None
         # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
-        with places[0].restored_if_refused() if places else nullcontext():
+        with earlier[0].restored_if_refused() if earlier else nullcontext():
             # Each rank checks its own copy: a file that is intact for rank 0 may be damaged on another node.
             if start_words[0]:
                 run_plan = run_plans[0] if run_plans else prepare(resolved)
@@ -346,13 +351,13 @@ def _agreed_run_dir(
     communicator: Communicator,
     on_event: EventHandler,
     held: contextlib.ExitStack,
-    places: list[rundir.Place],
+    earlier: list[rundir.EarlierState],
     run_plans: list[RunPlan],
 ) -> tuple[Path, str]:
     """Check, make and lock the run directory on rank 0; return it to all ranks, with a random word for this start.
 
     The word is empty if the run has already finished and there is nothing to resume.
-    On rank 0, `run_plans` gets the plan, and `places` gets the directory's earlier state.
+    On rank 0, `run_plans` gets the plan, and `earlier` gets the directory's earlier state.
     """
 
     def decide() -> tuple[str, str]:
@@ -362,7 +367,7 @@ def _agreed_run_dir(
         run_plans.append(run_plan)
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
-        places.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
+        earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
         rundir.create(run_dir, resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 

@@ -118,7 +118,7 @@ def shown(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, i
     return {name + (" (MIG)" if claim.device.startswith("MIG-") else ""): claim.available}
 
 
-def told(devices: Mapping[str, int]) -> str:
+def described(devices: Mapping[str, int]) -> str:
     """Return `4 x NVIDIA H100`; empty without any."""
     return ", ".join(f"{number} x {name}" for name, number in devices.items())
 

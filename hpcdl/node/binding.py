@@ -52,16 +52,16 @@ def _near_devices(cores: Sequence[Core], ranks: int, near: Sequence[Sequence[int
     All these cores are used even if an operation has fewer threads, because the input, the exchange and the driver have
     threads too. If it is unknown which cores are near, or the sets overlap, divide the NUMA nodes among the ranks.
     """
-    places = [
+    near_by_rank = [
         tuple(core for core in cores if {*core.cpus} & {*near[rank % len(near)]})
         for rank in range(ranks if near else 0)
     ]
-    sharing = Counter(places)
+    sharing = Counter(near_by_rank)
     apart = sum(map(len, sharing)) == len({core.index for near_cores in sharing for core in near_cores})
-    if not places or not apart or any(len(near_cores) < number for near_cores, number in sharing.items()):
+    if not near_by_rank or not apart or any(len(near_cores) < number for near_cores, number in sharing.items()):
         return _numa(cores, ranks, len(cores))
     parts = {near_cores: iter(_equal_parts(near_cores, number)) for near_cores, number in sharing.items()}
-    return [next(parts[near_cores]) for near_cores in places]
+    return [next(parts[near_cores]) for near_cores in near_by_rank]
 
 
 def _compact(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]]:

@@ -18,7 +18,7 @@ from hpcdl.core.records.from_json import from_json
 from hpcdl.core.storage.disk import make_folder
 from hpcdl.core.storage.files import read_toml, toml_text, write_output
 from hpcdl.core.units import IMAGES
-from hpcdl.node.accelerators import told
+from hpcdl.node.accelerators import described
 from hpcdl.node.engine import installed
 from hpcdl.node.topology import Topology
 
@@ -157,7 +157,7 @@ def site_folder() -> Path:
 
 def file_name(profile: Profile) -> str:
     """Return `<fingerprint>[-<devices>]-<model>.toml`, with safe characters for shells and file systems."""
-    parts = (profile.fingerprint, _plain(told(profile.devices)) if profile.devices else "", _plain(profile.model))
+    parts = (profile.fingerprint, _plain(described(profile.devices)) if profile.devices else "", _plain(profile.model))
     return f"{'-'.join(filter(None, parts))}.toml"
 
 
@@ -294,9 +294,9 @@ def _named(profile: Profile, topology: Topology, model: str) -> str:
 def _with_devices(profile: Profile, topology: Topology) -> str:
     """Return the devices of the profile, and how they differ from those that the node shows."""
     if profile.devices == topology.devices:
-        return f" with {told(profile.devices)}" if profile.devices else ""
-    here = f"here are {told(topology.devices)}" if topology.devices else "here is no GPU"
-    return f" {f'with {told(profile.devices)}' if profile.devices else 'on its CPUs alone'} ({here})"
+        return f" with {described(profile.devices)}" if profile.devices else ""
+    here = f"here are {described(topology.devices)}" if topology.devices else "here is no GPU"
+    return f" {f'with {described(profile.devices)}' if profile.devices else 'on its CPUs alone'} ({here})"
 
 
 def _sentence(profile: Profile, why: str) -> str:

@@ -341,7 +341,7 @@ def mixed(
         return result
     owners = random.choice(len(weights), len(timeline), p=list(weights.values()))
     for number, name in enumerate(weights):
-        places = owners == number
-        if name != TIMELINE and places.any():
-            result[places] = foresee(name, series, job.workers, job.batch).drawn(random, int(places.sum()))
+        rows = owners == number
+        if name != TIMELINE and rows.any():
+            result[rows] = foresee(name, series, job.workers, job.batch).drawn(random, int(rows.sum()))
     return result

@@ -76,11 +76,11 @@ def _subjects(firsts: Sequence[Run]) -> list[str]:
     """Return a name for each kind: its network, and what else differs."""
     kinds = [_kind(run) for run in firsts]
     values = list(zip(*((str(item) for item in kind[:4]) for kind in kinds), strict=True))
-    places = [0, *(index for index in range(1, 4) if len(set(values[index])) > 1)] if kinds else []
+    positions = [0, *(index for index in range(1, 4) if len(set(values[index])) > 1)] if kinds else []
     names = []
     for kind in kinds:
         settings = [f"{key} {value}" for key, value in kind[4:]]
-        names.append(", ".join([*(str(kind[index]) for index in places if kind[index]), *settings]))
+        names.append(", ".join([*(str(kind[index]) for index in positions if kind[index]), *settings]))
     return names
 
 

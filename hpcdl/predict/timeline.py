@@ -271,11 +271,11 @@ def _crowd(arrivals: Array, behind: Array, slowest: Array) -> Callable[[Array, A
     before = (arrivals[:, :, None] <= slowest[:, None, :]).sum(axis=1)
     late = numpy.append(behind, 0.0)[before]
     early = numpy.zeros((len(arrivals), arrivals.shape[1] + 1))  # no worker is before the first
-    places = before + numpy.arange(len(arrivals))[:, None] * early.shape[1]
+    positions = before + numpy.arange(len(arrivals))[:, None] * early.shape[1]
 
     def crowd(ready: Array, served: Array) -> Array:
         numpy.maximum.accumulate(arrivals * ready + behind * served, axis=1, out=early[:, 1:])
-        result: Array = numpy.maximum(early.take(places), slowest * ready + late * served)
+        result: Array = numpy.maximum(early.take(positions), slowest * ready + late * served)
         return result
 
     return crowd
@@ -353,14 +353,14 @@ class _Queue:
         free: Array = numpy.zeros(len(between))
         computing = between[:, None] * _factors(noise, deviations)
         rows = (numpy.arange(shape[0]) * shape[1])[:, None]
-        places = numpy.arange(shape[1]) * served[:, None]
+        positions = numpy.arange(shape[1]) * served[:, None]
         half = QUEUE_ROUNDS // 2
         for number in range(QUEUE_ROUNDS):
             if number == half:
                 settled = _mean(arrived)
             order = None if self._in_order else arrived.argsort(axis=1) + rows
             times: Array = arrived if order is None else arrived.ravel()[order]
-            begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - places, axis=1) + places
+            begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - positions, axis=1) + positions
             done: Array = begins + served[:, None]
             free, ends = done[:, -1], done
             if order is not None:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
     from hpcdl.rank.outputs import Predictor
 
-_SAY_EVERY_S = 30.0
+_REPORT_EVERY_S = 30.0
 _MOST_TIMES = 100_000
 """Limit of batch times that all ranks together send; above it each rank sends evenly spaced order statistics."""
 
@@ -260,7 +260,7 @@ def _begun(
             journal.write("message", text=f"warning: {text}")
         for text in damaged:
             journal.write("message", text=f"warning: computed again, for it is damaged: {text}")
-        _say_shares(outputs, whole_shards, communicator.size, journal)
+        _report_shares(outputs, whole_shards, communicator.size, journal)
         complete = (out / MANIFEST_NAME).is_file()
         if len(whole_shards) < len(outputs.tasks()) or not complete:
             write_record(out, record)
@@ -272,7 +272,7 @@ def _begun(
     return {(result.split, result.number): result for result in results}, complete
 
 
-def _say_shares(outputs: OutputsPlan, done: Done, num_ranks: int, journal: Journal) -> None:
+def _report_shares(outputs: OutputsPlan, done: Done, num_ranks: int, journal: Journal) -> None:
     total = len(outputs.tasks())
     num_left = total - len(done)
     if done:
@@ -313,7 +313,7 @@ def _computed(
                 entries.enter(result)
                 share.results.append(result)
                 share.num_samples += len(outputs.samples_of(task))
-                if time.perf_counter() - logged_s > _SAY_EVERY_S:
+                if time.perf_counter() - logged_s > _REPORT_EVERY_S:
                     logged_s = time.perf_counter()
                     journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
             steps.end()

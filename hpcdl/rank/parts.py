@@ -260,7 +260,7 @@ class Parts:
         """Raise StoppedEarly if there is a checkpoint to resume from, else Interrupted."""
         grows = reason == FOR_MORE
         self.saver.writer.wait()
-        self.saver.tell_warnings()
+        self.saver.report_warnings()
         self.worker.finish(early=True)
         stopped = f"stopped by {reason} after step {step} of {self.run_plan.num_steps}"
         saved = self.saver.writer.newest
@@ -276,7 +276,7 @@ class Parts:
         """Finish this worker; no training may follow."""
         self.host.after_last()
         self.worker.finish()
-        self.saver.tell_warnings()
+        self.saver.report_warnings()
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self.saver.writer.warnings
         self.outcome.checkpoint_interval = self.saver.interval.choice

@@ -92,13 +92,13 @@ class Saver:
         self.writer = CheckpointWriter(
             self._run_dir, together, keep, before=self._injection.writing, work=self.work
         )  # fmt: skip
-        self._num_told = 0
+        self._num_reported = 0
 
     def abandon(self) -> None:
         """Abandon a checkpoint in progress: its group is revoked."""
         self.writer.abandon()
         self.copies.wait()
-        self.tell_warnings()
+        self.report_warnings()
         self._host.outcome.warnings += self.writer.warnings
 
     def own_statistics(self) -> Mapping[str, Array]:
@@ -111,7 +111,7 @@ class Saver:
         began = time.monotonic()
         self._seen.doing("saving a checkpoint")
         self.writer.wait()  # its writer has then released its memory
-        self.tell_warnings()
+        self.report_warnings()
         statistics, shared = self._read_state(self._memory)
         self._check(shared)
         means = state.mean_statistics(statistics, self._together)
@@ -129,7 +129,7 @@ class Saver:
         """
         self.save(**facts)
         self.writer.wait()
-        self.tell_warnings()
+        self.report_warnings()
         if self.writer.newest == self._host.position.step:
             return True
         if self._host.group.rank == 0:
@@ -156,11 +156,11 @@ class Saver:
         """Raise NotFiniteError if this worker's weights, which are about to be saved, hold NaN or infinity."""
         self._check({f"weights/{index}": value for index, value in enumerate(self._read_weights())})
 
-    def tell_warnings(self) -> None:
+    def report_warnings(self) -> None:
         """Log new warnings about checkpoints; the record keeps them too."""
-        for warning in self.writer.warnings[self._num_told :]:
+        for warning in self.writer.warnings[self._num_reported :]:
             self._host.journal.write("message", text=f"warning: {warning}")
-            self._num_told += 1
+            self._num_reported += 1
 
     def _read_state(self, memory: dict[str, Array]) -> tuple[dict[int, Array], dict[str, Array]]:
         """Return the current moving statistics, and on rank 0 copies in `memory` of the state common to all ranks."""

@@ -128,20 +128,20 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
     return SurvivorState(**{**answers[leader], "saved": saved}, leader=leader, apart=apart)
 
 
-def _go_on(trainer: Trainer, standing: SurvivorState) -> None:
+def _go_on(trainer: Trainer, survivor: SurvivorState) -> None:
     """Set the trainer, whose parts have joined the remaining group, to the run's position."""
     parts, before = trainer.parts, trainer.parts.host.position
-    position_array = numpy.array([standing.step, standing.facts["seconds"]])
+    position_array = numpy.array([survivor.step, survivor.facts["seconds"]])
     position = trainer.position_at(
-        standing.step, standing.facts, {"position": position_array, "totals": numpy.zeros_like(before.totals)}
+        survivor.step, survivor.facts, {"position": position_array, "totals": numpy.zeros_like(before.totals)}
     )
-    if len(parts.outcome.history) == len(standing.facts["history"]):  # else its sums belong to a finished epoch
+    if len(parts.outcome.history) == len(survivor.facts["history"]):  # else its sums belong to a finished epoch
         position.totals += before.totals
-    parts.resume(position, [from_json(HistoryPoint, point) for point in standing.facts["history"]])
-    parts.saver.writer.newest = standing.saved
-    parts.outcome.seconds_to_target = standing.seconds_to_target
+    parts.resume(position, [from_json(HistoryPoint, point) for point in survivor.facts["history"]])
+    parts.saver.writer.newest = survivor.saved
+    parts.outcome.seconds_to_target = survivor.seconds_to_target
     parts.saver.copies.resume(position.step)
-    trainer.owe_epoch_end(standing.owes_epoch_end)
+    trainer.owe_epoch_end(survivor.owes_epoch_end)
 
 
 @dataclass(kw_only=True)
@@ -201,7 +201,7 @@ class InPlaceRecovery:
         kept_state, leads = parts.worker.kept(), group.rank == 0
         if leads and not led:
             trainer.take_over(events_since_start(self.run_dir))
-        standing = _agree(group, trainer, center)
+        survivor = _agree(group, trainer, center)
         self.shrunk = before.on(world.size, servers)
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
@@ -222,7 +222,7 @@ class InPlaceRecovery:
             worker.take_center(center)
         parts.join(run_plan, worker, group, parts.journal, self.copies_in(group))
         trainer.rejoin()
-        _go_on(trainer, standing)
+        _go_on(trainer, survivor)
         self._note(world, run_plan)
         world.barrier()  # a rank that is lost until here may have held a part of the state
         recovery.over("state")

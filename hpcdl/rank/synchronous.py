@@ -88,7 +88,7 @@ class SynchronousTrainer(Trainer):
             ends_epoch = step % run_plan.steps_per_epoch == 0 or step == run_plan.num_steps
             if ends_epoch and self._end_epoch(began):
                 break
-            parts.saver.tell_warnings()
+            parts.saver.report_warnings()
             if step % FLUSH_STEPS == 0:
                 parts.outcome.clock.flush()
             flags = control.after_steps(step - before)

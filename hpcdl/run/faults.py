@@ -311,7 +311,7 @@ def marker_of(run_dir: Path, number: int) -> Path:
     return run_dir / FOLDER / f"{STRUCK}{number}"
 
 
-def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> list[str]:
+def descriptions_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> list[str]:
     """Return a line for each fault: requested, injected or, once the run is `over`, not reached."""
     lines = []
     for number, fault in enumerate(faults):
@@ -330,4 +330,4 @@ def told_of(faults: Sequence[Fault], run_dir: Path, *, over: bool = False) -> li
 def settled(warnings: Sequence[str], faults: Sequence[Fault], run_dir: Path) -> list[str]:
     """Return the warnings of a finished run, with the outcome of each requested fault instead of the request."""
     kept = [line for line in warnings if not line.startswith(_ASKED)]
-    return list(dict.fromkeys([*kept, *told_of(faults, run_dir, over=True)]))
+    return list(dict.fromkeys([*kept, *descriptions_of(faults, run_dir, over=True)]))

@@ -72,7 +72,7 @@ class FileJournal:
         self._file = io.FileIO(open_to_append(run_dir / FILE_NAME), "ab")
         self._last_step_at = 0.0
         self._lost = 0
-        self._told_set_by_s = WALL.set_by_s()
+        self._logged_set_by_s = WALL.set_by_s()
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event with the time of day."""
@@ -80,11 +80,11 @@ class FileJournal:
         if self._lost:
             before.append(f"{self._lost} events before this one are missing: the disk was full")
         set_by_s = WALL.set_by_s()
-        if abs(set_by_s - self._told_set_by_s) > NOTICED_S:
-            before.append(clock_was_set(os.uname().nodename, set_by_s - self._told_set_by_s))
+        if abs(set_by_s - self._logged_set_by_s) > NOTICED_S:
+            before.append(clock_was_set(os.uname().nodename, set_by_s - self._logged_set_by_s))
         warnings = b"".join(_line("message", text=f"warning: {text}") for text in before)
         if self._append(warnings + _line(kind, **values)):
-            self._lost, self._told_set_by_s = 0, set_by_s
+            self._lost, self._logged_set_by_s = 0, set_by_s
         else:
             self._lost += 1
 

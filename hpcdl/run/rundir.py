@@ -112,7 +112,7 @@ def check_trusted(run_dir: Path, trust: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class EarlierState:
     """The state of the run directory before a call: the folder that it `made`, or the content of run.toml `there`."""
 
     run_dir: Path
@@ -146,7 +146,7 @@ class Place:
 
 
 @contextmanager
-def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
+def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierState]:
     """Make `run_dir` if it is missing, and lock it as its only writer. Raises UsageError naming any other writer.
 
     Ranks whose starting process was killed have PARTING_S to end; their unfinished files are removed afterwards.
@@ -173,7 +173,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[Place]:
                 _log(f"removed what killed ranks had not finished: {', '.join(swept)}")
             if checkpoint.from_scratch and (aside := set_aside(run_dir)):
                 _log(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
-        yield Place(run_dir, made, there)
+        yield EarlierState(run_dir, made, there)
 
 
 def forget_struck(run_dir: Path) -> None:

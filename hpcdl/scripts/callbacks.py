@@ -24,7 +24,7 @@ from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
-from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, say_what_is_own, shared_variables_of
+from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.control import check_same_weights, digest_of
@@ -136,7 +136,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if self._metrics is not None:
             self._metrics.in_epoch = True
         for center in self._centers():
-            center.say_period((self.params or {}).get("steps"))
+            center.report_period((self.params or {}).get("steps"))
             center.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -209,7 +209,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combine()
         own_paths = self._combined.differing_own() if self._combined else []
         if own_paths and self.group.rank == 0:
-            self.group.keep("said what is a rank's own", lambda: say_what_is_own(own_paths))
+            self.group.keep("said what is a rank's own", lambda: warn_of_local_variables(own_paths))
         shared = shared_variables_of(self.model)
         named = {f"{index}: {getattr(variable, 'path', '')}": variable for index, variable in enumerate(shared)}
         check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)

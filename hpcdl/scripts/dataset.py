@@ -82,8 +82,8 @@ def _looks_of(array: Any) -> list[Any]:
     """Return type, shape and a summary of some rows of an array: a digest of texts, or the means of numbers."""
     form = [array.dtype.name, array.shape.as_list()]
     whole = array if array.shape.rank else array[None]
-    places = numpy.linspace(0, max(len(whole) - 1, 0), min(len(whole), _ROWS)).astype(int)
-    rows = tf.gather(whole, places).numpy()
+    indices = numpy.linspace(0, max(len(whole) - 1, 0), min(len(whole), _ROWS)).astype(int)
+    rows = tf.gather(whole, indices).numpy()
     if array.dtype == tf.string:
         texts = rows.reshape(-1).tolist()
         folder = len(os.path.commonprefix(texts))  # noqa: RUF071  a node names its own storage

@@ -429,8 +429,8 @@ class GradientExchange:
 
     def _number(self, variable: Any) -> int:
         """Return a variable's index among those of the optimizer, the same in every step and after every restart."""
-        places = {key_of(compared): index for index, compared in enumerate(self._compared() if self._compared else ())}
-        return places[key_of(variable)]
+        indices = {key_of(compared): index for index, compared in enumerate(self._compared() if self._compared else ())}
+        return indices[key_of(variable)]
 
     def _groups(self, dense: Mapping[int, Any], variables: Sequence[Any]) -> Iterable[tuple[Sequence[int], int | None]]:
         """Return the indices to sum one group after another, each with its bucket size in bytes."""
@@ -507,13 +507,13 @@ def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:
             names = [name_of(weight) for weight in new.values()]
             group.agree("a start with rank 0's weights", forms, names=names)
             if too_late:
-                _tell_of_own_weights(group, names, list(new.values()))
+                _report_own_weights(group, names, list(new.values()))
             existing_alike(group, new.keys(), too_late=too_late)
             group.started.update(new)
             broadcast_variables(group.messages, list(new.values()))
 
 
-def _tell_of_own_weights(group: ScriptGroup, names: Sequence[str], variables: Sequence[Any]) -> None:
+def _report_own_weights(group: ScriptGroup, names: Sequence[str], variables: Sequence[Any]) -> None:
     """Warn if the first forward pass has used each rank's own weights: its gradient belongs to no single model."""
     rows = group.messages.allgather_json([digest_of(variable) for variable in variables])
     differing = [name for name, *digests in zip(names, *rows, strict=True) if len(set(digests)) > 1]

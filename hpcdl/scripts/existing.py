@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from hpcdl.core.units import listed
-from hpcdl.scripts.fit.adapted import tell_of_adapted
+from hpcdl.scripts.fit.adapted import report_adapted
 from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
 from hpcdl.step.keras_internals import trained_by
@@ -44,7 +44,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         return
     with outside_graphs():
         if trained is not None:
-            tell_of_adapted(_living(keras.layers.Layer)[0], group)
+            report_adapted(_living(keras.layers.Layer)[0], group)
         weights = _listed(group)
         rows = _forms(group, weights)
         for wait_s in _SWEEPS_S:
@@ -57,7 +57,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
             weights = _listed(group)
             rows = _forms(group, weights)
         if any(row != rows[0] for row in rows):
-            group.keep("said that weights differ in number", lambda: _say_different(group))
+            group.keep("said that weights differ in number", lambda: _refuse_different(group))
             return
         digests = group.messages.allgather_json([digest_of(weight) for weight in weights])
         values = dict(zip(map(unique, weights), zip(*digests, strict=True), strict=True))
@@ -75,9 +75,9 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         common = [weight for weight, stay in zip(differing, stays, strict=True) if not stay]
         unexpected = [weight for weight in common if unique(weight) not in trained]
         if group.rank == 0 and unexpected:
-            _say_different_values(unexpected, too_late=too_late)
+            _refuse_different_values(unexpected, too_late=too_late)
         if group.rank == 0 and staying:
-            group.keep("said which variables no model holds", lambda: _say_what_stays(staying))
+            group.keep("said which variables no model holds", lambda: _report_unchanged(staying))
         broadcast_variables(group.messages, common)
 
 
@@ -137,7 +137,7 @@ def _forms(group: ScriptGroup, found: list[Any]) -> list[Any]:
     return rows
 
 
-def _say_different(group: ScriptGroup) -> bool:
+def _refuse_different(group: ScriptGroup) -> bool:
     if group.rank == 0:
         sys.stderr.write(
             "hpcdl: warning: the ranks have made different weights, so only those that are trained begin alike; make "
@@ -146,7 +146,7 @@ def _say_different(group: ScriptGroup) -> bool:
     return True
 
 
-def _say_what_stays(own: list[Any]) -> bool:
+def _report_unchanged(own: list[Any]) -> bool:
     sys.stderr.write(
         f"hpcdl: {_named(own)} differ between the ranks and stay each rank's own, since no "
         "layer and no tf.Module holds them; where they are weights call hpcdl.broadcast_variables(variables)\n"
@@ -158,7 +158,7 @@ def _named(variables: list[Any]) -> str:
     return listed([variable.name.removesuffix(":0") for variable in variables], 1)
 
 
-def _say_different_values(odd: list[Any], *, too_late: bool) -> None:
+def _refuse_different_values(odd: list[Any], *, too_late: bool) -> None:
     if too_late:
         text = (
             f"warning: the first forward pass used each rank's own {_named(odd)}, and its gradient is not one of "

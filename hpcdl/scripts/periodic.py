@@ -229,12 +229,12 @@ class PeriodicExchange(OwnWeights):
             self._own = weights
             self._assign(self.shared())
 
-    def say_period(self, steps: int | None) -> None:
+    def report_period(self, steps: int | None) -> None:
         """Warn once of a period that is long compared with an epoch of a fit."""
         if is_long(self.period, steps or 0) and self.group.rank == 0:
-            self.group.keep((self._name, "said that the period is long"), lambda: self._say_long(steps))
+            self.group.keep((self._name, "said that the period is long"), lambda: self._report_long_period(steps))
 
-    def _say_long(self, steps: int | None) -> bool:
+    def _report_long_period(self, steps: int | None) -> bool:
         sys.stderr.write(
             f"hpcdl: warning: period={self.period} is more than a tenth of an epoch ({steps} steps): ranks drift "
             "apart, and an epoch's evaluation shows weights of the last exchange; compare its accuracy with a shorter "

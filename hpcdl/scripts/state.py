@@ -125,14 +125,14 @@ class State:
             self._run.meter.count(samples, 1)
             self._mark_s = now_s
             self._communicator.monitor.doing("running the script", self.step)
-        wishes = self._control.after_steps() if stepped else ControlFlags()
-        if wishes.save or wishes.stop:
+        flags = self._control.after_steps() if stepped else ControlFlags()
+        if flags.save or flags.stop:
             self._begin_to_save()
-        if wishes.stop or (wishes.save and (self._run is None or self._run.work.way == OFF)):
+        if flags.stop or (flags.save and (self._run is None or self._run.work.way == OFF)):
             self._finish_saving()
-        if wishes.stop:
-            raise StoppedEarly(f"stopped by {wishes.reason} after step {self.step}, and saved; continue with --resume")
-        if wishes.grow:
+        if flags.stop:
+            raise StoppedEarly(f"stopped by {flags.reason} after step {self.step}, and saved; continue with --resume")
+        if flags.grow:
             self._leave_for_more()
 
     def _leave_for_more(self) -> None:

@@ -177,19 +177,19 @@ def is_training() -> bool:
     return getattr(state.get_global_attribute(_CALL), "training", None) is True
 
 
-def tells_training() -> bool:
+def passes_training() -> bool:
     """Whether this Keras keeps the training state where `is_training` reads it."""
-    told_states = []
+    training_states = []
 
     class Asking(keras.layers.Layer):
         def call(self, value: Any, training: Any = None) -> Any:
-            told_states.append(is_training())
+            training_states.append(is_training())
             return value
 
     layer = Asking(name="trial_of_a_fast_kernel")  # an explicit name: Keras numbers layers without one
     for training in (True, False):
         layer(keras.ops.zeros(1), training=training)
-    return told_states == [True, False]
+    return training_states == [True, False]
 
 
 def onednn_in_use() -> bool:

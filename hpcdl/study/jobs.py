@@ -86,9 +86,9 @@ def seconds_for_runs(environment: Mapping[str, str]) -> float | None:
 
     The limit is the one that `hpcdl submit` passed to the job, else the scheduler's, less the time a run takes to stop.
     """
-    told_s = seconds_left(environment)
-    if told_s is not None:
-        return told_s
+    left_s = seconds_left(environment)
+    if left_s is not None:
+        return left_s
     limit_s = find_launcher(environment).job_seconds_left(environment)
     return None if limit_s is None else max(limit_s - LEAVING_S, 0.0)
 

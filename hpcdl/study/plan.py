@@ -49,14 +49,14 @@ class StudyPoint:
         """The point in a few words, for people."""
         servers = f" + {counted(self.servers, 'server')}" if self.servers else ""
         threads = f" x {self.threads} threads" if self.threads else ""
-        settings = f", {self.told_settings}" if self.settings else ""
+        settings = f", {self.listed_settings}" if self.settings else ""
         return (
             f"{self.model} on {self.data}, {self.strategy}: {counted(self.workers, 'worker')}{servers}{threads}, "
             f"batch {self.batch_size}, {counted(self.nodes, 'node')}{settings}"
         )
 
     @property
-    def told_settings(self) -> str:
+    def listed_settings(self) -> str:
         """The other settings on one line."""
         return ", ".join(f"{key} {value}" for key, value in self.settings)
 

@@ -1,7 +1,7 @@
 """What synchronous workers agree on between steps: stop, save, continue; and checks that end a run gone wrong.
 
 Every rank may want to stop (a signal, the time limit). Rank 0 wants to save at intervals, and to leave if the starting
-process can start more ranks. They sum their wishes in one tiny all-reduce about ten times a second, at steps that every
+process can start more ranks. They sum their flags in one tiny all-reduce about ten times a second, at steps that every
 rank computes alike.
 """
 
@@ -124,11 +124,11 @@ class Control:
         return min([self._interval - self._steps % self._interval, *calibrations])
 
     def after_steps(self, num_steps: int = 1) -> ControlFlags:
-        """Return the group's decision, the same on every rank; some strategies carry the wishes with every step."""
+        """Return the group's decision, the same on every rank; some strategies carry the flags with every step."""
         carried = self._worker.agreed()
         if carried is not None:
             flags = self._granted(carried)
-            self._worker.wish(self._own())
+            self._worker.set_flags(self._own())
             return flags
         if self._group.size == 1:
             return self._granted(self._own())
@@ -137,19 +137,19 @@ class Control:
             self._calibrate()
         if self._steps % self._interval:
             return _NOTHING
-        own_wishes = self._own()
-        self._group.allreduce(own_wishes)
-        return self._granted(own_wishes)
+        own_flags = self._own()
+        self._group.allreduce(own_flags)
+        return self._granted(own_flags)
 
     def _own(self) -> Array:
         now_s = time.monotonic()
         room = self._group.rank == 0 and self._room.wanted()
         return numpy.array([self._stop.asked, now_s >= self._deadline, self._saves(now_s), room], numpy.float64)
 
-    def _granted(self, wish: Array) -> ControlFlags:
-        if wish[2]:
+    def _granted(self, set_flags: Array) -> ControlFlags:
+        if set_flags[2]:
             self._saved = time.monotonic()
-        by_signal, by_time, save, room = (bool(value) for value in wish)
+        by_signal, by_time, save, room = (bool(value) for value in set_flags)
         reason = _REASONS[1 if by_signal else 2 if by_time else 0]
         return ControlFlags(stop=by_signal or by_time, save=save, grow=room, reason=reason)
 

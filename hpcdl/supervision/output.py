@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl.core.storage.disk import open_to_append, remove_file
 
-ENDINGS = ("out", "err")
+STREAMS = ("out", "err")
 """Suffixes of the files for stdout and stderr."""
 PREFIXED_VARIABLE = "HPCDL_PREFIX_OUTPUT"
 WARNING = "hpcdl: warning: "
@@ -72,8 +72,8 @@ def print_into(folder: Path, rank: int) -> int:
     log = os.dup(2)
     alone = PREFIXED_VARIABLE in os.environ
     name = f"{_RANK}{rank}" if alone else f"{_NODE}{socket.gethostname()}"
-    for number, ending in enumerate(ENDINGS, 1):
-        target = open_to_append(folder / f"{name}.{ending}")
+    for number, stream_name in enumerate(STREAMS, 1):
+        target = open_to_append(folder / f"{name}.{stream_name}")
         os.dup2(target, number)
         os.close(target)
     if not alone:
@@ -101,13 +101,13 @@ class Output:
 
     def _files(self) -> list[Path]:
         """Return the files by rank or node, stdout before stderr."""
-        paths = [path for path in self._folder.glob("*-*.*") if path.suffix[1:] in ENDINGS]
-        return sorted(paths, key=lambda path: (_rank_of(path), path.stem, ENDINGS.index(path.suffix[1:])))
+        paths = [path for path in self._folder.glob("*-*.*") if path.suffix[1:] in STREAMS]
+        return sorted(paths, key=lambda path: (_rank_of(path), path.stem, STREAMS.index(path.suffix[1:])))
 
     def forward(self, *, rest: bool = False) -> None:
         """Print the output since the last call; an incomplete last line only with `rest`."""
         for path in self._files():
-            stream = sys.stdout if path.suffix == f".{ENDINGS[0]}" else sys.stderr
+            stream = sys.stdout if path.suffix == f".{STREAMS[0]}" else sys.stderr
             prefix = f"[{_rank_of(path)}] " if self._prefixed else ""
             with contextlib.suppress(OSError), path.open("rb") as file:  # the reader of our output is gone
                 file.seek(self._shown.get(path, 0))

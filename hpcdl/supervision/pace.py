@@ -44,7 +44,7 @@ from hpcdl.trace.stragglers import (
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
-WINDOWS, WINDOWS_UNTIL_TOLD = 6, 3
+WINDOWS, WINDOWS_UNTIL_REPORTED = 6, 3
 """Consecutive slow windows before the run continues without a worker, and before the worker is reported."""
 LEAST_STEPS = 3
 """Minimum steps of a worker in a window, and before its first window."""
@@ -216,7 +216,7 @@ class PaceKeeper:
     def _compare(self) -> None:
         paces = self._paces()
         self._compared.take(paces)
-        for slow in self._compared.slow(NOTICED, WINDOWS_UNTIL_TOLD):
+        for slow in self._compared.slow(NOTICED, WINDOWS_UNTIL_REPORTED):
             self._log_once("slow", slow.rank, self._words(slow, paces[slow.rank].host))
         if self.eviction is None:
             return
@@ -230,7 +230,7 @@ class PaceKeeper:
             self.eviction.leave(slow.rank, f"{text} leaves it out")
 
     def _words(self, slow: Slow, host: str) -> str:
-        least_s = self.window_s * WINDOWS_UNTIL_TOLD
+        least_s = self.window_s * WINDOWS_UNTIL_REPORTED
         return (
             f"rank {slow.rank} (worker) on {host} takes {slow.times:.1f} times as long as the others for its part of a "
             f"step, for {format_seconds(least_s)} and more; likely {slow.why}"

@@ -439,14 +439,14 @@ class Watchdog:
         if verdict is None or not confirmed:
             return
         if not verdict.fatal:
-            self._tell_once(verdict)
+            self._report_once(verdict)
         elif self.actions.is_optional(verdict.cause) and verdict.kind in ("gone", "stuck", "busy"):
             self._on_lost(verdict)
         elif self._speaks(verdict):
             lost = verdict.kind in ("gone", "stuck")
             self.actions.end(RankError(verdict.text, rank=verdict.cause, host=verdict.host, lost=lost))
 
-    def _tell_once(self, verdict: Verdict) -> None:
+    def _report_once(self, verdict: Verdict) -> None:
         if verdict.kind == "busy":
             with contextlib.suppress(FileExistsError):
                 self._create(f"busy-{verdict.cause}", verdict.text)

@@ -159,9 +159,9 @@ def overlap(merged: Merged, steps: Steps) -> float | None:
     hidden_s = total_s = 0.0
     for row, rank in enumerate(steps.ranks.tolist()):
         buckets = merged.spans(rank, BUCKET)
-        places, inside = steps.index_of(buckets["step"])
+        indices, inside = steps.index_of(buckets["step"])
         begin_s, end_s = buckets["begin_s"][inside], buckets["end_s"][inside]
-        had_s = steps.borders[row, places[inside], HAD_GRADIENTS]
+        had_s = steps.borders[row, indices[inside], HAD_GRADIENTS]
         total_s += float((end_s - begin_s).sum())
         hidden_s += float(numpy.maximum(numpy.minimum(end_s, had_s) - begin_s, 0).sum())
     return hidden_s / total_s if total_s and len(steps.ranks) > 1 else None
@@ -177,8 +177,8 @@ def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
     begins_s = steps.borders[:, :, EXCHANGED].copy()
     for row, rank in enumerate(steps.ranks.tolist()):
         early = merged.spans(rank, UPDATING)
-        places, inside = steps.index_of(early["step"])
-        numpy.minimum.at(begins_s[row], places[inside], early["begin_s"][inside])
+        indices, inside = steps.index_of(early["step"])
+        numpy.minimum.at(begins_s[row], indices[inside], early["begin_s"][inside])
     between_s = begins_s[:, follow + 1] - steps.borders[:, follow, UPDATED]
     updates = bool((steps.borders[:, :, UPDATED] > steps.borders[:, :, EXCHANGED]).any())
     measurable = updates and between_s.size > 0
@@ -275,10 +275,10 @@ def _for_messages(merged: Merged, steps: Steps) -> dict[tuple[int, int], float]:
     seconds_by_pair: dict[tuple[int, int], float] = {}
     for row, rank in enumerate(steps.ranks.tolist()):
         messages = merged.spans(rank, RECEIVING)
-        places, inside = steps.index_of(messages["step"])
-        messages, places = messages[inside], places[inside]
-        begin_s = numpy.maximum(messages["begin_s"], steps.borders[row, places, HAD_GRADIENTS])
-        wait_s = numpy.maximum(numpy.minimum(messages["end_s"], steps.borders[row, places, EXCHANGED]) - begin_s, 0)
+        indices, inside = steps.index_of(messages["step"])
+        messages, indices = messages[inside], indices[inside]
+        begin_s = numpy.maximum(messages["begin_s"], steps.borders[row, indices, HAD_GRADIENTS])
+        wait_s = numpy.maximum(numpy.minimum(messages["end_s"], steps.borders[row, indices, EXCHANGED]) - begin_s, 0)
         for peer in numpy.unique(messages["peer"]).tolist():
             seconds_by_pair[rank, peer] = float(wait_s[messages["peer"] == peer].sum()) / len(steps.numbers)
     return seconds_by_pair

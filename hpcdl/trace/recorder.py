@@ -64,7 +64,7 @@ PREFIX, PLACE = "hpcdl-trace-", ".place"
 """Prefix of folders on a node's own storage, and suffix of files that hold the place of a rank's folder."""
 KEPT_S = 24 * 3600.0
 """How long a killed rank's data are kept on its node, for `collect`."""
-_TOLD_BETTER = ("reading a batch", "computing")
+_RECORDED_ELSEWHERE = ("reading a batch", "computing")
 """Activities whose time `parts` knows more exactly."""
 
 
@@ -199,7 +199,7 @@ class TraceRecorder:
 
     def activity(self, name: str, begin_s: float, end_s: float) -> None:
         """Keep an activity outside the steps."""
-        if self._traced and name not in _TOLD_BETTER:
+        if self._traced and name not in _RECORDED_ELSEWHERE:
             self._write(name, begin_s, end_s, 0, OUTSIDE, -1, -1)
 
     def operation(self, purpose: str, name: str, peer: int, num_bytes: int, begin_s: float, end_s: float) -> None:
@@ -405,14 +405,14 @@ def collected(run_dir: Path) -> Iterator[None]:
         collect(run_dir)
 
 
-def places_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
+def trace_files_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
     """Return host and path of each rank's trace, by the file that holds this place."""
-    places = {}
+    trace_files = {}
     for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
         with contextlib.suppress(OSError):  # the rank has just brought its trace
             lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
-            places[place] = lines[0], Path(lines[1])
-    return places
+            trace_files[place] = lines[0], Path(lines[1])
+    return trace_files
 
 
 def is_written(path: Path) -> bool:
@@ -427,16 +427,16 @@ def is_written(path: Path) -> bool:
 
 def collect_abandoned(run_dir: Path) -> None:
     """Fetch traces of dead ranks on this node, which remain if all processes of a run died."""
-    collect(run_dir, {place: left for place, left in places_in(run_dir).items() if not is_written(left[1])})
+    collect(run_dir, {place: left for place, left in trace_files_in(run_dir).items() if not is_written(left[1])})
 
 
-def collect(run_dir: Path, places: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
+def collect(run_dir: Path, trace_files: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
     """Fetch traces of killed ranks on this node. Return a line for each file that is elsewhere or missing.
 
-    `places`: as they were (by default the present ones). Outdated ones, which new ranks have replaced, are removed.
+    `trace_files`: as they were (by default the present ones). Outdated ones, which new ranks replaced, are removed.
     """
-    left, present = [], places_in(run_dir)
-    for place, (host, path) in (present if places is None else places).items():
+    left, present = [], trace_files_in(run_dir)
+    for place, (host, path) in (present if trace_files is None else trace_files).items():
         target = run_dir / FOLDER / f"{place.stem}.trace"
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
         if host != os.uname().nodename or not honest or not is_own(run_dir):

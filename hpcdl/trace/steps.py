@@ -81,8 +81,8 @@ class ClockModel:
         offsets_s = self.points["parent_s"] - own_s
         share = (own_s[1:-1] - own_s[:-2]) / (own_s[2:] - own_s[:-2])
         line_s = offsets_s[:-2] + share * (offsets_s[2:] - offsets_s[:-2])
-        told_s = errors_s[1:-1] + numpy.maximum(errors_s[:-2], errors_s[2:])
-        return float(numpy.maximum(numpy.abs(offsets_s[1:-1] - line_s) - told_s, 0).max())
+        explained_s = errors_s[1:-1] + numpy.maximum(errors_s[:-2], errors_s[2:])
+        return float(numpy.maximum(numpy.abs(offsets_s[1:-1] - line_s) - explained_s, 0).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +222,8 @@ class Steps:
 
     def index_of(self, numbers: Array) -> tuple[Array, Array]:
         """Return the index of each of `numbers` among the steps, and whether it is there."""
-        places = numpy.searchsorted(self.numbers, numbers).clip(0, len(self.numbers) - 1)
-        return places, self.numbers[places] == numbers
+        indices = numpy.searchsorted(self.numbers, numbers).clip(0, len(self.numbers) - 1)
+        return indices, self.numbers[indices] == numbers
 
 
 def steps_of(merged: Merged, *, synchronous: bool, first: int = 0) -> Steps:
@@ -260,8 +260,8 @@ def _borders(columns: list[Array]) -> tuple[Array, Array, Array]:
     """Return numbers, six borders and own waits of complete steps; of two with one number, the last."""
     newest = []
     for column in columns:
-        numbers, places = numpy.unique(column["step"][::-1], return_index=True)
-        newest.append((numbers, column[::-1][places]))
+        numbers, indices = numpy.unique(column["step"][::-1], return_index=True)
+        newest.append((numbers, column[::-1][indices]))
     common = newest[0][0]
     for numbers, _ in newest[1:]:
         common = numpy.intersect1d(common, numbers)
@@ -302,19 +302,19 @@ def readiness(merged: Merged, steps: Steps) -> list[tuple[float, float]]:
 def _of_rank(merged: Merged, steps: Steps, row: int) -> Array:
     """Return (steps, buckets, 3): bytes, start as a share of computing, 1 if the link was idle before, or empty."""
     spans = merged.spans(int(steps.ranks[row]), BUCKET)
-    places, inside = steps.index_of(spans["step"])
-    spans, places = spans[inside], places[inside]
+    indices, inside = steps.index_of(spans["step"])
+    spans, indices = spans[inside], indices[inside]
     # A compressed bucket also exchanges its scale, under the same number: the larger span is the bucket.
-    order = numpy.lexsort((spans["value"], spans["bucket"], places))
-    spans, places = spans[order], places[order]
-    last = numpy.append((numpy.diff(places) != 0) | (numpy.diff(spans["bucket"]) != 0), [True] if len(spans) else [])
-    spans, places = spans[last.astype(bool)], places[last.astype(bool)]
-    numbers, counts = numpy.unique(places, return_counts=True)
+    order = numpy.lexsort((spans["value"], spans["bucket"], indices))
+    spans, indices = spans[order], indices[order]
+    last = numpy.append((numpy.diff(indices) != 0) | (numpy.diff(spans["bucket"]) != 0), [True] if len(spans) else [])
+    spans, indices = spans[last.astype(bool)], indices[last.astype(bool)]
+    numbers, counts = numpy.unique(indices, return_counts=True)
     if not len(numbers):
         return numpy.empty((0, 0, 3))
-    complete = numpy.isin(places, numbers[counts == counts.max()])
-    spans, places = spans[complete].reshape(-1, counts.max()), places[complete].reshape(-1, counts.max())[:, 0]
-    borders = steps.borders[row, places]
+    complete = numpy.isin(indices, numbers[counts == counts.max()])
+    spans, indices = spans[complete].reshape(-1, counts.max()), indices[complete].reshape(-1, counts.max())[:, 0]
+    borders = steps.borders[row, indices]
     computing = (borders[:, HAD_GRADIENTS] - borders[:, GOT_BATCH])[:, None]
     begins = (spans["begin_s"] - borders[:, GOT_BATCH, None]) / computing
     before = numpy.column_stack([borders[:, GOT_BATCH], spans["end_s"][:, :-1]])

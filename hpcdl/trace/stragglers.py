@@ -247,9 +247,9 @@ def _collector_s(merged: Merged, steps: Steps) -> Array:
     spent_s = numpy.zeros(len(steps.ranks))
     for row, rank in enumerate(steps.ranks.tolist()):
         spans = merged.spans(rank, COLLECTOR)
-        places, inside = steps.index_of(spans["step"])
-        within = inside & (spans["begin_s"] < steps.borders[row, places, HAD_GRADIENTS])
-        within &= spans["end_s"] > steps.borders[row, places, BEGAN]
+        indices, inside = steps.index_of(spans["step"])
+        within = inside & (spans["begin_s"] < steps.borders[row, indices, HAD_GRADIENTS])
+        within &= spans["end_s"] > steps.borders[row, indices, BEGAN]
         spent_s[row] = float((spans["end_s"] - spans["begin_s"])[within].sum()) / len(steps.numbers)
     return spent_s
 

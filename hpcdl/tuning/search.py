@@ -79,12 +79,12 @@ class Search:
     @property
     def num_samples(self) -> int:
         """Number of samples told, including failures."""
-        return self._samples.num_told
+        return self._samples.num_observed
 
     @property
     def num_trials(self) -> int:
         """Number of candidates told at least once."""
-        return len(self._samples.candidates_told)
+        return len(self._samples.candidates_observed)
 
     @property
     def samples(self) -> Mapping[int, Sequence[float]]:

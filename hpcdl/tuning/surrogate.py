@@ -33,12 +33,12 @@ class Samples:
         self.failures: dict[int, int] = {}
 
     @property
-    def num_told(self) -> int:
+    def num_observed(self) -> int:
         """Number of samples told, including failures."""
         return sum(map(len, self.known.values())) + sum(self.failures.values())
 
     @property
-    def candidates_told(self) -> set[int]:
+    def candidates_observed(self) -> set[int]:
         """Candidates with a sample or a failure."""
         return self.known.keys() | self.failures.keys()
 
@@ -108,7 +108,7 @@ class Posterior:
         self.mean, self.std = self._surrogate.marginals()
 
     def _grown(self, factor: float) -> bool:
-        return self._samples.num_told >= factor * self._num_fitted
+        return self._samples.num_observed >= factor * self._num_fitted
 
     def _fit(self, rows: Indices, values: Floats, counts: Floats, within: float) -> None:
         """Refit the hyperparameters. Of many candidates, the best half and a random choice of others are enough."""
@@ -120,7 +120,7 @@ class Posterior:
         iterations = FIRST_ITERATIONS if self._num_fitted == 0 else LATER_ITERATIONS
         degrees = int(counts.sum()) - len(rows)
         self._surrogate.fit(rows[keep], values[keep], counts[keep], (within, degrees), iterations)
-        self._num_fitted = self._samples.num_told
+        self._num_fitted = self._samples.num_observed
 
     def draws(self, num: int, include: int | None = None) -> tuple[Floats, Indices]:
         """Return `num` joint draws of the log speeds of the most promising candidates, and their indices."""
@@ -143,7 +143,7 @@ class Posterior:
         """Return the probability that each of `columns` runs at all."""
         if not self._samples.failures:
             return np.ones(len(columns))
-        tried = np.array(sorted(self._samples.candidates_told), dtype=np.int64)
+        tried = np.array(sorted(self._samples.candidates_observed), dtype=np.int64)
         failed = np.array([not self._samples.sound(int(index)) for index in tried], dtype=float)
         return _chances_of_success(self._factors, columns, tried, failed)
 

@@ -21,7 +21,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.storage.disk import check_outputs
 from hpcdl.models.table import check_model_spec, model_name
-from hpcdl.node.accelerators import ask_tensorflow, choose, told
+from hpcdl.node.accelerators import ask_tensorflow, choose, described
 from hpcdl.node.engine import Engine, find_engine
 from hpcdl.node.machines import machines_like, read_machine, read_topology
 from hpcdl.node.plan import fill, launch_plan
@@ -241,7 +241,7 @@ def _as_tensorflow_sees(topology: Topology) -> tuple[Topology, str]:
     claim = choose(os.environ, 0) if topology.devices else None
     if claim is None:
         return topology, ""
-    gpus = told(topology.devices)
+    gpus = described(topology.devices)
     seen = ask_tensorflow({**os.environ, claim.variable: claim.device})
     if seen.seen:
         return topology, f"{gpus}: a rank for each"

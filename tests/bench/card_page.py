@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from hpcdl.bench.certify import FAULTS, told_left_out
+from hpcdl.bench.certify import FAULTS, lines_left_out
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "certify.md"
@@ -42,7 +42,7 @@ def tables(found: list[dict[str, Any]]) -> str:
     for name, card in zip(CARDS, found, strict=True):
         facts = card["facts"]
         lines.append(f"- [{name}](certify/{name}.json): {facts['software']}; load {facts['load']}")
-    left_out = dict.fromkeys(line for card in found for line in told_left_out(card))
+    left_out = dict.fromkeys(line for card in found for line in lines_left_out(card))
     reasons = dict.fromkeys(line.rpartition(": ")[2] for line in left_out)
     lines += ["", f"Not tried: {'; '.join(reasons)}."] if reasons else []
     return "\n".join(lines[1:]) + "\n"

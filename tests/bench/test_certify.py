@@ -19,10 +19,10 @@ from hpcdl.bench.certify import (
     document_of,
     earlier_trials,
     faults_in,
+    lines_left_out,
     read_card,
     rows_of,
     summary,
-    told_left_out,
     write_card,
 )
 from hpcdl.core.errors import UnknownNameError, UsageError
@@ -123,7 +123,7 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
 
 def test_what_was_not_tried_is_told_once_for_each_reason() -> None:
     document = summary([trial()], plan(num_nodes=1, faults=["skewed clock", "server killed"]).left_out())
-    assert told_left_out(document) == [
+    assert lines_left_out(document) == [
         "skewed clock (ring, ps): all ranks are on one node and share its clock",
         "server killed (ring): ring has no servers",
     ]
@@ -161,7 +161,7 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     write_card(plan(out=tmp_path), [trial(), trial(struck=False, survived=False)])
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == [trial()]
     more = document_of(plan(out=tmp_path, strategies=["ps"], faults=["server killed"]), [trial()])
-    assert told_left_out(more) == ["server killed (ring): ring has no servers"]
+    assert lines_left_out(more) == ["server killed (ring): ring has no servers"]
     with pytest.raises(UsageError, match="continue its card with --resume"):
         earlier_trials(plan(out=tmp_path), None, resume=False)
     with pytest.raises(UsageError, match="was made with 3 ranks, not with 4"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster.launchers.mpiexec import find_mpiexec, launch_flags
-from hpcdl.comm.mpi.library import LONGEST_VALUE, readable_lines, say_finalized
+from hpcdl.comm.mpi.library import LONGEST_VALUE, readable_lines, refuse_finalized
 
 ASKED, LONG = b"cmd=get_maxes\n", b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024\n"
 OWN_FILES = Path("/proc/self/fd")
@@ -102,14 +102,14 @@ def test_a_rank_says_to_mpichs_own_mpiexec_that_it_is_done(monkeypatch: pytest.M
     proxy.settimeout(20)
     with rank, proxy:
         monkeypatch.setenv("PMI_FD", str(rank.fileno()))
-        say_finalized()  # srun sets no local rank number, and has other messages
+        refuse_finalized()  # srun sets no local rank number, and has other messages
         monkeypatch.setenv("MPI_LOCALRANKID", "0")
         mpiexec = threading.Thread(target=answer)
         mpiexec.start()
-        say_finalized()
+        refuse_finalized()
         mpiexec.join()
         assert heard == [b"cmd=finalize\n"]
-    say_finalized()  # the library has closed it
+    refuse_finalized()  # the library has closed it
 
 
 @pytest.mark.mpi

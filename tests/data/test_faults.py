@@ -109,10 +109,10 @@ def test_one_flipped_bit_anywhere_is_found_and_named(options: dict[str, str], tm
     entry = manifest.shards()[1]
     path = tmp_path / "out" / entry.file
     original = path.read_bytes()
-    places = random.Random(3)
-    for position in [0, 8, len(original) - 1, *(places.randrange(len(original)) for _ in range(120))]:
+    positions = random.Random(3)
+    for position in [0, 8, len(original) - 1, *(positions.randrange(len(original)) for _ in range(120))]:
         damaged = bytearray(original)
-        damaged[position] ^= 1 << places.randrange(8)
+        damaged[position] ^= 1 << positions.randrange(8)
         path.write_bytes(damaged)
         found = faults(tmp_path / "out", entry)
         assert len(found) == 1 and found[0].startswith(f"{entry.file}: "), (position, found)

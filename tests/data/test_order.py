@@ -29,12 +29,12 @@ def test_permuted_is_a_permutation(num: int, key: int) -> None:
 
 
 def test_permuted_spreads_evenly_and_keys_differ() -> None:
-    places = np.arange(10_000, dtype=np.int64)
-    one, two = (permuted(places, 10_000, mixed(key)) for key in (1, 2))
+    positions = np.arange(10_000, dtype=np.int64)
+    one, two = (permuted(positions, 10_000, mixed(key)) for key in (1, 2))
     assert np.mean(one == two) < 0.01
     counts, _ = np.histogram(one[:1000], bins=10, range=(0, 10_000))
     assert counts.min() > 50 and counts.max() < 160  # expected 100, standard deviation under 10
-    assert abs(np.corrcoef(places, one)[0, 1]) < 0.05
+    assert abs(np.corrcoef(positions, one)[0, 1]) < 0.05
 
 
 def test_permuted_never_changes() -> None:
@@ -73,7 +73,7 @@ def test_workers_share_the_same_global_batch_and_steps(
             Share(steps_per_epoch=steps, global_batch=total, rows=pass_slice(total, w, workers)) for w in range(workers)
         ]
         assert max(share.batch_size for share in shares) - min(share.batch_size for share in shares) <= 1
-        parts = [epoch.ids(*share.places(2 * steps + step)[1:]) for share in shares]
+        parts = [epoch.ids(*share.positions(2 * steps + step)[1:]) for share in shares]
         assert np.array_equal(np.concatenate(parts), whole)
         seen += whole.tolist()
     assert len(set(seen)) == len(seen)
@@ -96,12 +96,12 @@ def test_an_epoch_that_goes_on_with_other_global_batches_takes_every_sample_once
         left = (epoch + 1) * per_epoch - step
         lost_after = left if number == len(batches) - 1 else data.draw(st.integers(0, left - 1))
         for now in range(step, step + lost_after):
-            found, start, stop = share.places(now)
+            found, start, stop = share.positions(now)
             assert found == epoch
             taken += range(start, stop)
         samples += lost_after * batch
     assert taken == list(range(len(taken))) and num - len(taken) < batches[-1]
-    assert share.places((epoch + 1) * per_epoch) == (epoch + 1, 0, batches[-1])
+    assert share.positions((epoch + 1) * per_epoch) == (epoch + 1, 0, batches[-1])
 
 
 def test_epochs_and_seeds_differ_and_mix_shards() -> None:

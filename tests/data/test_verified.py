@@ -89,9 +89,9 @@ def shards_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return str(request.param)
 
 
-def flipped(path: Path, places: list[int]) -> None:
+def flipped(path: Path, positions: list[int]) -> None:
     content = bytearray(path.read_bytes())
-    for place in places:
+    for place in positions:
         content[place] ^= 16
     path.write_bytes(content)
 

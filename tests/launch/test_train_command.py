@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli.training.train import say_affinity
+from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records.run_record import PARTS, read_record
 from hpcdl.core.units import parse_list
@@ -71,7 +71,7 @@ def test_records_say_where_each_rank_computed(trained: Path, capsys: pytest.Capt
         assert set(parse_list(rank.processors)) <= os.sched_getaffinity(0) and rank.processors
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_DISPLAY_AFFINITY", "TRUE")  # a cluster's documentation asks for it
-        say_affinity(record)
+        warn_of_affinity(record)
     lines = capsys.readouterr().err.splitlines()
     threads = f"{record.intra_op_threads} thread{'s' if record.intra_op_threads != 1 else ''} an operation"
     expected = [f"rank {at} on {os.uname().nodename}, {threads}: affinity " for at in range(2)]

@@ -13,7 +13,7 @@ from hpcdl.predict import calibration
 from hpcdl.predict.evidence import gather_evidence
 from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, outlooks
 from hpcdl.report.analysis.analyse import analyse
-from hpcdl.report.analysis.settings import told_apart
+from hpcdl.report.analysis.settings import by_varied_settings
 from hpcdl.report.compose.build import compose
 from hpcdl.report.document import Bounds, Figure, Section, Table
 from hpcdl.report.runs.run import Run
@@ -89,7 +89,7 @@ def test_two_kinds_of_nodes_are_predicted_apart(runs: list[Run]) -> None:
 def test_runs_that_differ_in_what_the_timeline_does_not_know_are_not_mixed(runs: list[Run]) -> None:
     halves = [dataclasses.replace(run, images_per_second=2 * (run.images_per_second or 0), parts={},
                                   config={**run.config, "precision": "mixed_bfloat16"}) for run in runs]  # fmt: skip
-    found = outlooks(told_apart([*runs, *halves]))
+    found = outlooks(by_varied_settings([*runs, *halves]))
     assert [item.subject.partition(", ")[2] for item in found] == ["precision float32", "precision mixed_bfloat16"]
 
 

@@ -30,7 +30,7 @@ SAMPLE = ("resnet50, batch 64, 64 GPUs", "vgg16, batch 32, 8 GPUs", "PaddlePaddl
 """A point within 10 %, a point outside, and a point of another source."""
 
 
-def told_of(point: Point) -> tuple[float, Foreseen, bool]:
+def descriptions_of(point: Point) -> tuple[float, Foreseen, bool]:
     """Return a point's row of the table: published value, prediction, and whether the interval holds."""
     with TABLE.open(newline="") as file:
         rows = list(csv.reader(file))
@@ -45,7 +45,7 @@ def check(ask: CommandLine, folder: Path, point: Point) -> None:
     told = ask(words_for(point, folder))
     assert told.code == 0, told.err
     found = foreseen(told.json(), point)
-    published, said, inside = told_of(point)
+    published, said, inside = descriptions_of(point)
     assert published == pytest.approx(point.published, rel=1e-4)
     # Rounding on another machine may change a few weighted draws, but not the table's statement on a point.
     assert found.mean == pytest.approx(said.mean, rel=0.01)
@@ -65,7 +65,7 @@ def test_every_point_comes_out_as_the_table_says(ask_hpcdl: CommandLine, tmp_pat
 
 
 def test_the_line_of_the_page_is_that_of_the_table() -> None:
-    told = [(point, told_of(point)[1]) for point in POINTS]
+    told = [(point, descriptions_of(point)[1]) for point in POINTS]
     assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip() == summary(told)
     assert len(POINTS) >= 30
 

@@ -10,7 +10,7 @@ from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.records.run_record import HistoryPoint
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests, check_comparable, compare, comparisons, corrected
-from hpcdl.report.analysis.settings import told_apart
+from hpcdl.report.analysis.settings import by_varied_settings
 from hpcdl.report.compose.build import compose
 from hpcdl.report.document import Interval, Table
 from hpcdl.report.runs.run import Run
@@ -112,7 +112,7 @@ def test_machines_are_compared_at_equal_settings() -> None:
 
 def test_values_of_a_setting_are_compared_with_all_else_equal() -> None:
     configs = [{"learning-rate": rate, "compress": kind} for rate in ("0.1", "0.01") for kind in ("none", "fp16")]
-    runs = told_apart([make_run(2, 100.0 + i, config=config) for config in configs for i in range(3)])
+    runs = by_varied_settings([make_run(2, 100.0 + i, config=config) for config in configs for i in range(3)])
     contests = build_contests(runs, "compress")
     assert len(contests) == 2, "one for each learning rate"
     assert {item.name for contest in contests for item in contest.contenders} == {"compress none", "compress fp16"}
@@ -142,6 +142,8 @@ def test_the_communication_share_is_the_same_in_every_table() -> None:
 
 
 def test_many_contenders_are_compared_with_the_fastest_only() -> None:
-    runs = told_apart([make_run(2, 100.0 + i, config={"learning-rate": str(i + 1)}) for i in range(40) for _ in "ab"])
+    runs = by_varied_settings(
+        [make_run(2, 100.0 + i, config={"learning-rate": str(i + 1)}) for i in range(40) for _ in "ab"]
+    )
     found = comparisons(build_contests(runs))
     assert len(found) == 39

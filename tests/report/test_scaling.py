@@ -13,7 +13,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.comparisons import build_contests
 from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows, with_base_of
-from hpcdl.report.analysis.settings import MATTERING, told_apart, trifling_differences
+from hpcdl.report.analysis.settings import MATTERING, by_varied_settings, trifling_differences
 from hpcdl.report.runs.anonymous import anonymised
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
@@ -147,10 +147,10 @@ def test_efficiency_intervals_cover_the_truth() -> None:
 
 def test_settings_that_cost_time_make_curves_of_their_own() -> None:
     settings = ({"compress": "none"}, {"compress": "fp16"})
-    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in settings])
+    runs = by_varied_settings([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in settings])
     curves = of_mode(runs, "weak")
     assert {curve.variant for curve in curves} == {"compress none", "compress fp16"}
-    mixed = told_apart([make_run(1, 100.0, config=settings[0]), make_run(2, 190.0, config=settings[1])])
+    mixed = by_varied_settings([make_run(1, 100.0, config=settings[0]), make_run(2, 190.0, config=settings[1])])
     assert [len(curve.points) for curve in build_curves(mixed)] == [1, 1], "no efficiency over two kinds of step"
 
 
@@ -162,7 +162,7 @@ def other_value(key: str) -> str:
 @pytest.mark.parametrize("key", MATTERING)
 def test_runs_that_differ_in_a_setting_that_matters_are_never_averaged(key: str) -> None:
     configs = ({"warmup-steps": "3"}, {key: other_value(key), "warmup-steps": "3"})
-    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
+    runs = by_varied_settings([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
     points = [point for curve in build_curves(runs) for point in curve.points]
     assert [len(point.runs) for point in points] == [1] * 4
     (contest,) = build_contests([run for run in runs if run.workers == 2])
@@ -199,14 +199,14 @@ def test_synthetic_data_of_other_seeds_are_repeats_but_shards_of_them_are_others
 
 def test_a_learning_rate_that_grows_with_the_workers_is_one_curve() -> None:
     configs = [(n, {"learning-rate": str(0.1 * n), "momentum": m}) for n in (1, 2, 4) for m in ("0.5", "0.9")]
-    curves = of_mode(told_apart([make_run(n, 100.0 * n, config=config) for n, config in configs]), "weak")
+    curves = of_mode(by_varied_settings([make_run(n, 100.0 * n, config=config) for n, config in configs]), "weak")
     assert [curve.variant for curve in curves] == ["momentum 0.5", "momentum 0.9"]
     assert all(len(curve.points) == 3 for curve in curves)
 
 
 def test_settings_that_do_not_matter_are_averaged_and_told() -> None:
     configs = ({"warmup-steps": "3", "seed": "1", "run-dir": "a"}, {"warmup-steps": "9", "seed": "2", "run-dir": "b"})
-    runs = told_apart([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
+    runs = by_varied_settings([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
     (curve,) = build_curves(runs)
     assert [len(point.runs) for point in curve.points] == [2, 2]
     (line,) = trifling_differences(runs)
@@ -214,7 +214,7 @@ def test_settings_that_do_not_matter_are_averaged_and_told() -> None:
 
 
 def test_settings_that_agree_say_nothing() -> None:
-    runs = told_apart([make_run(n, 100.0 * n, config={"compress": "fp16"}) for n in (1, 2)])
+    runs = by_varied_settings([make_run(n, 100.0 * n, config={"compress": "fp16"}) for n in (1, 2)])
     assert {run.variant for run in runs} == {""}
     assert list(trifling_differences(runs)) == []
 

@@ -227,9 +227,9 @@ def test_servers_that_count_nothing_show_what_lies_on_them() -> None:
 
 def test_published_points_are_labelled_and_as_published() -> None:
     published = {(item.source, item.workers, item.model): item for item in load_references().points}
-    assert published["Cori", 512, "resnet50"].told_efficiency == "23 %"
-    assert published["Cori", 128, "resnet50"].told_efficiency == "> 80 %"
-    assert published["SC17", 64, "unspecified"].told_efficiency == "91.5 %"
+    assert published["Cori", 512, "resnet50"].quoted_efficiency == "23 %"
+    assert published["Cori", 128, "resnet50"].quoted_efficiency == "> 80 %"
+    assert published["SC17", 64, "unspecified"].quoted_efficiency == "91.5 %"
     found = section([make_run(n, 90.0 * n) for n in (1, 2)], "references")
     (figure,) = [item for item in found.items if isinstance(item, Figure)]
     assert {series.label.split(":")[0] for series in figure.series} == {"this study", "published"}

@@ -148,7 +148,7 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     assert report.code == 0, report.err
     assert json.loads((tmp_path / "report" / "report.json").read_text())["warnings"]
     assert written_by_ranks(tmp_path / "run") == {
-        "all.json", *(f"rank-{rank}.{ending}" for rank in range(2) for ending in ("out", "err")),
+        "all.json", *(f"rank-{rank}.{process_end}" for rank in range(2) for process_end in ("out", "err")),
     }  # fmt: skip
     again = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", "x")
     assert again.code == 2 and "exists" in again.err

@@ -166,7 +166,7 @@ def test_a_wish_is_granted_to_all_at_the_same_step(backup_workers: int) -> None:
         for step in range(30):
             together.wait(60)
             if worker == 1 and step == 2:
-                client.wish(numpy.array([1.0, 0.0, 0.0, 0.0]))
+                client.set_flags(numpy.array([1.0, 0.0, 0.0, 0.0]))
             exchange_step(client, worker, step)
             agreed.append(client.agreed().tolist())
         client.leave()

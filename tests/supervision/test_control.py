@@ -32,29 +32,29 @@ def steps_until(
         time.sleep(0.005)
         if communicator.rank == 1 and step == asks:
             stop.asked = True
-        wishes = control.after_steps()
-        if wishes.stop or wishes.save:
-            return step, wishes
+        flags = control.after_steps()
+        if flags.stop or flags.save:
+            return step, flags
     raise AssertionError("nothing was agreed on")
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step() -> None:
     results = threads.run(3, lambda communicator: steps_until(communicator, asks=7))
     assert len({step for step, _ in results}) == 1
-    assert all(wishes.stop and wishes.reason == "a signal" for _, wishes in results)
+    assert all(flags.stop and flags.reason == "a signal" for _, flags in results)
     assert results[0][0] >= 7
 
 
 def test_the_time_limit_stops_all() -> None:
     results = threads.run(2, lambda communicator: steps_until(communicator, time_limit_s=0.2))
     assert len({step for step, _ in results}) == 1
-    assert {wishes.reason for _, wishes in results} == {"the time limit"}
+    assert {flags.reason for _, flags in results} == {"the time limit"}
 
 
 def test_rank_0_decides_when_to_save() -> None:
     results = threads.run(2, lambda communicator: steps_until(communicator, save_every_s=0.1))
     assert len({step for step, _ in results}) == 1
-    assert all(wishes.save and not wishes.stop for _, wishes in results)
+    assert all(flags.save and not flags.stop for _, flags in results)
 
 
 def test_signals_are_remembered_instead_of_died_of() -> None:
@@ -72,5 +72,5 @@ def test_signals_are_remembered_instead_of_died_of() -> None:
 
 def test_parameter_servers_have_room_for_every_wish() -> None:
     """Parameter servers have space for all wishes of `Control`, which they add up in headers of fixed length."""
-    (wishes,) = threads.run(1, lambda alone: control_of(alone, StopRequest(), None, 1e9)._own())
-    assert len(wishes) == NUM_FLAGS
+    (flags,) = threads.run(1, lambda alone: control_of(alone, StopRequest(), None, 1e9)._own())
+    assert len(flags) == NUM_FLAGS

@@ -17,7 +17,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import RankError, UsageError
 from hpcdl.launch.slots import RankSlots
 from hpcdl.run.shrink import check_least, with_least
-from hpcdl.supervision.pace import WINDOWS, WINDOWS_UNTIL_TOLD, Eviction, Pace, PaceKeeper, Paces
+from hpcdl.supervision.pace import WINDOWS, WINDOWS_UNTIL_REPORTED, Eviction, Pace, PaceKeeper, Paces
 from hpcdl.supervision.watchdog import Actions, Watchdog
 from tests.conftest import CommandLine, patience
 from tests.training_runs import PLANTED, SHORT, events, finish, record_of, start, steps_done, wait_for
@@ -156,7 +156,7 @@ class Keepers:
 
 def test_it_is_told_once_and_then_left_out_once(tmp_path: Path) -> None:
     keepers = Keepers(tmp_path / "watch", least=2)
-    for _ in range(1 + WINDOWS_UNTIL_TOLD):
+    for _ in range(1 + WINDOWS_UNTIL_REPORTED):
         keepers.window()
     assert [text[:57] for text in keepers.said] == ["rank 1 (worker) on here takes 3.0 times as long as the ot"]
     assert not keepers.left

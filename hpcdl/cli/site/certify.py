@@ -91,12 +91,12 @@ def _ended(trial: Trial) -> str:
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
     """Print the table, then the failed trials and those that were not tried."""
-    from hpcdl.bench.certify import HEADINGS, rows_of, told_left_out
+    from hpcdl.bench.certify import HEADINGS, lines_left_out, rows_of
 
     for row in (HEADINGS, *rows_of(document)):
         put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")
     for trial in trials:
         if not trial.survived:
             say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck'}")
-    for line in told_left_out(document):
+    for line in lines_left_out(document):
         say(f"not tried: {line}")

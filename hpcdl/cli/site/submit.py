@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 from hpcdl.cli.groups import WordsBehindDashes
-from hpcdl.cli.options import JsonFlag, say_settings_of_files, settings_of_files, takes_settings
+from hpcdl.cli.options import JsonFlag, print_settings_of_files, settings_of_files, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.commands import SubmitConfig, load_submit
 from hpcdl.config.load import ResolvedConfig
@@ -76,7 +76,7 @@ def submit(
         print_json(dataclasses.asdict(job))
         return
     put(str(job.number))
-    say_settings_of_files(SubmitConfig, settings)
+    print_settings_of_files(SubmitConfig, settings)
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
     if is_stored:
         say(f"next: hpcdl jobs {job.number}")
@@ -91,7 +91,7 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
         _check_job(wanted)
     except HpcdlError as error:
         say(f"warning: the job would be refused: {error}")
-    say_settings_of_files(SubmitConfig, settings)
+    print_settings_of_files(SubmitConfig, settings)
     if json:
         from_files = settings_of_files(SubmitConfig, settings)
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in from_files]

@@ -89,7 +89,7 @@ def predict(
         print_json(complete.as_json())
         return
     _print(forecast)
-    _tell_next(forecast)
+    _print_next(forecast)
 
 
 def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> Gathered:
@@ -248,7 +248,7 @@ def _crossings(found: Answer) -> list[str]:
     return lines
 
 
-def _tell_next(found: Answer) -> None:
+def _print_next(found: Answer) -> None:
     run = found.next_run
     if run is None:
         return

@@ -17,7 +17,7 @@ from hpcdl.cli.options import (
     NetworkFlag,
     QuietFlag,
     SetFlag,
-    say_settings_of_files,
+    print_settings_of_files,
     takes_settings,
 )
 from hpcdl.cli.output import Commentary, print_json, print_table, put, say
@@ -126,7 +126,9 @@ def sweep(
     plan, run_plan = _planned(wanted, only_nodes)
     folder = out or Path("studies") / wanted.name
     if predict:
-        _tell_cost(folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json)
+        _print_cost(
+            folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json
+        )
         return
     _refuse_without_predict({"--evidence": evidence, "--network": network, "--machine": machine})
     if jobs and not dry_run:
@@ -205,18 +207,18 @@ def _run(folder: Path, study: Study, plan: StudyRuns, state: StudyState, comment
 def _submit(
     folder: Path, study: Study, plan: StudyRuns, given: dict[str, str | None], resume: bool, json: bool
 ) -> None:
-    from hpcdl.cluster.batch.submission import wishes_of
+    from hpcdl.cluster.batch.submission import resources_of
     from hpcdl.config.commands import BATCH_KEYS, SubmitConfig, load_submit
     from hpcdl.study.jobs import JobLimits, submit_parts
 
     settings = load_submit(given)
-    say_settings_of_files(SubmitConfig, settings, BATCH_KEYS)
+    print_settings_of_files(SubmitConfig, settings, BATCH_KEYS)
     asked = settings.config
     limits = JobLimits(
         time_s=asked.job.time,
         partition=asked.batch.partition,
         account=asked.batch.account,
-        nodes_wanted=wishes_of(asked.batch),
+        nodes_wanted=resources_of(asked.batch),
     )
     for line in (*plan.remarks, *plan.left_out):
         say(line)
@@ -256,7 +258,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
         [
             [run.name, run.point.model, run.point.data, run.point.strategy, str(run.point.nodes), str(run.point.ranks),
              str(run.point.workers), str(run.point.servers), str(run.point.threads or ""), str(run.point.batch_size),
-             run.point.told_settings, _time(estimate.seconds_by_run.get(run.name)), state.run(run.name).status]
+             run.point.listed_settings, _time(estimate.seconds_by_run.get(run.name)), state.run(run.name).status]
             for run in plan.runs
         ],
     )  # fmt: skip
@@ -267,7 +269,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
     say("next: the same command without --dry-run")
 
 
-def _tell_cost(
+def _print_cost(
     folder: Path, study: Study, plan: StudyRuns, run_plan: Any, given: Mapping[str, Any], json: bool
 ) -> None:
     """Print the cost and write nothing; a study that has begun counts only its remaining runs."""
@@ -295,7 +297,7 @@ def _tell_cost(
         ("runs", "strategy", "nodes", "workers", "batch", "step", "90 %", "a run", "90 %", "node-h", "model"),
         [_cost_cells(point) for point in cost.points if point.runs],
     )
-    _tell_total(cost)
+    _print_total(cost)
     say(f"next: the same command {'with --resume in place of' if begun else 'without'} --predict")
 
 
@@ -326,7 +328,7 @@ def _ends(found: Range) -> str:
     return format_seconds_interval(found.mean, found.low, found.high)
 
 
-def _tell_total(cost: StudyCost) -> None:
+def _print_total(cost: StudyCost) -> None:
     hours = cost.node_hours
     ends = f"[{hours.low:.3g}, {hours.high:.3g}]" if hours.bounded else NOT_BOUNDED
     put(f"{cost.num_runs} runs to go: {hours.mean:.3g} node-hours {ends}")

@@ -10,7 +10,7 @@ import typer
 from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, QuietFlag, SetFlag, TrustFlag, begin, resolved, takes_settings
 from hpcdl.cli.output import Commentary, put, say
-from hpcdl.cli.training.train import say_affinity
+from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
@@ -66,7 +66,7 @@ def run(
         settings, script_call, prefixed=prefix, undistributed=undistributed, log=commentary.say
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
-    say_affinity(record)
+    warn_of_affinity(record)
     if record.steps:
         say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
     else:

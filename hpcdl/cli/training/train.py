@@ -132,12 +132,12 @@ def print_summary(run_dir: Path, record: RunRecord, *, said: Container[str] = ()
     for text in (f"warning: {warning}" for warning in record.warnings):
         if text not in said:
             say(text)
-    say_affinity(record)
+    warn_of_affinity(record)
     if advise:
         say(f"next: {typed('report', run_dir, '--out', run_dir / 'report')}")
 
 
-def say_affinity(record: RunRecord) -> None:
+def warn_of_affinity(record: RunRecord) -> None:
     """Print where the ranks computed, if OpenMP's variable asks for it: TensorFlow's threads ignore that variable."""
     if os.environ.get("OMP_DISPLAY_AFFINITY", "").lower() != "true":
         return

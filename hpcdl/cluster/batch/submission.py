@@ -54,11 +54,11 @@ def wanted_by(config: SubmitConfig, command: Sequence[str], *, name: str = "") -
     return Wanted(
         command=command, nodes=job.nodes, ranks_per_node=job.ranks_per_node, time_s=job.time, warning_s=job.warning,
         partition=batch.partition, account=batch.account, name=name, until_done=job.until_done,
-        max_requeues=job.max_requeues, stage_env=job.stage_env, nodes_wanted=wishes_of(batch),
+        max_requeues=job.max_requeues, stage_env=job.stage_env, nodes_wanted=resources_of(batch),
     )  # fmt: skip
 
 
-def wishes_of(batch: BatchConfig) -> NodeWishes:
+def resources_of(batch: BatchConfig) -> NodeWishes:
     """Return what a job requires of its nodes."""
     return NodeWishes(
         cpus_per_task=batch.cpus_per_task, exclusive=batch.exclusive, mem=batch.mem, qos=batch.qos,

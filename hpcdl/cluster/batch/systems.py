@@ -126,19 +126,19 @@ def _slurm_directives(request: JobRequest) -> list[str]:
     wanted = request.nodes_wanted
     options += [f"--cpus-per-task={wanted.cpus_per_task}"] if wanted.cpus_per_task else []
     options += ["--exclusive"] if wanted.exclusive else []
-    options += [f"--{name}={_quoted(value)}" for name in _SLURM_WISHES if (value := getattr(wanted, name))]
+    options += [f"--{name}={_quoted(value)}" for name in _SLURM_OPTIONS if (value := getattr(wanted, name))]
     handed = [_handed_through(option, _SLURM_OWN) for option in wanted.options]
     return [f"#SBATCH {option}" for option in (*options, *handed)]
 
 
-_SLURM_WISHES = ("mem", "qos", "constraint", "gres", "exclude")
+_SLURM_OPTIONS = ("mem", "qos", "constraint", "gres", "exclude")
 _OWN = "submit sets it itself; leave it out"
 _ARRAY = (
     "each job of an array would write the same run directory; `hpcdl sweep STUDY.toml --jobs` submits a job for each "
     "number of nodes"
 )
 _SLURM_OWN = {
-    **{f"--{name}": f"type --{name}" for name in (*_SLURM_WISHES, "nodes", "time", "partition", "account")},
+    **{f"--{name}": f"type --{name}" for name in (*_SLURM_OPTIONS, "nodes", "time", "partition", "account")},
     "--cpus-per-task": "type --cpus-per-task", "--exclusive": "type --exclusive",
     "-N": "type --nodes", "-t": "type --time", "-p": "type --partition", "-A": "type --account",
     "-c": "type --cpus-per-task", "-q": "type --qos", "-C": "type --constraint", "-x": "type --exclude",

@@ -116,8 +116,8 @@ def seconds_left(environment: Mapping[str, str], now: float | None = None) -> fl
     text = environment.get(STOP_VARIABLE, "")
     if not text.isdigit():
         return None
-    said_for, _, by_uptime = environment.get(STOP_UPTIME_VARIABLE, "").partition(" ")
-    if now is None and said_for == text and (left_s := _left_by_uptime(by_uptime)) is not None:
+    stop_text, _, by_uptime = environment.get(STOP_UPTIME_VARIABLE, "").partition(" ")
+    if now is None and stop_text == text and (left_s := _left_by_uptime(by_uptime)) is not None:
         return max(left_s, 0.0)
     return max(int(text) - (time.time() if now is None else now), 0.0)
 
@@ -168,8 +168,8 @@ def _hosts_of(item: str) -> Iterator[str]:
         return
     inside, _, tail = tail.partition("]")
     for number in _numbers(inside, item):
-        for ending in _hosts_of(tail):
-            yield f"{head}{number}{ending}"
+        for rest in _hosts_of(tail):
+            yield f"{head}{number}{rest}"
 
 
 def _numbers(inside: str, item: str) -> Iterator[str]:

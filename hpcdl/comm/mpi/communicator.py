@@ -15,7 +15,7 @@ import numpy
 
 from hpcdl.comm.arithmetic import plain_add
 from hpcdl.comm.mpi.calls import MpiRemoteArray, asleep, failed_ranks, first_done, translated
-from hpcdl.comm.mpi.library import import_mpi, library_path, say_finalized
+from hpcdl.comm.mpi.library import import_mpi, library_path, refuse_finalized
 from hpcdl.core.errors import BrokenGroup, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def finalize() -> None:
     mpi = import_mpi(initialize=False)
     if mpi.Is_initialized() and not mpi.Is_finalized() and not failed_ranks(mpi, mpi.COMM_WORLD):
         mpi.Finalize()
-        say_finalized()
+        refuse_finalized()
 
 
 def _name_and_version(mpi: Any) -> str:

@@ -66,7 +66,7 @@ def readable_lines() -> Iterator[None]:
         os.waitpid(between, 0)
 
 
-def say_finalized() -> None:
+def refuse_finalized() -> None:
     """Tell MPICH's own mpiexec that this rank is done: MPICH 5 does so in an exit() handler, which ranks skip.
 
     mpiexec treats a connection that ends without it as a failure, and kills the process it started in the rank's place:

@@ -32,7 +32,7 @@ SETTLED_S = 5.0
 """A rank that has made its file maps it much sooner than this."""
 
 
-def told_to_end_with_parent(number: int) -> Callable[[], None]:
+def ends_with_parent(number: int) -> Callable[[], None]:
     """Return a `preexec_fn` for Popen: the child gets this signal when the thread that started it ends.
 
     For programs of others, which cannot call `end_with_parent` themselves.

@@ -225,7 +225,7 @@ class Epoch:
         size = self.layout.window_blocks
         return self.blocks[window * size : (window + 1) * size]
 
-    def places(self, start: int, stop: int) -> Iterator[tuple[int, Ids]]:
+    def positions(self, start: int, stop: int) -> Iterator[tuple[int, Ids]]:
         """Yield (window, indices) for the elements `start` to `stop` - 1 of the sequence, window by window.
 
         An index counts the samples of the window's blocks, concatenated in the order of `window_blocks`.
@@ -246,7 +246,7 @@ class Epoch:
         return (self._ends[window - 1] if window else 0), self._ends[window]
 
     def window_order(self, window: int) -> Ids:
-        """Return the permutation of a window, with indices as in `places`. The last two are cached."""
+        """Return the permutation of a window, with indices as in `positions`. The last two are cached."""
 
         def order() -> Ids:
             first, last = self.window_bounds(window)
@@ -266,7 +266,7 @@ class Epoch:
 
     def ids(self, start: int, stop: int) -> Ids:
         """Return the sample ids at positions `start` to `stop` - 1 of the sequence."""
-        pieces = [self.window_ids(window)[indices] for window, indices in self.places(start, stop)]
+        pieces = [self.window_ids(window)[indices] for window, indices in self.positions(start, stop)]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 

@@ -51,7 +51,7 @@ class Share:
         """The number of this worker's samples in a step."""
         return len(self.rows)
 
-    def places(self, step: int) -> tuple[int, int, int]:
+    def positions(self, step: int) -> tuple[int, int, int]:
         """Return the epoch of a step, and the start and stop of the worker's part in the epoch's sequence."""
         epoch, within = divmod(step, self.steps_per_epoch)
         begin = within * self.global_batch + self.shift.of(epoch)
@@ -89,7 +89,7 @@ class OwnSamples:
 
     def batch(self, step: int) -> Array:
         """Return the field of a step's samples."""
-        epoch, start, stop = self._share.places(step)
+        epoch, start, stop = self._share.positions(step)
         samples = self._buffers.take()
         self._reader.read_samples(self._epochs.get(epoch).ids(start, stop), samples)
         return samples
@@ -111,10 +111,10 @@ class GatheredWindows:
 
     def batch(self, step: int) -> Array:
         """Return the field of a step's samples."""
-        number, start, stop = self._share.places(step)
+        number, start, stop = self._share.positions(step)
         epoch = self._epochs.get(number)
         gathered, row = self._batches.take(), 0
-        for window, indices in epoch.places(start, stop):
+        for window, indices in epoch.positions(start, stop):
             samples = self._start(epoch, window).result()
             np.take(samples, indices, axis=0, out=gathered[row : row + len(indices)], mode="clip")
             row += len(indices)
@@ -161,7 +161,7 @@ class ScatteredWindows:
         if step != self._next:
             self._restart(step)
         self._next = step + 1
-        number, start, stop = self._share.places(step)
+        number, start, stop = self._share.positions(step)
         epoch = self._epochs.get(number)
         first, last = epoch.window_of(start), epoch.window_of(stop - 1)
         windows = [self._start(epoch, window) for window in range(first, last + 1)]
@@ -194,13 +194,13 @@ class ScatteredWindows:
         within = (end - share.shift.of(epoch.epoch)) // share.global_batch
         later = epoch.epoch * share.steps_per_epoch + within
         for candidate in range(max(step, later), max(step, later) + 2):
-            number, start, stop = share.places(candidate)
+            number, start, stop = share.positions(candidate)
             if number != epoch.epoch:
                 break
             if stop > end:
                 return epoch, epoch.window_of(max(start, end))
         following = self._epochs.get(epoch.epoch + 1)
-        return following, following.window_of(share.places((epoch.epoch + 1) * share.steps_per_epoch)[1])
+        return following, following.window_of(share.positions((epoch.epoch + 1) * share.steps_per_epoch)[1])
 
     def _start(self, epoch: Epoch, window: int) -> Future[None]:
         key = (epoch.epoch, window)
@@ -298,7 +298,7 @@ class TrainingStream:
 
     def ids(self, step: int) -> Ids:
         """Return the sample ids of this worker at `step`."""
-        epoch, start, stop = self.share.places(step)
+        epoch, start, stop = self.share.positions(step)
         return self.epochs.get(epoch).ids(start, stop)
 
     def batch(self, step: int) -> list[Values]:
@@ -314,7 +314,7 @@ class TrainingStream:
 
     def _resident(self, reader: SplitReader, name: str, step: int, dtype: np.dtype[Any]) -> Array:
         """Return a resident field of a step's samples, taken from the values of whole windows."""
-        number, start, stop = self.share.places(step)
+        number, start, stop = self.share.positions(step)
         epoch = self.epochs.get(number)
 
         def of_window(window: int) -> Array:
@@ -322,7 +322,7 @@ class TrainingStream:
             blocks = epoch.window_blocks(window).tolist()
             return self._residents[name].get(key, lambda: reader.resident_of_blocks(name, blocks))
 
-        pieces = [of_window(window)[indices] for window, indices in epoch.places(start, stop)]
+        pieces = [of_window(window)[indices] for window, indices in epoch.positions(start, stop)]
         return np.concatenate(pieces, dtype=dtype)
 
     def close(self) -> None:

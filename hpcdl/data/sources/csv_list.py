@@ -173,16 +173,16 @@ class CsvSource:
 
     def _are_quantities(self, labels: Sequence[str], columns: _Columns) -> bool:
         """Return whether labels are measured numbers; SourceError if that is unclear and no --target-kind was given."""
-        wish = self._spec.target_kind
+        flag_value = self._spec.target_kind
         different = set(labels)
         odd = next((label for label in different if not NUMBER.fullmatch(label)), None)
-        if wish == "regression" and odd is not None:
+        if flag_value == "regression" and odd is not None:
             raise SourceError(
                 f"{self._table}: the label {shown(odd)} is not a number; correct it, or leave out "
                 "--target-kind regression"
             )
-        if wish:
-            return wish == "regression"
+        if flag_value:
+            return flag_value == "regression"
         what = shown(columns.names[columns.label]) if columns.names else "the second column"
         if question := question_of_words(sorted(different)):
             raise SourceError(f"{self._table}: {what} holds {question}")
@@ -243,9 +243,9 @@ class CsvSource:
         if names and len(sample) > 1 and len(sample) != len(names):
             raise SourceError(f"{self._table} line 2: {len(sample)} fields; {len(names)} as in the head")
         files = [number for number, field in enumerate(sample) if _is_file(field)] or [0]
-        wish = self._spec.image_field
-        file = self._named(wish, names) if wish else files[0]
-        if len(files) > 1 and not wish and names:
+        flag_value = self._spec.image_field
+        file = self._named(flag_value, names) if flag_value else files[0]
+        if len(files) > 1 and not flag_value and names:
             raise SourceError(
                 f"{self._table}: the columns {some(names[number] for number in files)} name files: which are the "
                 f"images? Give --image-field, and --label-field for the labels"
@@ -254,11 +254,11 @@ class CsvSource:
         split = self._split_column(names, {file, label}, len(sample))
         return _Columns(count=len(lines[0]), file=file, label=label, split=split, names=names)
 
-    def _named(self, wish: str, names: Sequence[str]) -> int:
-        if wish not in names:
+    def _named(self, flag_value: str, names: Sequence[str]) -> int:
+        if flag_value not in names:
             known = f"it has {some(names)}" if names else "it has no head; write one that names the columns"
-            raise SourceError(f"{self._table} has no column {shown(wish)}; {known}")
-        return names.index(wish)
+            raise SourceError(f"{self._table} has no column {shown(flag_value)}; {known}")
+        return names.index(flag_value)
 
     def _label_column(self, names: Sequence[str], file: int, count: int) -> int:
         if self._spec.label_field:

@@ -32,21 +32,21 @@ from hpcdl.data.sources.base.flat import (
     checked_labels,
     is_image,
     name_classes,
+    remarks_on_folders,
     stamp_of,
     stored_dtype,
-    told_of_folders,
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of, remedy_for
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
 
-_ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
+_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
 """Endings of files that may be HDF5; their first bytes decide."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
-_PLACES = (0, 512, 1024, 2048)
+_SIGNATURE_OFFSETS = (0, 512, 1024, 2048)
 
 
 class Hdf5Source(FieldSource):
@@ -70,13 +70,13 @@ class Hdf5Source(FieldSource):
         paths = _files(self._location)
         if not paths:
             raise SourceError(
-                f"{self._location} holds no HDF5 files: neither endings ({', '.join(_ENDINGS)}) nor HDF5's signature; "
+                f"{self._location} holds no HDF5 files: neither endings ({', '.join(_SUFFIXES)}) nor HDF5's signature; "
                 "MATLAB saves HDF5 with -v7.3"
             )
         if not _is_hdf5(paths[0]) and (remedy := remedy_for(paths[0])):
             raise SourceError(f"{paths[0]} is no HDF5 file; {remedy}")
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        remarks = [*self._link_remarks(), *told_of_folders(paths, self._location, _files)]
+        remarks = [*self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
@@ -248,10 +248,10 @@ class Hdf5Source(FieldSource):
 def _files(location: Path) -> list[Path]:
     """Return the HDF5 files at `location`: by their endings, or by HDF5's signature."""
     if location.is_file():
-        usual = location.suffix.lower() in _ENDINGS
+        usual = location.suffix.lower() in _SUFFIXES
         return [location] if usual or _is_hdf5(location) else []
     paths = [path for path in files_of(location) if path.name[0] != "."]
-    matches = [path for path in paths if path.suffix.lower() in _ENDINGS]
+    matches = [path for path in paths if path.suffix.lower() in _SUFFIXES]
     others = [path for path in paths if path.suffix.lower() in _OTHERS]
     if matches or not others or not _is_hdf5(others[0]):  # check only one: folders may hold many other files
         return matches
@@ -261,4 +261,4 @@ def _files(location: Path) -> list[Path]:
 def _is_hdf5(path: Path) -> bool:
     """Return whether HDF5's signature is at one of its permitted positions; MATLAB's is after 512 bytes."""
     with open_regular(path) as file:
-        return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _PLACES)
+        return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _SIGNATURE_OFFSETS)

@@ -87,7 +87,7 @@ class IdxSource:
 
 def _find(folder: Path, prefix: str, what: str) -> Path | None:
     kind = "idx3" if what == "images" else "idx1"
-    names = [f"{prefix}-{what}{mark}{kind}-ubyte{ending}" for mark in ("-", ".") for ending in ("", ".gz")]
+    names = [f"{prefix}-{what}{mark}{kind}-ubyte{suffix}" for mark in ("-", ".") for suffix in ("", ".gz")]
     plain = next((folder / name for name in names if (folder / name).is_file()), None)
     if plain is not None or not folder.is_dir():
         return plain

@@ -11,7 +11,7 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, PicturePairs, ask_of_list, class_folders
-from hpcdl.data.sources.base.glance import HEAD_BYTES, IMAGE_ENDINGS, check_is_image
+from hpcdl.data.sources.base.glance import HEAD_BYTES, IMAGE_SUFFIXES, check_is_image
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
     MOST_SAMPLE_BYTES,
@@ -111,7 +111,7 @@ class ImageFolderSource:
 
 def is_called_image(name: str) -> bool:
     """Return whether a file has the name ending of an image."""
-    return name.lower().endswith(IMAGE_ENDINGS)
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def check_magic(path: str | Path, text: str) -> None:

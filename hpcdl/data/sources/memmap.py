@@ -16,8 +16,8 @@ from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, 
 from hpcdl.data.sources.base.flat import is_made_of
 from hpcdl.data.sources.base.source import IndexWriter, SourceFacts
 
-_ENDINGS = (".bin", ".dat", ".raw", ".mmap", ".memmap")
-_WISH = re.compile(
+_SUFFIXES = (".bin", ".dat", ".raw", ".mmap", ".memmap")
+_FLAG_VALUE = re.compile(
     r"(?P<file>[^=]+)=(?P<name>[^:=]+):(?P<dtype>[^:]+)(?::(?P<shape>\d+(?:x\d+)*)?(?::(?P<skip>\d+))?)?"
 )
 _FORM = "FILE=NAME:DTYPE:SHAPE, the shape that of one sample (images.bin=x:float32:64x64x3; y:int32 for one value)"
@@ -29,7 +29,7 @@ class MemmapSource(FieldSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Accept files with an ending that raw numbers often have."""
-        return is_made_of(location, _ENDINGS)
+        return is_made_of(location, _SUFFIXES)
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the files that --input and --target name."""
@@ -42,11 +42,11 @@ class MemmapSource(FieldSource):
         self.targets = self._named("--target", spec.targets, arrays)
         return self.list_parts([ArrayGroup(split=UNSPLIT, arrays=arrays)], index)
 
-    def _named(self, flag: str, wishes: Sequence[str], arrays: dict[str, FoundArray]) -> Sequence[str]:
-        """Return `wishes` without types and shapes; these go into `arrays`."""
+    def _named(self, flag: str, flag_values: Sequence[str], arrays: dict[str, FoundArray]) -> Sequence[str]:
+        """Return `flag_values` without types and shapes; these go into `arrays`."""
         plain = []
-        for request in wishes:
-            match = _WISH.fullmatch(request)
+        for request in flag_values:
+            match = _FLAG_VALUE.fullmatch(request)
             if match is None:
                 raise SourceError(f"{flag} {shown(request)}: write {_FORM}")
             array = self._array(flag, match)
@@ -56,21 +56,21 @@ class MemmapSource(FieldSource):
             plain.append(f"{match['file']}={match['name']}")
         return plain
 
-    def _array(self, flag: str, wish: re.Match[str]) -> PlacedArray:
+    def _array(self, flag: str, flag_value: re.Match[str]) -> PlacedArray:
         folder = self._location if self._location.is_dir() else self._location.parent
-        path = folder / wish["file"]
+        path = folder / flag_value["file"]
         if not path.is_file():
-            raise SourceError(f"{flag}: {folder} has no file {shown(wish['file'])}")
+            raise SourceError(f"{flag}: {folder} has no file {shown(flag_value['file'])}")
         try:
-            dtype = np.dtype(wish["dtype"])
+            dtype = np.dtype(flag_value["dtype"])
         except (TypeError, ValueError) as error:
             raise SourceError(
-                f"{flag}: there is no type {shown(wish['dtype'])}; give one such as float32 or >i2"
+                f"{flag}: there is no type {shown(flag_value['dtype'])}; give one such as float32 or >i2"
             ) from error
         if dtype.kind not in "biuf":
             raise SourceError(f"{flag}: {dtype} is not a type of plain numbers; give one such as float32 or >i2")
-        shape = tuple(int(side) for side in (wish["shape"] or "").split("x") if side)
-        sample_bytes, skip = math.prod(shape) * dtype.itemsize, int(wish["skip"] or 0)
+        shape = tuple(int(side) for side in (flag_value["shape"] or "").split("x") if side)
+        sample_bytes, skip = math.prod(shape) * dtype.itemsize, int(flag_value["skip"] or 0)
         size = path.stat().st_size - skip
         if not sample_bytes or size < 0 or size % sample_bytes:
             raise SourceError(

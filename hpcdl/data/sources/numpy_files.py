@@ -41,8 +41,8 @@ from hpcdl.data.sources.base.flat import (
     checked_labels,
     is_image,
     name_classes,
+    remarks_on_folders,
     stored_dtype,
-    told_of_folders,
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
@@ -70,7 +70,7 @@ class NumpySource(FieldSource):
         self._unpacked = itertools.count()
         """Numbers of unpacked members, shared by the archives of a folder."""
         self._found: dict[str, PlacedArray] = {}
-        self._places: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
+        self._headers: dict[int, tuple[int, np.dtype[Any], str, str]] = {}
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -86,7 +86,7 @@ class NumpySource(FieldSource):
         read_npy = bool(files) and files[0].suffix == ".npy"
         beside = sorted(path.name for path in self._location.glob("*.npz")) if read_npy else []
         remarks = [f"not read: {some(beside)} beside the .npy files"] if beside else []
-        remarks += told_of_folders(files, self._location, _array_files)
+        remarks += remarks_on_folders(files, self._location, _array_files)
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
@@ -143,10 +143,10 @@ class NumpySource(FieldSource):
         """Return one image."""
         assert facts.sample_shape is not None
         file = int(row["file"])
-        if file not in self._places:
+        if file not in self._headers:
             begin, kind, order, name = facts.files[file].split(":", 3)
-            self._places[file] = (int(begin), np.dtype(kind), order, name)
-        offset, dtype, axes, path = self._places[file]
+            self._headers[file] = (int(begin), np.dtype(kind), order, name)
+        offset, dtype, axes, path = self._headers[file]
         height, width, channels = facts.sample_shape
         size = height * width * channels * dtype.itemsize
         content = self._files.read(path, facts.stamps[file], offset + int(row["place"]) * size, size)

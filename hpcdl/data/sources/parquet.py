@@ -18,13 +18,13 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import INPUT_NAMES, TARGET_NAMES, PlacedArray
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
-from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, told_of_missing
+from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
 
-_ENDINGS = (".parquet", ".pq")
+_SUFFIXES = (".parquet", ".pq")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _LOOKED_INTO = 256
 _CHUNK_BYTES, _MOST_ROWS = 8 << 20, 1 << 16
@@ -115,7 +115,7 @@ def _partition(location: Path) -> str:
             break
         parts.append(inside.name)
         at = inside
-    holds_files = parts and any(path.name.lower().endswith(_ENDINGS) for path in files_of(at))
+    holds_files = parts and any(path.name.lower().endswith(_SUFFIXES) for path in files_of(at))
     return "/".join(parts) if holds_files else ""
 
 
@@ -132,15 +132,15 @@ class ParquetSource(ColumnSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Accept files with one of Parquet's endings, and KEY=VALUE folders of them."""
-        return is_made_of(location, _ENDINGS) or bool(_partition(location))
+        return is_made_of(location, _SUFFIXES) or bool(_partition(location))
 
     def scan(self, index: IndexWriter) -> SourceFacts:
         """Read the requested columns, one by one."""
-        files = files_by_split(self._location, _ENDINGS, self._spec)
+        files = files_by_split(self._location, _SUFFIXES, self._spec)
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
         facts = self._listed({split: own for split, own in files.items() if split not in left}, index)
-        remarks = told_of_missing(self._location, _ENDINGS)
+        remarks = remarks_on_files(self._location, _SUFFIXES)
         remarks += [f"left out: the split {own}" for own in left]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
@@ -154,7 +154,7 @@ class ParquetSource(ColumnSource):
                     f"read: join it into one file, with pandas: pandas.read_parquet({str(self._location)!r})"
                     ".to_parquet('joined.parquet', index=False)"
                 )
-            raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_ENDINGS)})")
+            raise SourceError(f"{self._location} holds no Parquet files ({', '.join(_SUFFIXES)})")
         first = next(iter(tables.values()))
         for split, table in tables.items():
             if table.names != first.names:

@@ -19,8 +19,8 @@ from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import (
     files_by_split,
     is_made_of,
+    remarks_on_files,
     spellings,
-    told_of_missing,
     words_among_numbers,
 )
 from hpcdl.data.sources.base.gathered import GatheredArray
@@ -29,7 +29,7 @@ from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, Sour
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, typed
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 
-_ENDINGS = (".csv", ".tsv")
+_SUFFIXES = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _VALUES = 1 << 18
 """The most values held in memory at once, 60 bytes each or more."""
@@ -63,7 +63,7 @@ class TableSource(ColumnSource):
     @staticmethod
     def recognises(location: Path) -> bool:
         """Accept a table that is not a list of files, or a folder with only such tables."""
-        if not is_made_of(location, _ENDINGS, alone=True):
+        if not is_made_of(location, _SUFFIXES, alone=True):
             return False
         return not any(is_list_of_files(path) for path in ([location] if location.is_file() else files_of(location)))
 
@@ -72,15 +72,15 @@ class TableSource(ColumnSource):
 
         Missing values become NaN. Text is read a second time if it is needed.
         """
-        files = files_by_split(self._location, _ENDINGS, self._spec)
+        files = files_by_split(self._location, _SUFFIXES, self._spec)
         if not files and self._location.is_dir():
-            raise SourceError(f"{self._location} holds no tables ({', '.join(_ENDINGS)})")
+            raise SourceError(f"{self._location} holds no tables ({', '.join(_SUFFIXES)})")
         files = files or {UNSPLIT: [self._location]}
         left = [split for split in files if leaves_out_split(split, self._spec.leave_out)]
         self.named.update(left)
         self._files = {split: paths for split, paths in files.items() if split not in left}
         facts = self._listed(index)
-        remarks = [*told_of_missing(self._location, _ENDINGS), *(f"left out: the split {split}" for split in left)]
+        remarks = [*remarks_on_files(self._location, _SUFFIXES), *(f"left out: the split {split}" for split in left)]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
@@ -118,7 +118,7 @@ class TableSource(ColumnSource):
 
     def _names_classes(self, name: str) -> bool:
         """Return whether the values of a column are classes, as far as known before reading them."""
-        targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
+        targets = [flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets]
         called = name in targets or (not targets and name.lower() in TARGET_NAMES)
         return called and self._spec.target_kind != "regression" and not left_out(name, self._spec.leave_out)
 
@@ -135,9 +135,10 @@ class TableSource(ColumnSource):
         """Raise SourceError for used columns whose values are numbers in another notation, or codes."""
         spec = self._spec
         inputs, targets = (
-            [wish.rpartition("=")[0] or wish for wish in wishes] for wishes in (spec.inputs, spec.targets)
+            [flag_value.rpartition("=")[0] or flag_value for flag_value in flag_values]
+            for flag_values in (spec.inputs, spec.targets)
         )
-        coded = [wish.rpartition("=")[0] for wish in spec.categories]
+        coded = [flag_value.rpartition("=")[0] for flag_value in spec.categories]
         for name, column in columns.items():
             if (
                 name in coded

@@ -135,12 +135,12 @@ class TextSource(FieldSource):
 
     def _beside(self, path: Path) -> _Samples:
         """Return the lines of a file, and their labels from the label file beside it."""
-        wish = self._spec.label_field
-        names = [wish] if wish else [name.format(stem=path.stem) for name in _LABELS]
+        named = self._spec.label_field
+        names = [named] if named else [name.format(stem=path.stem) for name in _LABELS]
         beside = next((path.parent / name for name in names if (path.parent / name).is_file()), None)
         if beside is None:
             raise SourceError(
-                f"{path}: where are the labels of its lines? {' and '.join(names[:2])} {'is' if wish else 'are'} not "
+                f"{path}: where are the labels of its lines? {' and '.join(names[:2])} {'is' if named else 'are'} not "
                 "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class"
             )
         texts, labels = _lines(path), _lines(beside)

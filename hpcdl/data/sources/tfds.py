@@ -112,8 +112,8 @@ class TfdsSource(FieldSource):
             name = str(split.get("name"))
             lengths = [int(length) for length in split.get("shardLengths") or []]
             count = len(lengths)
-            ending = re.compile(rf".*-{re.escape(name)}\.tfrecord-\d+-of-0*{count}")
-            paths = sorted(path for path in folder.iterdir() if ending.fullmatch(path.name))
+            suffix = re.compile(rf".*-{re.escape(name)}\.tfrecord-\d+-of-0*{count}")
+            paths = sorted(path for path in folder.iterdir() if suffix.fullmatch(path.name))
             if len(paths) != count:
                 raise SourceError(
                     f"{folder}: the split {name} has {len(paths)} of the {count} files in dataset_info.json; "

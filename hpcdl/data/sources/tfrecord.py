@@ -29,7 +29,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
-from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, stamp_of, told_of_folders
+from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, remarks_on_folders, stamp_of
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.source import (
@@ -91,7 +91,7 @@ class TFRecordSource(FieldSource):
         split_of = {split: own for split, own in split_of.items() if split not in left}
         facts = self._listed(split_of, index)
         remarks = [] if self._location.is_file() else remarks_on_missing(paths)
-        remarks += told_of_folders(paths, self._location, _files)
+        remarks += remarks_on_folders(paths, self._location, _files)
         remarks += [f"left out: the split {own}" for own in left]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
@@ -184,7 +184,7 @@ class TFRecordSource(FieldSource):
         types: dict[str, StatedType] = {}
         self.inputs = stated("--input", self._spec.inputs, types)
         self.targets = stated("--target", self._spec.targets, types)
-        wanted = [wish.rpartition("=")[0] for wish in (*self.inputs, *self.targets)]
+        wanted = [flag_value.rpartition("=")[0] for flag_value in (*self.inputs, *self.targets)]
         groups = []
         for split, paths in parts.items():
             where, features = next(self._records(paths), ("", _NOTHING))
@@ -450,7 +450,7 @@ def _named_so(name: str) -> bool:
 
 
 FORM = "FEATURE=NAME:DTYPE:SHAPE, the shape that of one sample (x=x:int16:128x128x128x4; y::3 for a list of numbers)"
-_WISH = re.compile(r"(?P<key>[^=]+)=(?P<name>[^:=]+)(?::(?P<dtype>[^:]*)(?::(?P<shape>\d+(?:x\d+)*)?)?)?")
+_FLAG_VALUE = re.compile(r"(?P<key>[^=]+)=(?P<name>[^:=]+)(?::(?P<dtype>[^:]*)(?::(?P<shape>\d+(?:x\d+)*)?)?)?")
 _LISTS: dict[str, Any] = {
     "float_list": np.dtype(np.float32),
     "int64_list": np.dtype(np.int64),
@@ -469,16 +469,16 @@ class StatedType:
     shape: tuple[int, ...] | None = None
 
 
-def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> list[str]:
-    """Return `wishes` as FEATURE=NAME; put their types and shapes into `types`."""
+def stated(flag: str, flag_values: Sequence[str], types: dict[str, StatedType]) -> list[str]:
+    """Return `flag_values` as FEATURE=NAME; put their types and shapes into `types`."""
     plain = []
-    for wish in wishes:
-        if "=" not in wish:
-            plain.append(f"{wish}={field_name(wish)}")
+    for flag_value in flag_values:
+        if "=" not in flag_value:
+            plain.append(f"{flag_value}={field_name(flag_value)}")
             continue
-        match = _WISH.fullmatch(wish)
+        match = _FLAG_VALUE.fullmatch(flag_value)
         if match is None:
-            raise SourceError(f"{flag} {shown(wish)} is not understood; write FEATURE=NAME or {FORM}")
+            raise SourceError(f"{flag} {shown(flag_value)} is not understood; write FEATURE=NAME or {FORM}")
         try:
             dtype = np.dtype(match["dtype"]) if match["dtype"] else None
         except (TypeError, ValueError) as error:
@@ -489,7 +489,7 @@ def stated(flag: str, wishes: Sequence[str], types: dict[str, StatedType]) -> li
             raise SourceError(f"{flag}: {dtype} is not a type of numbers; give one such as float32 or >i2")
         shape = tuple(int(side) for side in match["shape"].split("x")) if match["shape"] else None
         if shape is not None and min(shape) < 1:
-            raise SourceError(f"{flag} {shown(wish)}: a shape has sides of 1 and more")
+            raise SourceError(f"{flag} {shown(flag_value)}: a shape has sides of 1 and more")
         types[match["key"]] = StatedType(dtype=dtype, shape=shape)
         plain.append(f"{match['key']}={match['name']}")
     return plain

@@ -27,9 +27,9 @@ from hpcdl.data.sources.base.flat import (
     FlatFiles,
     files_by_split,
     is_made_of,
+    remarks_on_files,
     spellings,
     stamp_of,
-    told_of_missing,
 )
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
@@ -82,14 +82,14 @@ class WebDatasetSource(FieldSource):
         if not archives:
             raise SourceError(f"{self._location} holds no .tar archives")
         facts = self._listed(archives, index)
-        remarks = told_of_missing(self._location, _ARCHIVES)
+        remarks = remarks_on_files(self._location, _ARCHIVES)
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks]) if remarks else facts
 
     def _listed(self, archives: Mapping[str, list[Path]], index: IndexWriter) -> SourceFacts:
         parts = {split: [sample for path in paths for sample in _samples(path)] for split, paths in archives.items()}
         parts = self._divided(parts)
         if not any(
-            _ending(name) in _KNOWN for samples in parts.values() for sample in samples for name in sample.members
+            _suffix(name) in _KNOWN for samples in parts.values() for sample in samples for name in sample.members
         ):
             raise SourceError(
                 f"{self._location}: the archives hold no samples; members are called NAME.jpg, NAME.cls. Of another "
@@ -104,7 +104,7 @@ class WebDatasetSource(FieldSource):
             if self._spec.image_field:
                 raise SourceError(
                     f"{self._location}: not every sample has an image .{self._spec.image_field}; it has members "
-                    f"{_endings(parts)}"
+                    f"{_suffixes(parts)}"
                 )
         return self.list_parts(self._groups(parts), index)
 
@@ -145,16 +145,16 @@ class WebDatasetSource(FieldSource):
 
     def _label(self, sample: _Sample, parts: Mapping[str, Sequence[_Sample]]) -> Any:
         """Return the class of an image: a number, or a name."""
-        wish = self._spec.label_field or ("cls" if "cls" in sample.members else "json")
-        ending, _, key = wish.partition("/")
-        if ending not in sample.members:
+        flag_value = self._spec.label_field or ("cls" if "cls" in sample.members else "json")
+        suffix, _, key = flag_value.partition("/")
+        if suffix not in sample.members:
             raise SourceError(
-                f"{_shown(sample)} has no .{ending} with its class; give --label-field, one of {_endings(parts)} "
+                f"{_shown(sample)} has no .{suffix} with its class; give --label-field, one of {_suffixes(parts)} "
                 "or json/KEY; where folders are the classes, unpack it (tar -xf) and give the folder"
             )
-        if ending.rpartition(".")[2] != "json":
-            return _Text(self._text(sample, ending).strip())
-        document = self._json(sample, ending)
+        if suffix.rpartition(".")[2] != "json":
+            return _Text(self._text(sample, suffix).strip())
+        document = self._json(sample, suffix)
         keys = [key] if key else [name for name in (*TARGET_NAMES, "cls") if name in document]
         if not keys or keys[0] not in document:
             raise SourceError(
@@ -167,38 +167,38 @@ class WebDatasetSource(FieldSource):
         """Return the members of samples as arrays, each named by its ending (x.npy: x), and JSON values by key."""
         first = next(sample for samples in parts.values() for sample in samples)
         places: dict[str, tuple[str, str]] = {}
-        for ending in sorted({name for samples in parts.values() for sample in samples for name in sample.members}):
-            if ending.rpartition(".")[2] == "json" and ending in first.members:
-                places |= {f"{_called(ending)}/{key}": (ending, key) for key in self._json(first, ending)}
+        for suffix in sorted({name for samples in parts.values() for sample in samples for name in sample.members}):
+            if suffix.rpartition(".")[2] == "json" and suffix in first.members:
+                places |= {f"{_called(suffix)}/{key}": (suffix, key) for key in self._json(first, suffix)}
             else:
-                path = _called(ending)
-                places[path if path not in places else ending] = (ending, "")
+                path = _called(suffix)
+                places[path if path not in places else suffix] = (suffix, "")
         self._guess(places)
         called = self._called_as(places, [sample for samples in parts.values() for sample in samples])
         groups = []
         for split, samples in parts.items():
             arrays = {
                 path: FoundArray(
-                    f".{ending}", functools.partial(self._gathered, samples, ending, key, called.get(path, {}), path)
+                    f".{suffix}", functools.partial(self._gathered, samples, suffix, key, called.get(path, {}), path)
                 )
-                for path, (ending, key) in places.items()
+                for path, (suffix, key) in places.items()
             }
             groups.append(ArrayGroup(split=split, arrays=arrays))
         return groups
 
     def _guess(self, places: Mapping[str, tuple[str, str]]) -> None:
         """Choose inputs and targets whose endings tell their use; requested endings are replaced by array names."""
-        called = {ending: path for path, (ending, key) in places.items() if not key}
+        called = {suffix: path for path, (suffix, key) in places.items() if not key}
         self.inputs, self.targets = (
-            [_renamed(wish, called) for wish in wishes] for wishes in (self.inputs, self.targets)
+            [_renamed(flag_value, called) for flag_value in flag_values] for flag_values in (self.inputs, self.targets)
         )
         if not self.targets and "cls" in places:
             self.targets = ("cls=label",)
         if self.inputs or not self.targets:
             return
-        taken = [wish.rpartition("=")[0] or wish for wish in self.targets]
+        taken = [flag_value.rpartition("=")[0] or flag_value for flag_value in self.targets]
         kinds = (*_IMAGES, *_TEXTS, "npy")
-        candidates = [path for ending, path in called.items() if path not in taken and _ending(ending) in kinds]
+        candidates = [path for suffix, path in called.items() if path not in taken and _suffix(suffix) in kinds]
         if len(candidates) == 1:
             self.inputs = (candidates[0],)
 
@@ -206,80 +206,80 @@ class WebDatasetSource(FieldSource):
         self, places: Mapping[str, tuple[str, str]], samples: Sequence[_Sample]
     ) -> dict[str, dict[int, str] | None]:
         """Return the spelling of integer labels in separate members, by the name of the target array."""
-        targets = {wish.rpartition("=")[0] or wish for wish in self.targets}
+        targets = {flag_value.rpartition("=")[0] or flag_value for flag_value in self.targets}
         if self._spec.target_kind == "regression":
             return {}
         return {
-            path: self._spellings({self._text(sample, ending).strip() for sample in samples})
-            for path, (ending, _) in places.items()
-            if path in targets and _ending(ending) in _NUMBERS
+            path: self._spellings({self._text(sample, suffix).strip() for sample in samples})
+            for path, (suffix, _) in places.items()
+            if path in targets and _suffix(suffix) in _NUMBERS
         }
 
     def _gathered(
-        self, samples: Sequence[_Sample], ending: str, key: str, called: dict[int, str] | None, name: str
+        self, samples: Sequence[_Sample], suffix: str, key: str, called: dict[int, str] | None, name: str
     ) -> PlacedArray:
         """Return the values of members; `called` are the names of numbers, None if these must stay text."""
         path = self._work / f"gathered{len(list(self._work.glob('gathered*')))}"
-        shown_as = f"{self._location}: .{ending}{f' {key}' if key else ''}"
+        shown_as = f"{self._location}: .{suffix}{f' {key}' if key else ''}"
         with GatheredArray(path, shown_as) as gathered:
-            if not key and _ending(ending) in _IMAGES:
+            if not key and _suffix(suffix) in _IMAGES:
                 for sample in samples:
-                    content = self._bytes(sample, ending)
+                    content = self._bytes(sample, suffix)
                     gathered.add_picture(content, _shown(sample), mask=name in self.masks, skips=not self._spec.checks)
                 return gathered.placed()
-            for sample, value in zip(samples, self._values(samples, ending, key), strict=True):
-                entry = self._text(sample, ending).strip() if called is None else value
+            for sample, value in zip(samples, self._values(samples, suffix, key), strict=True):
+                entry = self._text(sample, suffix).strip() if called is None else value
                 gathered.add(entry, f"sample {shown(sample.name)}")
             return dataclasses.replace(gathered.placed(), called=called or {})
 
-    def _values(self, samples: Sequence[_Sample], ending: str, key: str) -> Iterator[Array | str | bytes]:
+    def _values(self, samples: Sequence[_Sample], suffix: str, key: str) -> Iterator[Array | str | bytes]:
         if not key:
-            yield from (self._value(sample, ending) for sample in samples)
+            yield from (self._value(sample, suffix) for sample in samples)
             return
-        values = [_plain(self._json(sample, ending).get(key), sample, key) for sample in samples]
+        values = [_plain(self._json(sample, suffix).get(key), sample, key) for sample in samples]
         kinds = {value.dtype for value in values if isinstance(value, np.ndarray)}
         common = np.result_type(*kinds) if kinds else None  # floats if any sample has one
         yield from (value.astype(common) if isinstance(value, np.ndarray) else value for value in values)
 
-    def _value(self, sample: _Sample, ending: str) -> Array | str | bytes:
-        kind = _ending(ending)
+    def _value(self, sample: _Sample, suffix: str) -> Array | str | bytes:
+        kind = _suffix(suffix)
         if kind in _TEXTS:
-            return self._bytes(sample, ending)
+            return self._bytes(sample, suffix)
         if kind in _NUMBERS:
-            text = self._text(sample, ending).strip()
+            text = self._text(sample, suffix).strip()
             if not _is_whole(text):
-                raise SourceError(f"{_shown(sample)}: .{ending} holds {shown(text)}; a whole number is needed")
+                raise SourceError(f"{_shown(sample)}: .{suffix} holds {shown(text)}; a whole number is needed")
             return np.array(int(text), np.int64)
         if kind == "npy":
             try:
-                array: Array = np.load(io.BytesIO(self._bytes(sample, ending)), allow_pickle=False)
+                array: Array = np.load(io.BytesIO(self._bytes(sample, suffix)), allow_pickle=False)
             except (ValueError, EOFError, OSError) as error:
                 raise SourceError(
-                    f"{_shown(sample)}: .{ending} is no array of numbers: {' '.join(str(error).split())[:200]}"
+                    f"{_shown(sample)}: .{suffix} is no array of numbers: {' '.join(str(error).split())[:200]}"
                 ) from error
             return array
         known = ", ".join(f".{suffix}" for suffix in ("npy", "json", *_TEXTS, *_NUMBERS))
-        raise SourceError(f"{_shown(sample)}: .{ending} is not taken; members are images, {known}")
+        raise SourceError(f"{_shown(sample)}: .{suffix} is not taken; members are images, {known}")
 
-    def _json(self, sample: _Sample, ending: str) -> dict[str, Any]:
+    def _json(self, sample: _Sample, suffix: str) -> dict[str, Any]:
         try:
-            document = json.loads(self._bytes(sample, ending))
+            document = json.loads(self._bytes(sample, suffix))
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{_shown(sample)}: .{ending} is no JSON: {error}") from error
+            raise SourceError(f"{_shown(sample)}: .{suffix} is no JSON: {error}") from error
         if not isinstance(document, dict):
-            raise SourceError(f"{_shown(sample)}: .{ending} holds {shown(document)}; values by name are needed")
+            raise SourceError(f"{_shown(sample)}: .{suffix} holds {shown(document)}; values by name are needed")
         return document
 
-    def _text(self, sample: _Sample, ending: str) -> str:
+    def _text(self, sample: _Sample, suffix: str) -> str:
         try:
-            return self._bytes(sample, ending).decode()
+            return self._bytes(sample, suffix).decode()
         except UnicodeError as error:
-            raise SourceError(f"{_shown(sample)}: .{ending} is not UTF-8") from error
+            raise SourceError(f"{_shown(sample)}: .{suffix} is not UTF-8") from error
 
-    def _bytes(self, sample: _Sample, ending: str) -> bytes:
-        if ending not in sample.members:
-            raise SourceError(f"{_shown(sample)} has no .{ending}, which others have; every sample needs every field")
-        member = sample.members[ending]
+    def _bytes(self, sample: _Sample, suffix: str) -> bytes:
+        if suffix not in sample.members:
+            raise SourceError(f"{_shown(sample)} has no .{suffix}, which others have; every sample needs every field")
+        member = sample.members[suffix]
         return bytes(self._files.read(str(member.path), member.stamp, member.offset, member.size))
 
 
@@ -293,8 +293,8 @@ def _samples(path: Path) -> list[_Sample]:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
                 folder, _, base = member.name.rpartition("/")
-                stem, _, ending = base.partition(".")
-                if not member.isfile() or not stem or not ending or _is_clutter(folder):
+                stem, _, suffix = base.partition(".")
+                if not member.isfile() or not stem or not suffix or _is_clutter(folder):
                     continue
                 if member.issparse() or member.offset_data + member.size > size:
                     raise SourceError(f"{path}: {shown(member.name)} is cut short, or a file with holes")
@@ -303,7 +303,7 @@ def _samples(path: Path) -> list[_Sample]:
                 )
                 if (
                     sample.members.setdefault(
-                        ending.lower(), _Member(path=path, stamp=stamp, offset=member.offset_data, size=member.size)
+                        suffix.lower(), _Member(path=path, stamp=stamp, offset=member.offset_data, size=member.size)
                     ).offset
                     != member.offset_data
                 ):
@@ -344,7 +344,7 @@ def _refuse_packed(path: Path) -> None:
             names = [member.name for member in itertools.islice(archive, _LOOKED_INTO)]
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
         names = ["?.cls"]
-    if any(_ending(name).lower() in _KNOWN for name in names):
+    if any(_suffix(name).lower() in _KNOWN for name in names):
         raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read where they lie")
     raise SourceError(
         f"{path} holds {some(names[:3])}, no samples of WebDataset: unpack it (tar -xf) and give the folder"
@@ -361,9 +361,9 @@ def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
     """Return the image of a sample that consists only of an image and its class, apart from unrequested members."""
     if spec.image_field:
         return sample.members.get(spec.image_field)
-    endings = [ending for ending in sample.members if _ending(ending) in (*_IMAGES, "npy")]
+    suffixes = [suffix for suffix in sample.members if _suffix(suffix) in (*_IMAGES, "npy")]
     labelled = bool(spec.label_field) or not sample.members.keys().isdisjoint(("cls", "json"))
-    return sample.members[endings[0]] if len(endings) == 1 and endings[0] in _IMAGES and labelled else None
+    return sample.members[suffixes[0]] if len(suffixes) == 1 and suffixes[0] in _IMAGES and labelled else None
 
 
 def _plain(value: Any, sample: _Sample, key: str) -> Array | str:
@@ -393,21 +393,21 @@ def _number(text: str) -> int | str:
     return int(text) if _is_whole(text) else str(text)
 
 
-def _ending(name: str) -> str:
+def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _called(ending: str) -> str:
+def _called(suffix: str) -> str:
     """Return the array name for members with an ending: `x` for .x.npy, otherwise the ending itself."""
-    return ending.rpartition(".")[0] or ending
+    return suffix.rpartition(".")[0] or suffix
 
 
-def _renamed(wish: str, called: Mapping[str, str]) -> str:
-    ending, equals, name = wish.rpartition("=")
-    return f"{called.get(ending, ending)}={name}" if equals else called.get(wish, wish)
+def _renamed(flag_value: str, called: Mapping[str, str]) -> str:
+    suffix, equals, name = flag_value.rpartition("=")
+    return f"{called.get(suffix, suffix)}={name}" if equals else called.get(flag_value, flag_value)
 
 
-def _endings(parts: Mapping[str, Sequence[_Sample]]) -> str:
+def _suffixes(parts: Mapping[str, Sequence[_Sample]]) -> str:
     return ", ".join(sorted({name for samples in parts.values() for sample in samples for name in sample.members})[:20])
 
 

@@ -15,7 +15,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
 from hpcdl.data.sources.base.folders import ask_of_levels, ask_of_list, pictures_and_masks
-from hpcdl.data.sources.base.glance import IMAGE_ENDINGS, is_image_head
+from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, is_image_head
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
 
@@ -34,7 +34,7 @@ class ZipSource(FieldSource):
             return False
         try:
             with zipfile.ZipFile(location) as archive:
-                return any(name.lower().endswith(IMAGE_ENDINGS) for name in archive.namelist())
+                return any(name.lower().endswith(IMAGE_SUFFIXES) for name in archive.namelist())
         except _DAMAGED:
             return True  # reading it reports the problem
 
@@ -56,7 +56,7 @@ class ZipSource(FieldSource):
             self.named.update(parts)
             if member.is_dir() or any(is_clutter(part) or left_out(part, self._spec.leave_out) for part in parts):
                 continue
-            if member.filename.lower().endswith(IMAGE_ENDINGS):
+            if member.filename.lower().endswith(IMAGE_SUFFIXES):
                 pictures.append((member, parts))
             else:
                 others.append(member.filename)
@@ -70,13 +70,13 @@ class ZipSource(FieldSource):
             members.setdefault(split, []).append((member, label))
         for number, (split, own) in enumerate(members.items()):
             path = self._work / f"images.{number}"
-            places = []
+            entries = []
             with path.open("wb") as file:
                 for member, label in own:
                     content = self._content(archive, member)
-                    places.append((file.tell(), len(content), label))
+                    entries.append((file.tell(), len(content), label))
                     file.write(content)
-            listed.add_file(split, path, places)
+            listed.add_file(split, path, entries)
         facts = listed.facts()
         if others:
             return dataclasses.replace(facts, remarks=[*facts.remarks, f"left out, no pictures: {some(others)}"])
@@ -108,7 +108,7 @@ class ZipSource(FieldSource):
     def _by_folders(self, paths: Sequence[tuple[str, ...]]) -> list[tuple[str, str]]:
         """Return split and class of each image, by its folders below those that all images share."""
         if not paths:
-            raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_ENDINGS)})")
+            raise SourceError(f"{self._location} holds no pictures ({', '.join(IMAGE_SUFFIXES)})")
         folders = [list(parts[:-1]) for parts in paths]
         while all(parts and parts[0] == folders[0][0] for parts in folders) and any(
             len(parts) > 1 for parts in folders

@@ -161,8 +161,8 @@ def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
 def _own(location: Path, name: str) -> Iterator[Path]:
     if location.is_file():
         yield location
-        for ending in _BESIDE.get(location.suffix.lower(), ()):
-            yield from (path for path in location.parent.glob(f"*{ending}") if path.is_file())
+        for suffix in _BESIDE.get(location.suffix.lower(), ()):
+            yield from (path for path in location.parent.glob(f"*{suffix}") if path.is_file())
     elif name not in FILES_LISTED:
         for base, _, names in os.walk(location, followlinks=True):
             yield from (path for file_name in names if (path := Path(base) / file_name).is_file())

@@ -281,14 +281,14 @@ def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> l
     small = [not item.ragged and may_be_resident(item.shape, item.dtype) for item in fields]
     if all(small):
         small[0] = False  # at least one field must be stored in blocks
-    wish = layout.normalise or "none"
-    if wish != "none" and not any(map(_is_quantity, fields)):
-        raise UsageError(f"--normalise {wish} scales numbers, and no input has any; leave it out")
+    flag_value = layout.normalise or "none"
+    if flag_value != "none" and not any(map(_is_quantity, fields)):
+        raise UsageError(f"--normalise {flag_value} scales numbers, and no input has any; leave it out")
     return [
         dataclasses.replace(
             item,
             resident=resident,
-            normalise=wish if _is_quantity(item) else "none",
+            normalise=flag_value if _is_quantity(item) else "none",
         )
         for item, resident in zip(fields, small, strict=True)
     ]
@@ -395,15 +395,15 @@ def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
         raise UsageError(f"--categories-of {chosen.categories_of} is no finished data folder: it has no {FILE_NAME}")
     manifest, _ = read_manifest(chosen.categories_of)  # not its shards: a folder that needs repair has damaged ones
     by_column = {category.column: category for item in manifest.fields for category in item.categories}
-    for wish in chosen.categories or ():
-        column, _, coding = wish.rpartition("=")
+    for flag_value in chosen.categories or ():
+        column, _, coding = flag_value.rpartition("=")
         if column not in by_column or by_column[column].coding != coding:
             available = (
                 some([f"{category.column}={category.coding}" for category in by_column.values()])
                 if by_column
                 else "no words"
             )
-            raise UsageError(f"--categories {wish}: {chosen.categories_of} has {available}")
+            raise UsageError(f"--categories {flag_value}: {chosen.categories_of} has {available}")
     return {column: list(category.words) for column, category in by_column.items()}
 
 
@@ -434,8 +434,8 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
         raise UsageError("--channels 2: images have 1, 3 or 4 channels")
     if facts.samples_are == "files" or facts.decodes:
         return
-    for name, wish in (("--image-size", layout.image_size), ("--channels", layout.channels)):
-        if wish is not None:
+    for name, flag_value in (("--image-size", layout.image_size), ("--channels", layout.channels)):
+        if flag_value is not None:
             raise UsageError(f"{name} is for image files; this source holds arrays, which go through as they are")
     if layout.encoding == "encoded":
         raise UsageError("--encoding encoded packs JPEG and PNG files; this source holds pixels, use --encoding raw")
@@ -566,17 +566,17 @@ def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts,
     by_class = np.argsort(labels, kind="stable")
     values, starts = np.unique(labels[by_class], return_index=True)
     for label, members in zip(values.tolist(), np.split(by_class, starts[1:]), strict=True):
-        places = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)
-        drawn = _drawn(places, int(class_counts[label]), mixed(seed, 12, label))
+        positions = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)
+        drawn = _drawn(positions, int(class_counts[label]), mixed(seed, 12, label))
         target[members] = np.searchsorted(limits[:, label], drawn, side="right")
         seen[label] += len(members)
     return target
 
 
-def _drawn(places: Counts, num: int, key: int) -> Counts:
-    """Apply the permutation of 0 .. num-1 of `key` to `places`; fast for small classes, which may be many."""
+def _drawn(positions: Counts, num: int, key: int) -> Counts:
+    """Apply the permutation of 0 .. num-1 of `key` to `positions`; fast for small classes, which may be many."""
     if num == 1:
-        return places
+        return positions
     if num > _SMALL_CLASS:
-        return permuted(places, num, key)
-    return np.argsort([mixed(key, number) for number in range(num)])[places]
+        return permuted(positions, num, key)
+    return np.argsort([mixed(key, number) for number in range(num)])[positions]

@@ -183,7 +183,7 @@ class _OwnPart:
 
     def __init__(self, place: WritingPlace, waiting: deque[Task]) -> None:
         self._place, self._waiting = place, waiting
-        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._split_words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.output, self._wake = os.pipe()
         os.set_blocking(self._wake, False)  # a full pipe has already woken the main thread and must not block this one
         self._stop = threading.Event()
@@ -196,7 +196,7 @@ class _OwnPart:
         os.read(self.output, 65536)
         with suppress(queue.Empty):
             while True:
-                document = self._said.get_nowait()
+                document = self._split_words.get_nowait()
                 if "over" in document:
                     self.over = True
                     return
@@ -230,7 +230,7 @@ class _OwnPart:
         self._say({"samples": samples})
 
     def _say(self, document: dict[str, Any]) -> None:
-        self._said.put(document)
+        self._split_words.put(document)
         with suppress(BlockingIOError):
             os.write(self._wake, b".")
 

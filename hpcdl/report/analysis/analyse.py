@@ -20,7 +20,7 @@ from hpcdl.report.analysis.comparisons import (
 )
 from hpcdl.report.analysis.laws import CommunicationFit, CurveFit, fit_communication, fit_curves, misses
 from hpcdl.report.analysis.scaling import Breakdown, Curve, breakdowns, build_curves, with_base_of
-from hpcdl.report.analysis.settings import settings_of_runs, told_apart, told_by_content, varying_keys
+from hpcdl.report.analysis.settings import by_varied_settings, settings_of_runs, varying_keys, with_variants_by_content
 from hpcdl.report.runs.elsewhere import Published
 from hpcdl.report.runs.findings import Inferred, Outlook, TracedRun
 from hpcdl.report.runs.run import Run
@@ -127,8 +127,8 @@ def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Ga
     if gathered.kept_apart:
         return gathered, baseline
     # Include the baseline: a setting in which only the two sides differ distinguishes runs as well.
-    everything, caveat = told_by_content([*gathered.runs, *(baseline.runs if baseline is not None else ())])
-    everything = told_apart(everything)
+    everything, caveat = with_variants_by_content([*gathered.runs, *(baseline.runs if baseline is not None else ())])
+    everything = by_varied_settings(everything)
     runs, before = everything[: len(gathered.runs)], everything[len(gathered.runs) :]
     remarks = (*gathered.remarks, caveat) if caveat else gathered.remarks
     separated = dataclasses.replace(gathered, runs=tuple(runs), remarks=remarks, kept_apart=True)

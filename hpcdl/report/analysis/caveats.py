@@ -209,14 +209,14 @@ def _uneven(curves: Sequence[Curve]) -> Iterable[str]:
 
 def _changing(curves: Sequence[Curve]) -> Iterable[str]:
     """Report what changes along a curve besides the size: servers and settings may grow with it."""
-    places_by_name: dict[str, list[str]] = {}
+    curves_by_name: dict[str, list[str]] = {}
     for curve in curves:
         for name, values in _values_along(curve):
             if len(values) > 1:
                 where = f"{curve.mode} {curve.first.strategy} {curve.first.model}: {', '.join(map(str, values))}"
-                places_by_name.setdefault(name, []).append(where)
-    for name, places in places_by_name.items():
-        yield f"{name} change along a curve, so its size is not all that differs: {listed(places)}"
+                curves_by_name.setdefault(name, []).append(where)
+    for name, curve_names in curves_by_name.items():
+        yield f"{name} change along a curve, so its size is not all that differs: {listed(curve_names)}"
 
 
 def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:

@@ -553,7 +553,7 @@ def misses(fits: Sequence[CurveFit]) -> list[str]:
     ]
 
 
-CANNOT_TELL = (
+CANNOT_KNOW = (
     "rounds and bytes rise together in these runs, so that α and β cannot be told apart; runs with another"
     " --bucket-size, --variant or model change one without the other"
 )
@@ -615,7 +615,7 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
         if len(set(design)) >= _ENOUGH_FOR_A_CONSTANT:
             fit = fit_relative([(*row, 1.0) for row in design], seconds)
         fit = fit or fit_relative(design, seconds)
-        left_out = "" if fit else CANNOT_TELL
+        left_out = "" if fit else CANNOT_KNOW
         if fit is not None and (fit.r2 or 0.0) < 0:
             fit, left_out = None, EXPLAINS_NOTHING
         fits.append(CommunicationFit(strategy=strategy, machine=machine or processor, fit=fit, left_out=left_out))

@@ -33,7 +33,7 @@ MATTERING = tuple(
 COSTLY = frozenset(key for key in MATTERING if Matters.TIME in (_SETTINGS[key].matters or Matters.NOTHING))
 """Settings that change what a step computes or sends."""
 _DEFAULTS = {key: "none" if item.default is None else str(item.default) for key, item in _SETTINGS.items()}
-_PLACES = frozenset(
+_LOCATIONS = frozenset(
     key for key, item in _SETTINGS.items() if item.kind == "Path" and Matters.RESULT not in (item.matters or RESULT)
 )
 """Folders that differ between jobs and whose location has no effect."""
@@ -41,13 +41,13 @@ _EXCHANGE = ("exchange", "elastic")
 OF_STRATEGY = frozenset(item.key for name, group in groups_of(TrainConfig).items() if name in _EXCHANGE
                         for item in settings_of(group))  # fmt: skip
 """Settings of the exchange: they belong to a strategy, and another strategy may not have them."""
-_ALWAYS_TOLD = ("precision", "optimizer", "learning-rate", "schedule", "seed")
+_ALWAYS_LISTED = ("precision", "optimizer", "learning-rate", "schedule", "seed")
 _OF_ONE_CALL = ("resume", "allow")
 UNSTATED = "unstated"
 """The value of every setting of a run measured elsewhere that states no settings."""
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def by_varied_settings(runs: Sequence[Run]) -> list[Run]:
     """Return runs whose `settings` hold those that matter and differ among runs of one network and data set."""
     jobs: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -63,7 +63,7 @@ _SHOWN = 8
 """Characters of a checksum that are enough to distinguish two."""
 
 
-def told_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
+def with_variants_by_content(runs: Sequence[Run]) -> tuple[list[Run], str]:
     """Return the runs, with a checksum in `data` if one name has several contents, and a caveat about it."""
     contents: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -104,7 +104,7 @@ def value_of(run: Run, key: str) -> str:
     """Return a setting of a run as text. A setting missing in the record had its default."""
     if not run.config:
         return UNSTATED
-    if key in _PLACES:
+    if key in _LOCATIONS:
         return "given" if key in run.config else "none"
     return run.config.get(key, _DEFAULTS[key])
 
@@ -114,11 +114,11 @@ def default_of(key: str) -> str:
     return _DEFAULTS[key]
 
 
-def told_values(runs: Iterable[Run]) -> dict[str, set[str]]:
+def listed_values(runs: Iterable[Run]) -> dict[str, set[str]]:
     """Return the settings a reader needs for a similar run: those that affect learning, and non-default ones."""
     keys = [key for key, setting in _SETTINGS.items() if setting.matters and key not in _RECORDED]
     values = _values([run.config for run in runs if run.config], keys)
-    return {key: texts for key, texts in values.items() if key in _ALWAYS_TOLD or texts != {_DEFAULTS[key]}}
+    return {key: texts for key, texts in values.items() if key in _ALWAYS_LISTED or texts != {_DEFAULTS[key]}}
 
 
 def varying_keys(runs: Iterable[Run]) -> list[str]:
@@ -160,7 +160,7 @@ def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[s
     chosen = [key for key in keys if key in stated]
     rows = {tuple(map({**_DEFAULTS, **config}.__getitem__, chosen)) for config in configs}
     values_by_key = dict(zip(chosen, map(set, zip(*rows, strict=True)), strict=True))
-    for key in _PLACES & values_by_key.keys():
+    for key in _LOCATIONS & values_by_key.keys():
         values_by_key[key] = {"given" if key in config else "none" for config in configs}
     return values_by_key
 

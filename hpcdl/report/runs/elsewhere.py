@@ -53,7 +53,7 @@ class Reference:
     study: str = ""
 
     @property
-    def told_efficiency(self) -> str:
+    def quoted_efficiency(self) -> str:
         """The efficiency as the source gives it: `> 80 %`."""
         signs = {"above": "> ", "about": "about "}
         return f"{signs.get(self.bound, '')}{100 * self.efficiency:g} %"

@@ -17,10 +17,10 @@ from hpcdl.core.statistics import mean_of_known
 from hpcdl.core.units import IMAGES
 from hpcdl.report.runs.run import finite, machine_name, positive
 
-_PLACES = ("data", "ranks")
+_LOCATIONS = ("data", "ranks")
 """Settings that have their own columns."""
 _TIMED = tuple(
-    item.key for item in all_settings(InferConfig) if item.matters and TIME in item.matters and item.key not in _PLACES
+    item.key for item in all_settings(InferConfig) if item.matters and TIME in item.matters and item.key not in _LOCATIONS
 )
 
 

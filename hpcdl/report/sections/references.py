@@ -88,7 +88,7 @@ def _beside(mode: str, curves: Sequence[Curve], published: Sequence[Reference]) 
     ]
     table = _table(mode, published)
     texts = [
-        f"{point.source} {point.model} {point.told_efficiency} at {point.workers} {point.unit}" for point in published
+        f"{point.source} {point.model} {point.quoted_efficiency} at {point.workers} {point.unit}" for point in published
     ]
     figure = Figure(
         name=f"references-{mode}",
@@ -123,7 +123,7 @@ def _table(mode: str, published: Sequence[Reference]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
             f"{point.source}: {point.citation}", point.named or point.model, point.strategy, point.workers, point.unit,
-            point.servers or None, point.told_efficiency, point.sentence, point.confidence, point.note,
+            point.servers or None, point.quoted_efficiency, point.sentence, point.confidence, point.note,
             point.study,
         )
         for point in published

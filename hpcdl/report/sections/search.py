@@ -110,14 +110,14 @@ def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str
     upwards = search.directions[0] == "maximize"
     shown = sorted(finished, key=lambda trial: trial.values[0], reverse=upwards)[:MOST_LINES]
     keys = list(dict.fromkeys(key for trial in shown for key in trial.settings))
-    places = {key: _places([trial.settings.get(key) for trial in shown]) for key in keys}
-    values = _places([trial.values[0] for trial in shown])
+    positions = {key: _positions([trial.settings.get(key) for trial in shown]) for key in keys}
+    values = _positions([trial.values[0] for trial in shown])
     axes = [*(f"{key}\n{_span([trial.settings.get(key) for trial in shown])}" for key in keys), search.objectives[0]]
     series = [
         Series(
             label=f"trial {trial.number}",
             x=axes,
-            y=[*(places[key][index] for key in keys), values[index]],
+            y=[*(positions[key][index] for key in keys), values[index]],
             style="coordinates",
             color=index,
         )
@@ -134,7 +134,7 @@ def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str
     )
 
 
-def _places(values: Sequence[object]) -> list[float]:
+def _positions(values: Sequence[object]) -> list[float]:
     """Return each value's position between smallest and largest, by rank so that any scale fits; 0 without a value."""
     numbers = sorted({float(value) for value in values if isinstance(value, int | float)})
     texts = sorted({str(value) for value in values if isinstance(value, str)})

@@ -153,7 +153,7 @@ def check_adapted(model: Any, group: ScriptGroup) -> None:
             )
 
 
-def tell_of_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
+def report_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
     """Warn once if layers of the same name learned different values on the ranks. Collective: every rank must call it.
 
     `layers` are those of the whole script: layers that preprocess data belong to no model.
@@ -164,10 +164,10 @@ def tell_of_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
     common = [name for name in rows[0] if all(name in row for row in rows)]
     odd = sorted(name for name in common if len({row[name] for row in rows}) > 1)
     if odd:
-        group.keep("said which layers were adapted apart", lambda: _say_adapted_apart(odd))
+        group.keep("said which layers were adapted apart", lambda: _report_adapted_layers(odd))
 
 
-def _say_adapted_apart(names: list[str]) -> bool:
+def _report_adapted_layers(names: list[str]) -> bool:
     here = session()
     text = (
         f"{listed(names)}: adapted to other data on each rank, so that one model gets numbers of different meaning; "

@@ -76,7 +76,7 @@ def written_on_rank_0(callbacks: Sequence[Any], group: ScriptGroup) -> list[Any]
     if group.rank > 0:
         return [callback if (kept := _kept(callback)) is None else Kept(callback, kept) for callback in callbacks]
     if any(_kept(callback) is not None for callback in callbacks):
-        group.keep("said that files are rank 0's", _say_who_writes)
+        group.keep("said that files are rank 0's", _report_writer)
     return list(callbacks)
 
 
@@ -92,7 +92,7 @@ def keeps_best(callback: Any) -> bool:
     return isinstance(callback, tuple(kind for name in names if (kind := getattr(keras.callbacks, name, None))))
 
 
-def _say_who_writes() -> bool:
+def _report_writer() -> bool:
     sys.stderr.write("hpcdl: callbacks that write files do so on rank 0 alone (hpcdl.on_rank_0)\n")
     return True
 

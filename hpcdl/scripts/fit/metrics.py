@@ -223,7 +223,7 @@ class MetricsOverRanks:
         values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
         if self._group.rank == 0 and (doubtful := [one for one in metrics if _may_be_no_sum(one)]):
             names = ", ".join(one.name for one in doubtful)
-            self._group.keep(f"said that {names} may be no sums", lambda: _say_what_may_be_no_sum(names))
+            self._group.keep(f"said that {names} may be no sums", lambda: _warn_of_other_metrics(names))
         if not values:
             return
         total = numpy.concatenate([value.reshape(-1) for value in values])
@@ -284,7 +284,7 @@ def _adds(call: ast.Call) -> bool:
     return any(state in (ast.unparse(term.left), ast.unparse(term.right)) for term in sums)
 
 
-def _say_what_may_be_no_sum(names: str) -> bool:
+def _warn_of_other_metrics(names: str) -> bool:
     sys.stderr.write(
         f"hpcdl: warning: {names}: the states of metrics are summed over the ranks, slot by slot, and one without "
         "variables stays each rank's own; where that is wrong write hpcdl.Gathered(metric), or over_ranks = "

@@ -169,7 +169,7 @@ class CombinedVariables:
         return [variable.path for variable, *digests in zip(unasked, *rows, strict=False) if len(set(digests)) > 1]
 
 
-def say_what_is_own(paths: list[str]) -> bool:
+def warn_of_local_variables(paths: list[str]) -> bool:
     """Print the line about variables that ranks keep for themselves."""
     sys.stderr.write(
         f"hpcdl: {listed(paths)}: no gradient moves them, and each rank keeps its own values; "

@@ -216,15 +216,15 @@ class _Script(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         """Check a name that was imported by itself."""
         if "." in self._origins.get(node.id, ""):
-            self._name(node, self._origin(node), told_at_import=True)
+            self._name(node, self._origin(node), reported_at_import=True)
 
-    def _name(self, node: ast.expr, origin: str, *, told_at_import: bool = False) -> bool:
+    def _name(self, node: ast.expr, origin: str, *, reported_at_import: bool = False) -> bool:
         """Check a full name. Return whether its parts need no further check."""
         if not origin:
             return False
         full_name = _common(origin)
         if full_name.startswith("hvd."):
-            if not told_at_import:
+            if not reported_at_import:
                 self._of_horovod(node, full_name)
             return True
         if full_name.startswith("horovod"):
@@ -232,7 +232,7 @@ class _Script(ast.NodeVisitor):
                 self._add(node, _longest(names.REFUSED, full_name)[1])
             return True
         removed = _gone(origin)
-        if removed is not None and not told_at_import:
+        if removed is not None and not reported_at_import:
             self._add(node, _typed(removed, origin))
         return removed is not None
 
@@ -496,8 +496,8 @@ def _warm_up(words: Sequence[str], given: Mapping[str, str]) -> str:
 
 def _stage(node: ast.Call) -> tuple[str, str, str]:
     """Return when a schedule applies, its factor, and the initial rate."""
-    places = ("initial_lr", "multiplier", "start_epoch", "end_epoch", "staircase")
-    arguments = dict(zip(places, map(ast.unparse, node.args), strict=False))
+    parameters = ("initial_lr", "multiplier", "start_epoch", "end_epoch", "staircase")
+    arguments = dict(zip(parameters, map(ast.unparse, node.args), strict=False))
     arguments |= {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg}
     factor, start, end = (
         arguments.get("multiplier", "1.0"),

@@ -137,7 +137,7 @@ def noting_exit(note: Callable[[Any], None]) -> type[SystemExit]:
 
 
 @dataclass(kw_only=True)
-class Ending:
+class ProcessEnd:
     """The end of a process that another launcher has started. It takes effect with `install`."""
 
     communicator: Observed
@@ -198,14 +198,14 @@ class Ending:
         if os.getpid() == self._process and not called_by_hpcdl(sys._getframe(1)):
             code = exit_code_of(status)
             if code:
-                self._say_and_abort(code, "os._exit")
+                self._report_and_abort(code, "os._exit")
             leave_together(self.last, self.watch, called="os._exit")
             from hpcdl.comm.mpi.communicator import finalize
 
             finalize()
         self._leave_at_once(status)
 
-    def _say_and_abort(self, code: int, called: str) -> None:
+    def _report_and_abort(self, code: int, called: str) -> None:
         communicator = self.communicator
         if speaks_first(self.watch.folder, "failed"):
             sys.stderr.write(f"hpcdl: rank {communicator.rank} on {communicator.host}: {exited(code, called)}\n")
@@ -224,7 +224,7 @@ class Ending:
         code, called_s = self.exit_called or (0, 0.0)
         called = communicator.monitor.moved_s() < called_s  # else the script caught it and continued
         if code and called:
-            self._say_and_abort(code, "sys.exit")
+            self._report_and_abort(code, "sys.exit")
         leave_together(self.last, self.watch, called="sys.exit" if called else "")
         self.watch.stop()
 

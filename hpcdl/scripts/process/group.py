@@ -72,9 +72,9 @@ class ScriptGroup:
         number = zlib.crc32("\n".join([collective, *details]).encode()) % _LARGEST_NUMBER
         total_weight, self.num_joined, common = self._headers(number, weight, joined=False)
         if common is None:
-            self._tell_apart([collective, *details], ["", *names])
+            self._refuse_different_calls([collective, *details], ["", *names])
         if self.num_joined and number not in self._sums:
-            self._tell_apart([f"{collective}, which was no sum that all ranks have taken part in before"])
+            self._refuse_different_calls([f"{collective}, which was no sum that all ranks have taken part in before"])
         if number not in self._sums:
             self._recorded = self._sums[number] = []
         return total_weight
@@ -109,7 +109,7 @@ class ScriptGroup:
             if num_joined == self.size:
                 break
             if number is None or number not in self._sums:
-                self._tell_apart([_WITHOUT_BATCH if without_batch else "hpcdl.join()"])
+                self._refuse_different_calls([_WITHOUT_BATCH if without_batch else "hpcdl.join()"])
             else:
                 for take_part in self._sums[number]:
                     take_part()
@@ -127,12 +127,12 @@ class ScriptGroup:
         same = active * squares == total * total  # Cauchy-Schwarz: equal only if all numbers are equal
         return float(header[2]), num_joined, (total // active if active else 0) if same else None
 
-    def _tell_apart(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
+    def _refuse_different_calls(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
         """Raise an error that names the difference between the ranks. Collective."""
         answers = self._control.allgather_json([list(mine), list(names), self.num_batches])
         texts: list[list[str]] = [text for text, *_ in answers]
         if empty := [rank for rank, text in enumerate(texts) if text[0] == _WITHOUT_BATCH]:
-            raise UsageError(_told_without_batch(empty, [num_batches for *_, num_batches in answers]))
+            raise UsageError(_message_without_batch(empty, [num_batches for *_, num_batches in answers]))
         other_rank = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
         pairs = enumerate(itertools.zip_longest(texts[0], texts[other_rank], fillvalue="nothing more"))
         row, pair = next(
@@ -149,7 +149,7 @@ class ScriptGroup:
         )
 
 
-def _told_without_batch(empty: Sequence[int], num_batches: Sequence[int | None]) -> str:
+def _message_without_batch(empty: Sequence[int], num_batches: Sequence[int | None]) -> str:
     """Return the error for ranks whose fit has no batch, with the number of batches where every rank knows its own."""
     ranks = f"rank{'s' if len(empty) > 1 else ''} {listed([str(rank) for rank in empty])}"
     known = [number for number in num_batches if number is not None]

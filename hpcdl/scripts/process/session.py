@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import check_backend
 from hpcdl.core.storage.disk import remove_folder
-from hpcdl.scripts.process.exit import Ending
+from hpcdl.scripts.process.exit import ProcessEnd
 from hpcdl.scripts.process.undistributed import watch_training
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Session:
     """What `init` creates. `hosts`: the name of every rank's node, in rank order.
 
-    `folder`: a folder for notes between ranks; None for a single rank. `ending` is None for a single rank and under
+    `folder`: a folder for notes between ranks, None for one rank. `process_end` is None for a single rank and under
     `hpcdl run`, which handles the end itself; `run` is None without it.
     """
 
@@ -43,7 +43,7 @@ class Session:
     group: ScriptGroup
     hosts: Sequence[str]
     folder: Path | None = None
-    ending: Ending | None = None
+    process_end: ProcessEnd | None = None
     run: ScriptRun | None = None
 
 
@@ -81,16 +81,16 @@ def init(stall_timeout_s: float = 300.0) -> None:
         return
     place = placement() or ALONE
     joined = join(place)
-    ending = folder = None
+    process_end = folder = None
     if place.size > 1:
-        ending = Ending(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
-        folder = ending.watch.folder
-        ending.install()
+        process_end = ProcessEnd(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
+        folder = process_end.watch.folder
+        process_end.install()
     hosts = joined.allgather_json(joined.host)
     group = ScriptGroup(joined)
     _settle_forks(place)
     watch_training(place.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
-    _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, ending=ending))
+    _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end))
 
 
 def adopt(session: Session) -> None:
@@ -144,9 +144,9 @@ def shutdown() -> None:
     ended = _sessions[0]
     ended.group.agree("hpcdl.shutdown")
     _sessions.clear()
-    if ended.ending is not None:
-        ended.ending.uninstall()
-        ended.ending.watch.stop()
+    if ended.process_end is not None:
+        ended.process_end.uninstall()
+        ended.process_end.watch.stop()
 
 
 def is_initialized() -> bool:

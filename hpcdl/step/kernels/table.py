@@ -23,8 +23,8 @@ from hpcdl.step.keras_internals import (
     layers_in,
     onednn_in_use,
     operations_between,
+    passes_training,
     replace_function,
-    tells_training,
 )
 from hpcdl.step.kernels.operations import (
     attention,
@@ -138,7 +138,7 @@ def _is_own(layer: Any) -> bool:
 
 def _problem(kernel: Kernel, plain: Call) -> str:
     """Return why the kernel must not replace `plain` here; empty if it may."""
-    if kernel.while_training and not tells_training():
+    if kernel.while_training and not passes_training():
         return f"cannot see in Keras {keras.__version__} whether a layer trains"
     try:
         apart = difference(kernel, plain)

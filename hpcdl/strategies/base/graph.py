@@ -200,15 +200,15 @@ def connected(
     if len(idle) == len(names):
         raise UsageError("the loss depends on none of the model's trainable variables; there is nothing to train")
     if idle:
-        omission = f" and {len(idle) - _TOLD} more" if len(idle) > _TOLD else ""
-        log(f"the loss does not depend on {', '.join(idle[:_TOLD])}{omission}: no gradient moves that")
+        omission = f" and {len(idle) - _MOST_LISTED} more" if len(idle) > _MOST_LISTED else ""
+        log(f"the loss does not depend on {', '.join(idle[:_MOST_LISTED])}{omission}: no gradient moves that")
     return [
         tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
 
-_TOLD = 5
+_MOST_LISTED = 5
 """Variables named in a message; more are only counted."""
 
 

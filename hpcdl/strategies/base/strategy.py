@@ -204,11 +204,11 @@ class Worker(Exchange, Recoverable):
         """Return a message for the user after this step; each only once, and almost always empty."""
         return ""
 
-    def wish(self, wishes: Array) -> None:
-        """Add this worker's wishes for all (supervision/control.py), if `agreed` carries them."""
+    def set_flags(self, flags: Array) -> None:
+        """Set this worker's control flags for all (supervision/control.py), if `agreed` carries them."""
 
     def agreed(self) -> Array | None:
-        """Return the combined wishes of all workers after this step; None if the workers ask each other instead."""
+        """Return the combined flags of all workers after this step; None if the workers ask each other instead."""
         return None
 
     def details(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 GreedyLoadBalancingStrategy by bytes), so the largest variable bounds the balance. `split` cuts every bucket into equal
 parts, one for each server.
 
-A worker announces each step before it computes it, with its wishes for all workers (to stop, to save). After the step
+A worker announces each step before it computes it, with its flags for all workers (to stop, to save). After the step
 the first server answers with the decision for that step. Every worker gets the same answer, whenever it asks, so a late
 worker stops and saves at the same step as the others.
 """
@@ -149,22 +149,22 @@ NUM_FLAGS = 4
 """The number of flags in supervision/control.py: a signal, the time limit, a checkpoint, room for more workers."""
 
 
-def header(kind: int, step: int, wishes: Array | None = None) -> Array:
-    """Return a worker's message to each server before a step: kind, step, wishes; float64."""
+def header(kind: int, step: int, flags: Array | None = None) -> Array:
+    """Return a worker's message to each server before a step: kind, step, flags; float64."""
     message = numpy.zeros(2 + NUM_FLAGS)
     message[:2] = kind, step
-    if wishes is not None:
-        message[2:] = wishes
+    if flags is not None:
+        message[2:] = flags
     return message
 
 
-def answer(wishes: Array, newest_step: int) -> Array:
-    """Return the first server's message after a step: the combined wishes, and the newest completed step."""
-    return numpy.array([*wishes, newest_step], numpy.float64)
+def answer(flags: Array, newest_step: int) -> Array:
+    """Return the first server's message after a step: the combined flags, and the newest completed step."""
+    return numpy.array([*flags, newest_step], numpy.float64)
 
 
 def no_answer() -> Array:
-    """Return the answer before the first one arrives: no wishes, no step completed."""
+    """Return the answer before the first one arrives: no flags, no step completed."""
     return answer(numpy.zeros(NUM_FLAGS), -1)
 
 

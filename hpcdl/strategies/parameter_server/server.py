@@ -244,7 +244,7 @@ class QuorumServer:
         self._rounds: Rounds | None = None
         self._leaving: list[tuple[Request, tuple[int, int] | None]] = []
         self._asking: dict[int, list[int]] = {}
-        self._wishes = numpy.zeros(placement.NUM_FLAGS)
+        self._flags = numpy.zeros(placement.NUM_FLAGS)
         self._agreed: dict[int, Array] = {}
         self._newest = -1
         self._stopped = False
@@ -275,7 +275,7 @@ class QuorumServer:
             self._stopped |= client.kind == placement.STOP
             self._clients.remove(client)
         else:
-            self._wishes = numpy.maximum(self._wishes, client.header[2:])
+            self._flags = numpy.maximum(self._flags, client.header[2:])
         self._let_in()
 
     def _let_in(self) -> None:
@@ -326,9 +326,9 @@ class QuorumServer:
         if step > self._newest and self._rounds.step_complete(step):
             self._newest = step
             self._ledger.steps += 1
-            self._agreed = {past: wishes for past, wishes in self._agreed.items() if past >= step - MAX_LAG - 1}
-            self._agreed[step] = self._wishes
-            self._wishes = numpy.zeros(placement.NUM_FLAGS)
+            self._agreed = {past: flags for past, flags in self._agreed.items() if past >= step - MAX_LAG - 1}
+            self._agreed[step] = self._flags
+            self._flags = numpy.zeros(placement.NUM_FLAGS)
             self._answer(step)
         client.number += 1
         self._expect_next(client)

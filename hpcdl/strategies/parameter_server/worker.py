@@ -54,7 +54,7 @@ class ServerClient:
         self._placement, self._bucket_bytes, self._message_bytes = placement, bucket_bytes, message_bytes
         self._messages: list[tuple[Piece, ...]] = []
         self._answer = no_answer()
-        self._wishes = numpy.zeros(NUM_FLAGS)
+        self._flags = numpy.zeros(NUM_FLAGS)
         self._num_followed = 0
         self.buckets: tuple[Bucket, ...] = ()
         self.follows = False
@@ -78,7 +78,7 @@ class ServerClient:
         self.follows = bool(self._answer[-1] >= step)
         self._num_followed += self.follows
         self._send_header(FOLLOW if self.follows else STEP, step)
-        self._wishes[:] = 0
+        self._flags[:] = 0
 
     def exchange(self, number: int, buffer: Array) -> None:
         """Replace the gradients of a bucket by their means, in place; float32, in the order of the bucket."""
@@ -96,12 +96,12 @@ class ServerClient:
         """Receive the first server's answer for the completed step."""
         self._communicator.wait_any([self._communicator.irecv(self._answer, self._servers[0], ANSWER_TAG)])
 
-    def wish(self, wishes: Array) -> None:
-        """Store `wishes`, which are sent to the servers with the next step."""
-        self._wishes[:] = wishes
+    def set_flags(self, flags: Array) -> None:
+        """Store `flags`, which are sent to the servers with the next step."""
+        self._flags[:] = flags
 
     def agreed(self) -> Array:
-        """Return the wishes that all workers were told for the completed step."""
+        """Return the combined flags of all workers for the completed step."""
         return self._answer[:-1].copy()
 
     def leave(self, *, early: bool = False) -> None:
@@ -119,7 +119,7 @@ class ServerClient:
         }
 
     def _send_header(self, kind: int, step: int) -> None:
-        message = header(kind, step, self._wishes)
+        message = header(kind, step, self._flags)
         for request in [self._communicator.isend(message, server, HEADER_TAG) for server in self._servers]:
             self._communicator.wait_any([request])
 
@@ -186,12 +186,12 @@ class ParameterServerWorker(Worker):
         """Receive the first server's answer."""
         self._client.take_answer()
 
-    def wish(self, wishes: Array) -> None:
-        """Pass on `wishes`, which are sent to the servers with the next step."""
-        self._client.wish(wishes)
+    def set_flags(self, flags: Array) -> None:
+        """Pass on `flags`, which are sent to the servers with the next step."""
+        self._client.set_flags(flags)
 
     def agreed(self) -> Array | None:
-        """Return the wishes that all workers were told for the completed step."""
+        """Return the combined flags of all workers for the completed step."""
         return self._client.agreed()
 
     def details(self) -> dict[str, Any]:

@@ -189,22 +189,22 @@ class Cluster:
     """Addresses of all ranks, `address:port` in rank order."""
 
     rank: int
-    places: tuple[str, ...]
+    endpoints: tuple[str, ...]
 
     @property
     def address(self) -> str:
         """This rank's address."""
-        return self.places[self.rank].rpartition(":")[0]
+        return self.endpoints[self.rank].rpartition(":")[0]
 
     @property
     def port(self) -> int:
         """This rank's port."""
-        return int(self.places[self.rank].rpartition(":")[2])
+        return int(self.endpoints[self.rank].rpartition(":")[2])
 
     @property
     def addresses(self) -> set[str]:
         """The addresses of the job's hosts."""
-        return {address.rpartition(":")[0] for address in self.places}
+        return {address.rpartition(":")[0] for address in self.endpoints}
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
     address = getattr(communicator, "address", LOOPBACK)
     with ReservedPort() as port:
         addresses = communicator.allgather_json(f"{address}:{port.number}")
-        cluster = Cluster(rank=communicator.rank, places=tuple(addresses))
+        cluster = Cluster(rank=communicator.rank, endpoints=tuple(addresses))
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
         guard = _Guard(cluster)
         guard.start()
@@ -257,7 +257,7 @@ class _Guard(threading.Thread):
 def start_server(communicator: Communicator, num_workers: int) -> Any:
     """Start this rank's server: a `worker` on the first `num_workers` ranks, else a `ps`; collective over all."""
     with rendezvous(communicator) as cluster:
-        jobs = {"worker": list(cluster.places[:num_workers]), "ps": list(cluster.places[num_workers:])}
+        jobs = {"worker": list(cluster.endpoints[:num_workers]), "ps": list(cluster.endpoints[num_workers:])}
         serves = cluster.rank >= num_workers
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),

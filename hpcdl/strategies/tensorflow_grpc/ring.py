@@ -65,7 +65,7 @@ class CollectiveWorker(Worker):
         with rendezvous(context.communicator) as cluster:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
-                    tf.train.ClusterSpec({"worker": list(cluster.places)}),
+                    tf.train.ClusterSpec({"worker": list(cluster.endpoints)}),
                     task_type="worker",
                     task_id=cluster.rank,
                     rpc_layer="grpc",

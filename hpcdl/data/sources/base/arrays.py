@@ -354,15 +354,15 @@ class FieldSource:
         self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], remarks: list[str]
     ) -> list[tuple[str, list[PlacedArray]]]:
         """Return `placed`, with one sample per file if requested or the only reading; SourceError if ambiguous."""
-        wish, files = self._spec.sample_is, f"{len(parts)} files"
+        flag_value, files = self._spec.sample_is, f"{len(parts)} files"
         arrays = [array for _, per_part in placed for array in per_part]
-        if wish == "row" or not any(array.path.is_file() for array in arrays):
+        if flag_value == "row" or not any(array.path.is_file() for array in arrays):
             return placed
         scalars = any(not array.shape for array in arrays)
-        if scalars and len(parts) < 2 and not wish:
+        if scalars and len(parts) < 2 and not flag_value:
             single = next(path for path, per_part in placed if not per_part[0].shape)
             raise SourceError(f"{self._location}: {single} is a single value; a field has one for each sample")
-        if not wish and not (scalars and len(parts) > 1):
+        if not flag_value and not (scalars and len(parts) > 1):
             rows = self._spec.format not in ("hdf5", "numpy")  # a file of these formats may be one sample; a table not
             if rows or len(parts) < 2 or not self._may_be_samples(placed):
                 return placed
@@ -458,21 +458,21 @@ class FieldSource:
         self, name: str, path: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]] | None:
         """Return the field of a target whose values are classes; None for quantities."""
-        where, wish = f"{self._location}: {path}", self._spec.target_kind
+        where, flag_value = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
         single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
-        if not single and wish != "regression" and is_one_hot(arrays):
-            if wish == "class":
+        if not single and flag_value != "regression" and is_one_hot(arrays):
+            if flag_value == "class":
                 return self._from_one_hot(name, arrays)
             remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
         vector = not single and len(first.shape) == 2 and first.dtype.kind == "f" and not first.offsets
-        if vector and wish == "class" and len(self.masks) == 1 and not all(map(_whole, _values(arrays))):
+        if vector and flag_value == "class" and len(self.masks) == 1 and not all(map(_whole, _values(arrays))):
             raise SourceError(f"{where}: {self._no_class(arrays)}")
-        if not single or (wish == "regression" and not first.text):
+        if not single or (flag_value == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
         if floats and not all(map(_whole, _values(arrays, finite=self._spec.nan == "skip"))):
-            if wish == "class":
+            if flag_value == "class":
                 raise SourceError(f"{where}: {self._no_class(arrays)}")
             return None
         labels, over = _different(arrays)
@@ -481,14 +481,14 @@ class FieldSource:
         if first.text:
             self._check_words(labels.tolist(), where)
         num_samples = sum(array.num_samples for array in arrays)
-        if not wish and not plausible(len(labels), num_samples):
+        if not flag_value and not plausible(len(labels), num_samples):
             what = "strings" if first.text else "whole numbers"
             remedy = "--target-kind class" + ("" if first.text else ", or --target-kind regression for quantities")
             raise SourceError(
                 f"{where} holds {over}{len(labels)} different {what} in {num_samples} samples: are these classes? Give "
                 f"{remedy}"
             )
-        if not wish and floats and not any(array.filled for array in arrays):
+        if not flag_value and floats and not any(array.filled for array in arrays):
             raise SourceError(
                 f"{where} is {first.dtype.name}, but holds whole numbers only ({labels[0]} to {labels[-1]}): classes "
                 "or quantities? Give --target-kind class or --target-kind regression"
@@ -519,16 +519,16 @@ class FieldSource:
 
     def _check_words(self, labels: list[str], where: str) -> None:
         """Raise SourceError for a target of numbers that a few words make text."""
-        wish = self._spec.target_kind
+        flag_value = self._spec.target_kind
         measured = [word for word in labels if NUMBER.fullmatch(word)]
-        if wish != "class" and len(measured) == len(labels) and any(float(word) % 1 for word in labels):
+        if flag_value != "class" and len(measured) == len(labels) and any(float(word) % 1 for word in labels):
             raise SourceError(
                 f"{where} holds numbers as text, such as {shown(measured[0])}: classes or quantities? Save quantities "
                 "as numbers, or give --target-kind class"
             )
-        if wish == "regression" and (words := words_among_numbers(labels)):
+        if flag_value == "regression" and (words := words_among_numbers(labels)):
             raise SourceError(f"{where} holds {some(words)} among numbers; correct it, or take such samples out")
-        if not wish and (question := question_of_words(labels)):
+        if not flag_value and (question := question_of_words(labels)):
             raise SourceError(f"{where} holds {question}")
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
@@ -792,7 +792,7 @@ def _remedy(dtype: np.dtype[Any]) -> str:
 
 
 def divided(
-    parts: Sequence[ArrayGroup], spec: SourceSpec, wishes: Sequence[str], remarks: list[str]
+    parts: Sequence[ArrayGroup], spec: SourceSpec, flag_values: Sequence[str], remarks: list[str]
 ) -> list[ArrayGroup]:
     """Divide `parts` by the splits in the paths of their arrays: x_train beside x_test, groups train and test.
 
@@ -804,7 +804,7 @@ def divided(
     arrays = {path: own for path, own in parts[0].arrays.items() if not left_out(path, spec.leave_out)}
     whole = [ArrayGroup(split=UNSPLIT, arrays=arrays)]
     splits = {path: split for path in arrays if (split := path_split(path))}
-    asked = [(wish.rpartition("=")[0] or wish).strip("/") for wish in wishes]
+    asked = [(flag_value.rpartition("=")[0] or flag_value).strip("/") for flag_value in flag_values]
     if len(set(splits.values())) < 2 or (asked and all(path in arrays for path in asked)):
         return whole
     made: dict[str, dict[str, FoundArray]] = {}
@@ -886,11 +886,11 @@ def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
     )
 
 
-def _asked(wishes: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
+def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
     fields: dict[str, str] = {}
-    for wish in wishes:
-        path, equals, name = wish.rpartition("=")
-        path, name = (path, name) if equals else (wish, field_name(wish))
+    for flag_value in flag_values:
+        path, equals, name = flag_value.rpartition("=")
+        path, name = (path, name) if equals else (flag_value, field_name(flag_value))
         path = path.strip("/").removesuffix(".npy")
         matches = [candidate for candidate in arrays if candidate == path] or [
             candidate for candidate in arrays if candidate.rsplit("/", 1)[-1] == path

@@ -40,21 +40,21 @@ _MOST_WORDS = 1_000_000
 _SHOWN = 20
 
 
-def asked_codings(wishes: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+def asked_codings(flag_values: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """Return the coding by column of `--categories COLUMN=CODING`; UsageError for unknown columns and codings."""
     codings: dict[str, str] = {}
-    for wish in wishes:
-        column, equals, coding = wish.rpartition("=")
+    for flag_value in flag_values:
+        column, equals, coding = flag_value.rpartition("=")
         if not equals or coding not in CODINGS:
-            name = column if equals and column in columns else wish
+            name = column if equals and column in columns else flag_value
             raise UsageError(
-                f"--categories {wish}: how are its words to become numbers? Give --categories "
+                f"--categories {flag_value}: how are its words to become numbers? Give --categories "
                 f"{typed(name + '=one-hot')} (a 0 or 1 for each word) or --categories {typed(name + '=codes')} (0, 1, "
                 "2, ... in the order of the words)"
             )
         if column not in columns or column in codings:
             what = "is named twice" if column in codings else f"is no column; the columns are {some(list(columns))}"
-            raise UsageError(f"--categories {wish}: {shown(column)} {what}")
+            raise UsageError(f"--categories {flag_value}: {shown(column)} {what}")
         codings[column] = coding
     return codings
 
@@ -216,7 +216,7 @@ class ColumnSource(FieldSource):
         """Return `tables` with numbers in place of the words of --categories columns, and the words of each column."""
         first = next(iter(tables.values()))
         codings = asked_codings(self._spec.categories, list(first))
-        targets = {wish.rpartition("=")[0] or wish for wish in self._spec.targets}
+        targets = {flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets}
         words: dict[str, Categories] = {}
         made = {split: dict(columns) for split, columns in tables.items()}
         for name, coding in codings.items():
@@ -255,7 +255,11 @@ class ColumnSource(FieldSource):
     ) -> SourceFacts:
         """Return `facts` with fields that say which of their numbers stand for which words."""
         paths = {field_name(name): name for name in words}
-        paths |= {wish.rpartition("=")[2]: wish.rpartition("=")[0] for wish in self.inputs if "=" in wish}
+        paths |= {
+            flag_value.rpartition("=")[2]: flag_value.rpartition("=")[0]
+            for flag_value in self.inputs
+            if "=" in flag_value
+        }
         places = list(itertools.accumulate((columns[own].width for own in packed), initial=0))
         together = [
             dataclasses.replace(words[own], place=place)
@@ -306,7 +310,7 @@ class ColumnSource(FieldSource):
         """Return the columns of numbers that form an unnamed input, and its path; SourceError for questions."""
         if self._spec.inputs:
             return [], ""
-        targets = [wish.rpartition("=")[0] or wish for wish in self._spec.targets]
+        targets = [flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets]
         if not targets:
             targets = [column for column in columns if column.lower() in TARGET_NAMES]
             candidates = [column for column in columns if column in targets or names_class(column)]

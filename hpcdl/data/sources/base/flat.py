@@ -88,19 +88,19 @@ class FlatFiles:
             raise UnreadableSample(f"{path} ends at byte {offset + count}")
         return wanted
 
-    def read_rows(self, path: str, stamp: int, offset: int, places: Array, out: Array) -> bool:
-        """Fill `out` with the rows numbered `places`, which start at `offset` and have its row size; one copy each.
+    def read_rows(self, path: str, stamp: int, offset: int, row_numbers: Array, out: Array) -> bool:
+        """Fill `out` with the rows `row_numbers`, which start at `offset` and have its row size; one copy each.
 
         Returns False if that fails: `read` reports the reason.
         """
         view = out.reshape(-1).view(np.uint8).data
-        size = len(view) // max(1, len(places))
+        size = len(view) // max(1, len(row_numbers))
         if not size:
             return False
         with contextlib.suppress(UnreadableSample, SourceChanged, OSError):
             self.read(path, stamp, offset, 0)
             file, preadv = self._open[path], os.preadv
-            starts = (offset + places * size).tolist()
+            starts = (offset + row_numbers * size).tolist()
             return all(
                 preadv(file, [view[at : at + size]], start) == size
                 for at, start in zip(range(0, len(view), size), starts, strict=True)
@@ -180,14 +180,14 @@ class EncodedFiles:
 
     def add_file(self, split: str, path: Path, samples: Iterable[tuple[int, int, Any]]) -> None:
         """Add the images of a file: (offset, size in bytes, label) each."""
-        places, sizes, labels = array("q"), array("q"), []
+        row_numbers, sizes, labels = array("q"), array("q"), []
         shared: dict[Any, Any] = {}
         for place, size, label in samples:
-            places.append(place)
+            row_numbers.append(place)
             sizes.append(size)
             labels.append(shared.setdefault(label, label) if type(label) in (int, str) else label)
         rows = np.zeros(len(labels), ROW)
-        rows["place"], rows["size"] = places, sizes
+        rows["place"], rows["size"] = row_numbers, sizes
         self._files.append((split, path, rows, labels))
 
     def facts(self, class_names: Sequence[str] = ()) -> SourceFacts:
@@ -231,38 +231,41 @@ def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence
     return names, []
 
 
-def files_by_split(location: Path, endings: Sequence[str], spec: SourceSpec) -> dict[str, list[Path]]:
+def files_by_split(location: Path, suffixes: Sequence[str], spec: SourceSpec) -> dict[str, list[Path]]:
     """Return the files with these endings by split, from file or folder names; SourceError if some name no split."""
-    paths = _found(location, endings)
+    paths = _found(location, suffixes)
     if not paths:
         return {}
     return {UNSPLIT: paths} if location.is_file() else by_names(paths, spec, location)
 
 
-def _found(location: Path, endings: Sequence[str]) -> list[Path]:
+def _found(location: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the files with these endings: in a folder, its folder `data`, or folders some of which name splits."""
     if location.is_file():
-        return [location] if location.name.lower().endswith(tuple(endings)) else []
-    paths = _ending(location, endings)
+        return [location] if location.name.lower().endswith(tuple(suffixes)) else []
+    paths = _with_suffix(location, suffixes)
     if not paths and (location / "data").is_dir():
-        paths = _ending(location / "data", endings)
+        paths = _with_suffix(location / "data", suffixes)
     if paths:
         return paths
     folders = [path for path in folders_of(location) if not is_clutter(path.name)]
     if not any(split_in(folder.name) for folder in folders):
         return []
-    return [path for folder in folders for path in _ending(folder, endings)]
+    return [path for folder in folders for path in _with_suffix(folder, suffixes)]
 
 
-def told_of_missing(location: Path, endings: Sequence[str]) -> list[str]:
+def remarks_on_files(location: Path, suffixes: Sequence[str]) -> list[str]:
     """Return remarks on files missing from a numbered set, and on folders that are not searched."""
     if location.is_file():
         return []
-    paths = _found(location, endings)
-    return [*remarks_on_missing(paths), *told_of_folders(paths, location, lambda folder: _ending(folder, endings))]
+    paths = _found(location, suffixes)
+    return [
+        *remarks_on_missing(paths),
+        *remarks_on_folders(paths, location, lambda folder: _with_suffix(folder, suffixes)),
+    ]
 
 
-def told_of_folders(read: Sequence[Path], location: Path, files_in: Callable[[Path], Sequence[Path]]) -> list[str]:
+def remarks_on_folders(read: Sequence[Path], location: Path, files_in: Callable[[Path], Sequence[Path]]) -> list[str]:
     """Return a remark on folders beside the files `read` with such files (by `files_in`); none for a single file."""
     if location.is_file():
         return []
@@ -274,23 +277,23 @@ def told_of_folders(read: Sequence[Path], location: Path, files_in: Callable[[Pa
     return [f"not read: the folders {names}, which hold such files too"] if names else []
 
 
-def is_made_of(location: Path, endings: Sequence[str], *, alone: bool = False) -> bool:
+def is_made_of(location: Path, suffixes: Sequence[str], *, alone: bool = False) -> bool:
     """Return whether `location` consists of files with these endings, rather than of folders of images.
 
     `alone`: there are no other files beside them.
     """
-    paths = _found(location, endings)
+    paths = _found(location, suffixes)
     if not paths or location.is_file():
         return bool(paths)
     folders = {path.parent for path in paths}
-    if alone and any(_ending(folder, endings) != _ending(folder, [""]) for folder in folders):
+    if alone and any(_with_suffix(folder, suffixes) != _with_suffix(folder, [""]) for folder in folders):
         return False
     return not any(map(has_folders_of_images, folders))
 
 
-def _ending(folder: Path, endings: Sequence[str]) -> list[Path]:
+def _with_suffix(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     paths = [path for path in files_of(folder) if not is_clutter(path.name)]
-    return [path for path in paths if path.name.lower().endswith(tuple(endings))]
+    return [path for path in paths if path.name.lower().endswith(tuple(suffixes))]
 
 
 def numbered(found: Array) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, is_name
 from hpcdl.data.sources.base.arrays import field_name
-from hpcdl.data.sources.base.glance import IMAGE_ENDINGS
+from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
 from hpcdl.data.sources.base.images import PictureField
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import (
@@ -299,15 +299,15 @@ class PicturePairs:
     def scan(self, index: IndexWriter) -> SourceFacts:
         """List the pairs of every split; SourceError if a file has no partner."""
         (inputs, input_name), (targets, target_name) = (
-            self._wish(flag, wishes)
-            for flag, wishes in (("--input", self._spec.inputs), ("--target", self._spec.targets))
+            self._flag_value(flag, flag_values)
+            for flag, flag_values in (("--input", self._spec.inputs), ("--target", self._spec.targets))
         )
         if input_name == target_name:
             raise SourceError(f"{shown(input_name)} names an input and a target; give another name after the =")
         out = LeftOut()
         kept: list[tuple[str, int, int]] = []
         all_pairs: list[_Pair] = []
-        for split, (input_folder, target_folder) in self._places(inputs, targets, out).items():
+        for split, (input_folder, target_folder) in self._folder_pairs(inputs, targets, out).items():
             pairs = list(self._fitting(input_folder, target_folder, out))
             entries = []
             for first, second in pairs:
@@ -360,13 +360,13 @@ class PicturePairs:
         except UnreadableSample as error:
             raise UnreadableSample(f"{name}: {error}") from error
 
-    def _wish(self, flag: str, wishes: Sequence[str]) -> tuple[str, str]:
-        if len(wishes) != 1:
+    def _flag_value(self, flag: str, flag_values: Sequence[str]) -> tuple[str, str]:
+        if len(flag_values) != 1:
             raise SourceError(
                 f"{self._root}: of folders of images one is the input, one the target; give --input FOLDER=NAME and "
                 "--target FOLDER=NAME once each"
             )
-        folder, _, name = wishes[0].rpartition("=")
+        folder, _, name = flag_values[0].rpartition("=")
         folder, name = (folder, name) if folder else (name, field_name(name))
         if not is_name(name):
             raise SourceError(
@@ -375,7 +375,7 @@ class PicturePairs:
             )
         return folder.strip("/"), name
 
-    def _places(self, inputs: str, targets: str, out: LeftOut) -> dict[str, tuple[Path, Path]]:
+    def _folder_pairs(self, inputs: str, targets: str, out: LeftOut) -> dict[str, tuple[Path, Path]]:
         """Return the two folders of each split: inside the split folders, with split folders inside, or undivided."""
         root, spec = self._root, self._spec
         top = listed(root, spec, out).folders
@@ -392,11 +392,11 @@ class PicturePairs:
                 )
             return {split: (root / inputs / name, root / targets / name) for name, split in splits.items()}
         splits = {} if spec.split_names == IGNORE else folder_splits(top)
-        places = {split: (root / name / inputs, root / name / targets) for name, split in splits.items()}
-        missing = next((path for pair in places.values() for path in pair if not path.is_dir()), None)
-        if not places or missing is not None:
+        folder_pairs = {split: (root / name / inputs, root / name / targets) for name, split in splits.items()}
+        missing = next((path for pair in folder_pairs.values() for path in pair if not path.is_dir()), None)
+        if not folder_pairs or missing is not None:
             raise SourceError(f"{root} has no folder {missing or inputs}; it has {some(top)}")
-        return places
+        return folder_pairs
 
     def _fitting(self, one: Path, two: Path, out: LeftOut) -> Iterator[_Pair]:
         inputs, targets = self._by_stem(one, _OF_INPUTS, out), self._by_stem(two, _OF_TARGETS, out)
@@ -424,7 +424,7 @@ class PicturePairs:
             waiting += [(here / name, seen) for name in inside.folders]
             for entry in inside.entries:
                 path = here / entry.name
-                if path.suffix.lower() not in IMAGE_ENDINGS:
+                if path.suffix.lower() not in IMAGE_SUFFIXES:
                     raise SourceError(f"{path} is not an image by its name; give --leave-out '*{path.suffix}'")
                 stem = f"{here.relative_to(folder)}/{extra.sub('', path.stem) or path.stem}"
                 if stem in files:

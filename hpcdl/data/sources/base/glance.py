@@ -22,7 +22,7 @@ MAGIC = {
     b"MM\0*": "TIFF",
 }
 """First bytes of the supported image files; WebP's mark is further on."""
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 HEAD_BYTES = 132
 """Enough bytes to tell all formats here apart; DICOM's mark is the furthest."""
 _KINDS = (*dict.fromkeys(MAGIC.values()), "WebP")
@@ -42,7 +42,7 @@ _HEADS = {
     b"CDF\x01": "a netCDF-3 file",
     b"CDF\x02": "a netCDF-3 file",
 }
-_ENDINGS = {
+_SUFFIXES = {
     ".nii": "a NIfTI file",
     ".nii.gz": "a NIfTI file",
     ".dcm": "a DICOM file",
@@ -103,7 +103,7 @@ def what_it_is(name: str, head: bytes) -> str:
     if head[128:132] == b"DICM":
         kind = "a DICOM file"
     lower = path.name.lower()
-    kind = next((remarks for ending, remarks in _ENDINGS.items() if lower.endswith(ending)), kind)
+    kind = next((remarks for suffix, remarks in _SUFFIXES.items() if lower.endswith(suffix)), kind)
     if kind in _OWN:
         return (
             f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "
@@ -117,7 +117,7 @@ def what_it_is(name: str, head: bytes) -> str:
     note = _NOTES.get(path.suffix.lower())
     if note is not None:
         return f"not an image but {note} Give --leave-out {pattern} if classes are the folders alone".replace("  ", " ")
-    if path.suffix.lower() in IMAGE_ENDINGS:
+    if path.suffix.lower() in IMAGE_SUFFIXES:
         return f"not an image, or damaged (images: {', '.join(_KINDS)}); take it away, or give --on-error skip"
     return f"not an image (images: {', '.join(_KINDS)}); take it away, or give --leave-out {pattern}"
 
@@ -144,7 +144,7 @@ def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
     for entry in first:
         with os.scandir(entry.path) as entries:
             inside = list(itertools.islice(entries, _LOOKED_INTO))
-        if any(inner_entry.is_file() and inner_entry.name.lower().endswith(IMAGE_ENDINGS) for inner_entry in inside):
+        if any(inner_entry.is_file() and inner_entry.name.lower().endswith(IMAGE_SUFFIXES) for inner_entry in inside):
             return True
         if levels > 1 and has_folders_of_images(Path(entry.path), levels - 1):
             return True

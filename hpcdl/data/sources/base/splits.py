@@ -122,7 +122,7 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
     kept = [path for path in paths if not left_out(path.name, spec.leave_out)]
     if not kept:
         raise SourceError(f"{spec.location}: --leave-out {' '.join(spec.leave_out)} leaves no file; give fewer names")
-    labels = _labels([_said(path, root) for path in kept])
+    labels = _labels([_split_words(path, root) for path in kept])
     if spec.split_names == IGNORE or not any(labels):
         return {UNSPLIT: kept}
     if not all(labels) and spec.split_names == AUTO:
@@ -139,17 +139,17 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
     return groups
 
 
-def _said(path: Path, root: Path | None) -> set[str]:
+def _split_words(path: Path, root: Path | None) -> set[str]:
     """Return the splits in a file's own name, else those in the folders above it below `root`."""
     above = path.relative_to(root).parts[:-1] if root is not None else ()
     names = [path.name.partition(".")[0], *reversed(above)]
     return next((splits for name in names if (splits := splits_in(name))), set())
 
 
-def _labels(said: Sequence[set[str]]) -> list[str | None]:
+def _labels(words_of_paths: Sequence[set[str]]) -> list[str | None]:
     """Return one split per file, ignoring splits that all files name; None if none or several remain."""
-    common = set.intersection(*said)
-    distinct = [splits - common for splits in said]
+    common = set.intersection(*words_of_paths)
+    distinct = [splits - common for splits in words_of_paths]
     return [next(iter(splits)) if len(splits) == 1 else None for splits in distinct]
 
 

@@ -211,5 +211,5 @@ def fitting(value: Value, shape: tuple[int, ...]) -> Array:
     return np.empty((0, *shape[1:])) if data.shape == (0,) else data
 
 
-def _new(work: Path, ending: str) -> Path:
-    return work / f"array{len(list(work.glob('array*')))}{ending}"
+def _new(work: Path, suffix: str) -> Path:
+    return work / f"array{len(list(work.glob('array*')))}{suffix}"

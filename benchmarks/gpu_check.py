@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.core.records.run_record import RunRecord, read_record
-from hpcdl.node.accelerators import told
+from hpcdl.node.accelerators import described
 from hpcdl.node.profile import describe, read_profile
 from hpcdl.rank.results import now_text
 from hpcdl.strategies.table import STRATEGIES
@@ -268,8 +268,8 @@ def tuned(trial: Trial) -> str:
     trial.run([sys.executable, "-m", "hpcdl", "tune-threads", *words, "--budget", "90s", "--out", str(path)])
     profile = read_profile(path)
     if bool(profile.devices) != trial.on_gpu:
-        raise CheckFailed(f"the profile was measured on {told(profile.devices) or 'CPUs'}")
-    where = told(profile.devices) or "CPUs"
+        raise CheckFailed(f"the profile was measured on {described(profile.devices) or 'CPUs'}")
+    where = described(profile.devices) or "CPUs"
     return f"{profile.images_per_second:.0f} samples/s on {where} in 3 samples, with {describe(profile.settings)}"
 
 

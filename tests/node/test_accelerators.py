@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.node import accelerators
-from hpcdl.node.accelerators import choose, cpus_near_shown, devices_of_node, nearest, shown, told
+from hpcdl.node.accelerators import choose, cpus_near_shown, described, devices_of_node, nearest, shown
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_what_a_node_shows_its_ranks(node: Path) -> None:
     assert shown({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c"}, node) == {"NVIDIA H200 (MIG)": 3}
     assert shown({"CUDA_VISIBLE_DEVICES": ""}, node) == {}
     assert shown({"ROCR_VISIBLE_DEVICES": "0,1"}, node) == {"GPU": 2}
-    assert told(shown({}, node)) == "2 x NVIDIA H200"
+    assert described(shown({}, node)) == "2 x NVIDIA H200"
 
 
 def test_nearness_is_known_of_all_devices_or_none(node: Path) -> None:

@@ -126,9 +126,7 @@ def sweep(
     plan, run_plan = _planned(wanted, only_nodes)
     folder = out or Path("studies") / wanted.name
     if predict:
-        _print_cost(
-            folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json
-        )
+        _predict(folder, wanted, plan, run_plan, {"evidence": evidence, "network": network, "machine": machine}, json)
         return
     _refuse_without_predict({"--evidence": evidence, "--network": network, "--machine": machine})
     if jobs and not dry_run:
@@ -269,9 +267,7 @@ def _show_plan(study: Study, plan: StudyRuns, state: StudyState, run_plan: Any, 
     say("next: the same command without --dry-run")
 
 
-def _print_cost(
-    folder: Path, study: Study, plan: StudyRuns, run_plan: Any, given: Mapping[str, Any], json: bool
-) -> None:
+def _predict(folder: Path, study: Study, plan: StudyRuns, run_plan: Any, given: Mapping[str, Any], json: bool) -> None:
     """Print the cost and write nothing; a study that has begun counts only its remaining runs."""
     from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.network import read_network

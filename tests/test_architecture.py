@@ -436,6 +436,20 @@ def test_functions_stay_readable(path: Path) -> None:
             assert length <= 60, f"{node.name} has {length} lines; split it"
 
 
+FOREIGN_WORDS = {"told", "tells", "untold", "belief", "meeting", "wish", "wishes", "ending", "endings"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_names_are_in_the_terms_of_the_field(path: Path) -> None:
+    names = {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    names |= {node.arg for node in ast.walk(tree(path)) if isinstance(node, ast.arg)}
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names |= {node.name for node in ast.walk(tree(path)) if isinstance(node, definitions)}
+    foreign = sorted(name for name in names if FOREIGN_WORDS & set(name.lower().split("_")))
+    assert not foreign, "say it as the field does: report, suffix, flags, rendezvous"
+
+
 def texts() -> Iterator[Path]:
     for folder in ("hpcdl", "docs", "etc", "scripts", "share", "benchmarks", "tests", ".ci"):
         for path in sorted((ROOT / folder).rglob("*")):

@@ -367,11 +367,11 @@ def rule_in_force(run_plan: RunPlan) -> str:
     every = "an exchange at a period to be measured"
     if values["period"] != AUTO:
         every = "an exchange every " + ("step" if int(values["period"]) == 1 else f"{values['period']} steps")
-    meeting = f", {every}" if run_plan.info.features.periodic else ""
+    exchange = f", {every}" if run_plan.info.features.periodic else ""
     if values["period-within"]:
-        meeting += f", inside a node every {values['period-within']}"
+        exchange += f", inside a node every {values['period-within']}"
     return (
-        f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step{meeting}; {rule}, "
+        f"{run_plan.info.name}: {each} {run_plan.global_batch} samples a step{exchange}; {rule}, "
         f"{run_plan.schedule.describe()}; "
         f"{run_plan.num_steps} steps, {run_plan.steps_per_epoch} an epoch{_left_out(run_plan)}"
     )

@@ -70,7 +70,7 @@ def infer(
         _print_summary(out, record, shown, advise=not quiet)
 
 
-def _print_summary(out: Path, record: RunRecord, said: Container[str], *, advise: bool) -> None:
+def _print_summary(out: Path, record: RunRecord, printed: Container[str], *, advise: bool) -> None:
     inference = record.inference
     if inference is None:
         return
@@ -84,7 +84,7 @@ def _print_summary(out: Path, record: RunRecord, said: Container[str], *, advise
         facts.append(f"the first in {format_seconds(inference.first_batch_seconds)}, with the compilation")
     put(f"{out}: {'; '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
-        if text not in said:
+        if text not in printed:
             say(text)
     if advise:
         say(f"next: {typed('inspect', out, '--verify')}")

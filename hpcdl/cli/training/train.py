@@ -91,7 +91,7 @@ def train(
     if json:
         print_json({"run_dir": str(run_dir), "record": dataclasses.asdict(record)})
     else:
-        print_summary(run_dir, record, said=follower.said, advise=not quiet)
+        print_summary(run_dir, record, printed=follower.printed, advise=not quiet)
 
 
 def _resumed(flags: dict[str, Any], trust: bool, *, from_file: bool) -> list[Layer]:
@@ -119,7 +119,7 @@ def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
     return dataclasses.replace(layer, values={key: layer.values[key] for key in layer.values if key not in left_out})
 
 
-def print_summary(run_dir: Path, record: RunRecord, *, said: Container[str] = (), advise: bool = True) -> None:
+def print_summary(run_dir: Path, record: RunRecord, *, printed: Container[str] = (), advise: bool = True) -> None:
     """Print the result in a few lines, with warnings that are not in `said`; with `advise`, also the next command."""
     facts = []
     if record.images_per_second:
@@ -130,7 +130,7 @@ def print_summary(run_dir: Path, record: RunRecord, *, said: Container[str] = ()
         facts.append(f"loss {record.loss:.4f}")
     put(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.workers, 'worker')}; {', '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
-        if text not in said:
+        if text not in printed:
             say(text)
     warn_of_affinity(record)
     if advise:
@@ -151,7 +151,7 @@ class Follower:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self.said: set[str] = set()
+        self.printed: set[str] = set()
         """Messages that have been shown."""
         self._bar: Progress | None = None
         self._counted = ""
@@ -195,5 +195,5 @@ class Follower:
 
     def _message(self, event: dict[str, Any]) -> None:
         if not self._quiet or event["text"].startswith("warning"):
-            self.said.add(event["text"])
+            self.printed.add(event["text"])
             say(event["text"])

@@ -20,7 +20,7 @@ from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some, typed
 
-_ENDING = ".txt"
+_SUFFIX = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
 """Usual names of the label file for the lines of STEM.txt."""
 _BESIDE = re.compile(r"(?:readme|license|licence|copying|citation|notice)(?![a-z]).*", re.IGNORECASE)
@@ -37,7 +37,7 @@ class TextSource(FieldSource):
     def recognises(location: Path) -> bool:
         """Accept a .txt file, or a folder with only such files."""
         if location.is_file():
-            return location.suffix.lower() == _ENDING
+            return location.suffix.lower() == _SUFFIX
         if _only_texts(location):
             return True
         below = _content(location, folders_of)
@@ -130,7 +130,7 @@ class TextSource(FieldSource):
         if len(lines) == 1:
             return {split: self._beside(lines[0])}
         if not lines:
-            raise SourceError(f"{root} holds no {_ENDING} files; it needs CLASS.txt files, or a folder for each class")
+            raise SourceError(f"{root} holds no {_SUFFIX} files; it needs CLASS.txt files, or a folder for each class")
         return {split: _by_class({path.stem: _lines(path) for path in lines})}
 
     def _beside(self, path: Path) -> _Samples:
@@ -192,7 +192,7 @@ def _content(folder: Path, kind: Callable[[Path], list[Path]]) -> list[Path]:
 
 
 def _texts(folder: Path) -> list[Path]:
-    return [path for path in _content(folder, files_of) if path.suffix.lower() == _ENDING]
+    return [path for path in _content(folder, files_of) if path.suffix.lower() == _SUFFIX]
 
 
 def _only_texts(folder: Path) -> bool:

@@ -211,25 +211,25 @@ class _OwnPart:
 
     def _write(self) -> None:
         try:
-            for result in _here(self._place, self._taken(), self._told):
-                self._say({"result": result})
+            for result in _here(self._place, self._taken(), self._report_samples):
+                self._send({"result": result})
         except _Stopped:
             return
         except BaseException as error:  # noqa: BLE001  the main thread raises it
-            self._say({"raised": error})
-        self._say({"over": True})
+            self._send({"raised": error})
+        self._send({"over": True})
 
     def _taken(self) -> Iterator[Task]:
         with suppress(IndexError):
             while not self._stop.is_set():
                 yield self._waiting.popleft()
 
-    def _told(self, samples: int) -> None:
+    def _report_samples(self, samples: int) -> None:
         if self._stop.is_set():
             raise _Stopped
-        self._say({"samples": samples})
+        self._send({"samples": samples})
 
-    def _say(self, document: dict[str, Any]) -> None:
+    def _send(self, document: dict[str, Any]) -> None:
         self._split_words.put(document)
         with suppress(BlockingIOError):
             os.write(self._wake, b".")
@@ -291,21 +291,21 @@ def main() -> None:
     os.dup2(2, 1)  # output of a user's reader, even from C, must not mix with the answers
     writer = open_writer(WritingPlace(target=Path(target), code=code, again=bool(again)))
 
-    def say(document: dict[str, Any]) -> None:
+    def send(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")
         answers.flush()
 
-    say({"ready": True})
+    send({"ready": True})
     for line in sys.stdin:
         split, _, number = line.strip().rpartition(" ")
         try:
-            result = writer.write(split, int(number), lambda count: say({"samples": count}))
+            result = writer.write(split, int(number), lambda count: send({"samples": count}))
         except HpcdlError as error:
-            say({"error": str(error), "exit_code": error.exit_code, "type": type(error).__name__})
+            send({"error": str(error), "exit_code": error.exit_code, "type": type(error).__name__})
         except OSError as error:
-            say({"errno": error.errno, "error": error.strerror or str(error)})
+            send({"errno": error.errno, "error": error.strerror or str(error)})
         else:
-            say({"done": dataclasses.asdict(result)})
+            send({"done": dataclasses.asdict(result)})
 
 
 def open_writer(place: WritingPlace) -> ShardWriter:

@@ -147,8 +147,8 @@ def contradictions(runs: Sequence[Run]) -> list[str]:
             found.append(f"{run.name} ({parts} among {counted(run.ranks, 'rank')})")
         elif run.usable and batch and step and rate and not run.resumed_from_steps:
             if not batch / _AGREE < rate * step < batch * _AGREE:
-                said = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
-                found.append(f"{run.name} ({said})")
+                text = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
+                found.append(f"{run.name} ({text})")
     return found
 
 

@@ -410,19 +410,19 @@ class _Script(ast.NodeVisitor):
         path = node.args[0] if node.args else keywords.get("filepath")
         weights = keywords.get("save_weights_only")
         only = isinstance(weights, ast.Constant) and weights.value is True
-        endings = (".weights.h5",) if only else (".keras", ".h5")
-        if isinstance(path, ast.Constant) and isinstance(path.value, str) and not path.value.endswith(endings):
-            self._add(path, f"a name that ends in {' or '.join(endings)}")
+        suffixes = (".weights.h5",) if only else (".keras", ".h5")
+        if isinstance(path, ast.Constant) and isinstance(path.value, str) and not path.value.endswith(suffixes):
+            self._add(path, f"a name that ends in {' or '.join(suffixes)}")
 
     def _saved_name(self, node: ast.Call, method: str) -> None:
         """Check the file name of model.save and model.save_weights, if it is a constant."""
-        endings = (".weights.h5",) if method == "save_weights" else (".keras", ".h5")
+        suffixes = (".weights.h5",) if method == "save_weights" else (".keras", ".h5")
         path = node.args[0] if node.args else None
         model = ast.unparse(node.func).rpartition(".")[0]
-        if not isinstance(path, ast.Constant) or not isinstance(path.value, str) or path.value.endswith(endings):
+        if not isinstance(path, ast.Constant) or not isinstance(path.value, str) or path.value.endswith(suffixes):
             return
         if method == "save_weights" or "model" in model.lower():
-            self._add(path, f"a name that ends in {' or '.join(endings)}")
+            self._add(path, f"a name that ends in {' or '.join(suffixes)}")
 
 
 def _common(origin: str) -> str:

@@ -24,6 +24,7 @@ from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
+from hpcdl.scripts.fit.samples import warn_of_same_samples
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -59,6 +60,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics: MetricsOverRanks | None = None
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
+        self.once: Any = None
+        """What this fit trains on once an epoch; None if the script says how many steps an epoch takes."""
         self.checkpoints: list[Any] = []
         """Keras's checkpoints of this fit, which check the weights on rank 0 only."""
         self._steps = self._epoch = 0
@@ -96,6 +99,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group.agree("the start of model.fit")
         if self.group.size > 1:
             check_adapted(self.model, self.group)
+            if not self._centers():  # else each worker may draw from all samples (EASGD)
+                self.group.keep("compared the samples of ranks", lambda: warn_of_same_samples(self.group, self.once))
         if self._state is not None:
             self._state.restore()
             self._epochs_before = self._state.epoch
@@ -312,7 +317,9 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
         user_callbacks = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
             check_no_strategy(self.distribute_strategy)
-            bound.arguments["callbacks"] = _with_own(user_callbacks, self, group, bound.arguments.get("x"))
+            data = bound.arguments.get("x")
+            once = bound.arguments.get("steps_per_epoch") is None
+            bound.arguments["callbacks"] = _with_own(user_callbacks, self, group, data, data if once else None)
         with apart_from_fit(self):
             return plain(*bound.args, **bound.kwargs)
 
@@ -334,16 +341,22 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any) -> Any:
-    """Return the callbacks of a fit to `data`, a list or a user's CallbackList, with hpcdl's callback added."""
+def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any, once: Any) -> Any:
+    """Return the callbacks of a fit to `data`, a list or a user's CallbackList, with hpcdl's callback added.
+
+    `once`: the data if every epoch takes all of it, else None.
+    """
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
     agreeing = [callback for callback in listed if isinstance(callback, AgreeOverRanks)]
     if any(callback.waits_to_restore for callback in agreeing):
         build_for(model, data)
+    for callback in agreeing:
+        callback.once = once
     if agreeing:
         return given
     added = AgreeOverRanks(session(), group)
+    added.once = once
     if not by_hand:
         return [*listed, added]
     added.set_params(given.params)

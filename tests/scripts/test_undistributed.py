@@ -166,7 +166,9 @@ if "noise" in sys.argv:
 if "loop" not in sys.argv:
     strategy = {"center": {"strategy": "sync-easgd"}, "period": {"strategy": "local-sgd", "period": 2}}
     model.compile(hpcdl.DistributedOptimizer("sgd", **strategy.get(sys.argv[1], {})), "mse")
-    model.fit(x[mine], x[mine].sum(1), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    # With a number of steps the arrays are not compared, so that the batches show it.
+    steps = {"steps_per_epoch": 2} if "noise" in sys.argv else {}
+    model.fit(x[mine], x[mine].sum(1), batch_size=4, epochs=2, shuffle=False, verbose=0, **steps)
 else:
     optimizer = keras.optimizers.SGD(0.1)
     for _ in range(3):
@@ -198,6 +200,49 @@ def test_ranks_that_train_on_the_same_samples_are_told(
     (tmp_path / "script.py").write_text(SAME)
     ended = session_hpcdl(["run", "--ranks", "3", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, data])
     assert ended.code == 0, ended.err
-    text = f"all ranks {'were given the same batch' if kind == 'noise' else 'computed the same gradient'}"
+    gradient, arrays = "all ranks computed the same gradient", "every rank was given the same 24 samples"
+    text = {"noise": "all ranks were given the same batch", "fit": arrays, "period": arrays}.get(kind, gradient)
     assert ended.err.count(f"warning: {text}") == (data == "same"), "said once"
     assert [text in one for one in record_of(tmp_path / "run")["warnings"]].count(True) == (data == "same")
+
+
+SHUFFLED = """
+import sys
+import keras, numpy as np, tensorflow as tf
+import hpcdl
+hpcdl.init()
+x = np.random.default_rng(0).normal(size=(96, 3)).astype("float32")
+here = slice(hpcdl.rank(), None, hpcdl.size())
+if sys.argv[1] == "arrays":
+    data, rest = x, dict(y=x.sum(1), batch_size=8)
+elif sys.argv[1] == "parts":
+    mine = x[np.random.permutation(96)][here]  # each rank draws an order of its own
+    data, rest = mine, dict(y=mine.sum(1), batch_size=8)
+else:
+    whole = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(96)
+    data, rest = hpcdl.dataset(whole, batch_size=8) if sys.argv[1] == "dealt" else whole.batch(8), {}
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+model.fit(data, epochs=1, verbose=0, **rest)
+"""
+TWICE, SOME = "every rank was given the same 96 samples", "some samples were given to several ranks"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("parts", SOME),
+        ("whole", TWICE),
+        pytest.param("arrays", TWICE, marks=pytest.mark.soak),
+        pytest.param("dealt", "", marks=pytest.mark.soak),
+    ],
+)
+def test_the_same_samples_in_another_order_on_each_rank(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, text: str
+) -> None:
+    (tmp_path / "script.py").write_text(SHUFFLED)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind])
+    assert ended.code == 0, ended.err
+    warnings = [one for one in record_of(tmp_path / "run")["warnings"] if " samples w" in one or "same" in one]
+    assert [one[: len(text)] for one in warnings] == ([text] if text else [])
+    assert ended.err.count(f"warning: {text}") == bool(text)

@@ -1,0 +1,48 @@
+"""Whether ranks hold the same samples: what their sketches say, whatever order and size the samples have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcdl.scripts.fit.samples import _sketch, verdict
+
+SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
+
+
+def said(parts: list[np.ndarray]) -> str:
+    return verdict([_sketch([part]) or [] for part in parts])
+
+
+def rows(number: int, repeats: int = 1) -> np.ndarray:
+    return np.repeat(np.random.default_rng(3).normal(size=(number, 5)).astype("float32"), repeats, axis=0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+@pytest.mark.parametrize("number", [64, 20_000])
+def test_parts_of_one_order_or_of_several(size: int, number: int) -> None:
+    whole = rows(number)
+    orders = [np.random.default_rng(rank).permutation(number) for rank in range(size)]
+    assert said([whole[order] for order in orders]).startswith(f"{SAME} {number} samples")
+    assert said([whole[orders[0]][rank::size] for rank in range(size)]) == NOTHING
+    mixed = [whole[order][rank::size] for rank, order in enumerate(orders)]
+    assert said(mixed).startswith(SOME)
+
+
+def test_a_few_common_or_many_repeated_samples_are_no_mistake() -> None:
+    whole = rows(1000)
+    assert said([whole[:503], whole[497:]]) == NOTHING  # parts of one length overlap at their ends
+    table = rows(50, 40)
+    assert said([table[0::2][:999], table[1::2]]) == NOTHING
+
+
+def test_large_samples_are_compared_by_some_of_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcdl.scripts.fit.samples._LOOKED_AT_BYTES", 2**12)
+    whole = rows(3000)
+    assert said([whole, whole[::-1]]).startswith(SAME)
+    assert said([whole[0::2], whole[1::2]]) == NOTHING
+
+
+@pytest.mark.parametrize("part", [np.zeros((8, 3)), np.zeros((0, 3))])
+def test_samples_that_are_all_the_same_are_not_compared(part: np.ndarray) -> None:
+    assert _sketch([part]) is None

@@ -65,7 +65,9 @@ def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
     wait_until(lambda: any("go on" in event["text"] for event in desk.events("run", "message")), "new ranks go on")
     (told,) = (event for event in desk.events("run", "message") if "go on" in event["text"])
     assert "rank 1 on node2 ended without a word" in told["text"]
-    assert "srun: forcing job termination" in (desk.folder / "run" / "ranks" / "launcher.log").read_text()
+    log = (desk.folder / "run" / "ranks" / "launcher.log").read_text()
+    # Open MPI may crash rank 0 as soon as its peer's connection closes; then srun has no task left to end.
+    assert "srun: forcing job termination" in log or "task 0: Segmentation fault" in log
     assert told["at"] - began_s < patience(4)
     os.kill(_hpcdl(process), signal.SIGTERM)
     assert finish(process, 60).code == 75

@@ -60,7 +60,7 @@ def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.
     with train.Follower() as follower:
         follower.show({"kind": "message", "text": "warning: no room"})
     record = dataclasses.replace(make_record(2, 1.0), warnings=["no room", "few steps"])
-    train.print_summary(Path("run"), record, said=follower.said)
+    train.print_summary(Path("run"), record, printed=follower.printed)
     said = capsys.readouterr().err
     assert said.count("warning: no room") == said.count("warning: few steps") == 1
 

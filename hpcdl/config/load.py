@@ -209,9 +209,9 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     for layer in layers:
         for key, raw in layer.values.items():
             if key not in settings:
-                table = f": [{key}] is a table, but this file has none; write keys alone, such as epochs = 5"
-                unknown = f": unknown key {key!r}{suggestion(key, settings)}"
-                problems.append(f"{layer.origin}{table if isinstance(raw, dict) else unknown}")
+                known = f"unknown key {key!r}{suggestion(key, settings)}"
+                table = f"[{key}] is a table, but this file has none; write keys alone, such as epochs = 5"
+                problems.append(f"{layer.origin}: {table if isinstance(raw, dict) else known}")
                 continue
             try:
                 values[key] = settings[key].parse(raw)

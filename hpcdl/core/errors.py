@@ -29,6 +29,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from hpcdl.core.units import listed
+
 NOT_FINITE = "not-finite"
 """The kind of a failure that is likely to recur with the same seed and settings."""
 LONGEST_SHOWN = 120
@@ -174,10 +176,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=NEAREST_SHOWN, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-    listed = names if len(names) <= MOST_NAMES else nearest or names[:NEAREST_SHOWN]
-    apart = map(repr, listed) if any("," in known_name for known_name in names) else listed
-    more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
-    return f"{hint} known: {', '.join(apart)}{more}" if names else "; none is known"
+    most = len(names) if len(names) <= MOST_NAMES else len(nearest) or NEAREST_SHOWN
+    ordered = names if most == len(names) else [*nearest, *(other for other in names if other not in nearest)]
+    apart = [*map(repr, ordered)] if any("," in known_name for known_name in names) else ordered
+    return f"{hint} known: {listed(apart, most)}" if names else "; none is known"
 
 
 def printable(text: str) -> str:

@@ -33,7 +33,7 @@ from hpcdl.rank import results
 from hpcdl.rank.parts import Trainer
 from hpcdl.rank.saver import assign_all, move_to_center
 from hpcdl.run import rundir
-from hpcdl.run.journal import Journal, events_since_start
+from hpcdl.run.journal import Journal, all_events, since_start
 from hpcdl.run.plan import RunPlan
 from hpcdl.run.shrink import ShrunkRun, describe_change
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -200,7 +200,7 @@ class InPlaceRecovery:
         parts.worker.level(group, parts.host.position.step, parts.take_steps)
         kept_state, leads = parts.worker.kept(), group.rank == 0
         if leads and not led:
-            trainer.take_over(events_since_start(self.run_dir))
+            trainer.take_over(since_start(all_events(self.run_dir)))
         survivor = _agree(group, trainer, center)
         self.shrunk = before.on(world.size, servers)
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)

@@ -12,8 +12,9 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcdl.checkpoint.folders import FOLDER, list_checkpoints
 from hpcdl.comm.agree import SilentExit
@@ -46,7 +47,7 @@ from hpcdl.core.records.run_record import (
     write_record,
 )
 from hpcdl.run.faults import parse_faults, settled
-from hpcdl.run.journal import all_events, events_since_start
+from hpcdl.run.journal import all_events, since_start
 
 _LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError")
 """Names of the errors that TensorFlow's engines raise when another rank is gone; names, as servers lack TensorFlow."""
@@ -153,6 +154,7 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
     with contextlib.suppress(ConfigError):  # a damaged record may hold invalid faults
         faults = parse_faults(str(record.config.get("inject", "")), record.ranks)
         warnings = settled(warnings, faults, run_dir)
+    events = all_events(run_dir)
     ended = dataclasses.replace(
         record,
         warnings=warnings,
@@ -160,8 +162,8 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
         message=message,
         failure=failure,
         finished_at=time.strftime(TIME_FORMAT),
-        steps=max(record.steps, _steps_done(run_dir)),
-        history=record.history or _history(run_dir),
+        steps=max(record.steps, _steps_done(run_dir, since_start(events))),
+        history=_history(events) or record.history,
     )
     try:
         write_record(run_dir, ended)
@@ -181,19 +183,21 @@ def message_of(error: BaseException) -> str:
     return printable(": ".join([type(error).__name__, *lines[:1]]))
 
 
-def _steps_done(run_dir: Path) -> int:
+def _steps_done(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int:
     """Return the last step that the run is known to have completed, from its journal or its newest checkpoint."""
-    reached = [event.get("step", 0) for event in events_since_start(run_dir) if event.get("kind") in ("step", "epoch")]
+    reached = [event.get("step", 0) for event in events if event.get("kind") in ("step", "epoch")]
     saved = list_checkpoints(run_dir / FOLDER)
     return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)
 
 
-def _history(run_dir: Path) -> list[HistoryPoint]:
-    """Return the epochs of the journal; of an epoch that was trained again after a resume, the last time."""
+def _history(events: Iterable[Mapping[str, Any]]) -> list[HistoryPoint]:
+    """Return the epochs of a journal; of an epoch that was trained again after a resume, the last time."""
     points = list[HistoryPoint]()
-    for event in all_events(run_dir):
+    for event in events:
         if event.get("kind") == "epoch":
             with contextlib.suppress(ValueError):  # a damaged line must not hide why the run ended
                 point = from_json(HistoryPoint, event)
-                points = [*(earlier for earlier in points if earlier.epoch < point.epoch), point]
+                while points and points[-1].epoch >= point.epoch:
+                    points.pop()
+                points.append(point)
     return points

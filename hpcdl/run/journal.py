@@ -184,11 +184,10 @@ def all_events(run_dir: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def events_since_start(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the journal's events since the last start of training."""
-    entries = all_events(run_dir)
-    begun = max((index for index, event in enumerate(entries) if event.get("kind") == "start"), default=0)
-    return entries[begun:]
+def since_start(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a journal since the last start of training."""
+    begun = max((index for index, event in enumerate(events) if event.get("kind") == "start"), default=0)
+    return events[begun:]
 
 
 class JournalReader:

@@ -6,7 +6,6 @@ the step's gradients, None stays None, and weights are made equal before the fir
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import sys
@@ -30,7 +29,7 @@ from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import rows_of_batch
 from hpcdl.scripts.process.exit import after_updates
-from hpcdl.scripts.process.session import note_strategy, session
+from hpcdl.scripts.process.session import SAME_SAMPLES, note_strategy, session, warn_once
 from hpcdl.scripts.process.undistributed import note_exchange
 from hpcdl.step.layers import layers_of
 from hpcdl.strategies.allreduce.compression import Wire
@@ -474,21 +473,12 @@ def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, bat
     gradients, batches = (set(column) for column in zip(*group.messages.allgather_json(mine), strict=True))
     for found, what in ((gradients, "computed the same gradient"), (batches, "were given the same batch")):
         if len(found) == 1 and found != {""}:
-            group.keep("said that ranks have the same samples", functools.partial(_note_same_samples, what))
-
-
-def _note_same_samples(what: str) -> bool:
-    """Print the warning on rank 0, note it in the run's record, and return True."""
-    here = session()
-    text = (
-        f"all ranks {what}, as if each had the same samples: give them different ones, with hpcdl.dataset or "
-        "x[hpcdl.rank() :: hpcdl.size()]"
-    )
-    if here.communicator.rank == 0:
-        sys.stderr.write(f"hpcdl: warning: {text}\n")
-    if here.run is not None:
-        here.run.warnings.append(text)
-    return True
+            warn_once(
+                group,
+                SAME_SAMPLES,
+                f"all ranks {what}, as if each had the same samples: give them different ones, with hpcdl.dataset or "
+                "x[hpcdl.rank() :: hpcdl.size()]",
+            )
 
 
 def make_alike(group: ScriptGroup, variables: Iterable[Any]) -> None:

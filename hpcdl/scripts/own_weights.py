@@ -107,7 +107,7 @@ class OwnWeights(ABC):
         """
         self.to_center()
 
-    def report_period(self, steps: int | None) -> None:  # noqa: B027  a center holds ranks together
+    def report_period(self, steps: int | None) -> None:  # noqa: B027  nothing to do where a center keeps the ranks together
         """Warn of a period that is long compared with the number of steps of an epoch; None if it is unknown."""
 
     def _check_types(self, variables: Sequence[Any]) -> None:

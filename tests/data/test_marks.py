@@ -33,7 +33,7 @@ def test_a_mark_of_missing_values_is_shown(dtype: str, scale: int, mark: float, 
     assert not any("missing" in line for line in sharded(tmp_path / "none", x).understood)
     x[[3, 7], 2] = mark
     (line,) = [line for line in sharded(tmp_path / "some", x).understood if "missing" in line]
-    assert f"x: 2 values of {mark:g} at place 2, all others" in line and "--nan skip" in line
+    assert f"x: 2 values of {mark:g} at index 2, all others" in line and "--nan skip" in line
     x = np.repeat(x[:, None, :], 4, 1)  # pixels alike
     (line,) = [line for line in sharded(tmp_path / "map", x).understood if "missing" in line]
     assert f"x: 8 values of {mark:g}, all others" in line

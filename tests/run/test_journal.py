@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.run.journal import FileJournal, JournalReader, events_since_start
+from hpcdl.run.journal import FileJournal, JournalReader, all_events, since_start
 
 
 class FillingDisk:
@@ -58,10 +58,10 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
 
 def test_who_takes_over_reads_what_was_told_since_the_ranks_began(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path)
-    assert events_since_start(tmp_path) == []
+    assert since_start(all_events(tmp_path)) == []
     for kind, number in [("start", 0), ("epoch", 1), ("start", 2), ("message", 3), ("epoch", 4)]:
         journal.write(kind, number=number)
     journal.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "num')  # its writer was killed
-    assert [event["number"] for event in events_since_start(tmp_path)] == [2, 3, 4]
+    assert [event["number"] for event in since_start(all_events(tmp_path))] == [2, 3, 4]

@@ -46,3 +46,8 @@ def test_large_samples_are_compared_by_some_of_their_bytes(monkeypatch: pytest.M
 @pytest.mark.parametrize("part", [np.zeros((8, 3)), np.zeros((0, 3))])
 def test_samples_that_are_all_the_same_are_not_compared(part: np.ndarray) -> None:
     assert _sketch([part]) is None
+
+
+def test_the_order_of_several_inputs_counts() -> None:
+    left, right = rows(64), np.roll(rows(64), 1, axis=0)
+    assert verdict([_sketch([left, right]), _sketch([right, left])]) == NOTHING  # type: ignore[list-item]

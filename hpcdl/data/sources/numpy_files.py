@@ -191,8 +191,9 @@ class NumpySource(FieldSource):
             several = (
                 int(np.prod(labels.shape)) > images.shape[0]
             )  # one-hot rows are fields, which become classes there
-            asks = several or not self._spec.target_kind
-            if asks and not name_classes(np.asarray(labels.values()), images.shape[0]):
+            if (several or not self._spec.target_kind) and not name_classes(
+                np.asarray(labels.values()), images.shape[0]
+            ):
                 return False
         return True
 

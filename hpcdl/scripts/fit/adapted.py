@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from hpcdl.core.units import listed
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.collectives.arrays import gather_arrays
 from hpcdl.scripts.collectives.primitives import group_of
-from hpcdl.scripts.process.session import session
+from hpcdl.scripts.process.session import session, warn_once
 from hpcdl.step.keras_internals import layers_in, replace_moments
 from hpcdl.supervision.control import digest_of
 
@@ -164,20 +163,12 @@ def report_adapted(layers: Iterable[Any], group: ScriptGroup) -> None:
     common = [name for name in rows[0] if all(name in row for row in rows)]
     odd = sorted(name for name in common if len({row[name] for row in rows}) > 1)
     if odd:
-        group.keep("said which layers were adapted apart", lambda: _report_adapted_layers(odd))
-
-
-def _report_adapted_layers(names: list[str]) -> bool:
-    here = session()
-    text = (
-        f"{listed(names)}: adapted to other data on each rank, so that one model gets numbers of different meaning; "
-        "write hpcdl.adapt(layer, data) in the place of layer.adapt(data)"
-    )
-    if here.communicator.rank == 0:
-        sys.stderr.write(f"hpcdl: warning: {text}\n")
-    if here.run is not None:
-        here.run.warnings.append(text)
-    return True
+        warn_once(
+            group,
+            "layers adapted differently",
+            f"{listed(odd)}: adapted to other data on each rank, so that one model gets numbers of different meaning; "
+            "write hpcdl.adapt(layer, data) in the place of layer.adapt(data)",
+        )
 
 
 def _digest(layer: Any) -> str:

@@ -5,7 +5,6 @@ Then no gradient and no batch is the same on two ranks, and nothing else would s
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.scripts.process.session import session
+from hpcdl.scripts.process.session import SAME_SAMPLES, warn_once
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
 
-_LOOKED_AT_BYTES = 64 * 2**20
+_LOOKED_AT_BYTES = 16 * 2**20
 """Bytes of a rank's samples to compare; of more, evenly spread bytes of each sample."""
-_MOST_BYTES = 4 * 2**30
+_MOST_BYTES = 2**30
 """Larger arrays are not compared: reading them once would take too long."""
 _CHUNK_BYTES = 2**20
 _MOST_KEYS = 512
@@ -30,7 +29,6 @@ _MOST_REPEATS = 0.02
 _LEAST_SHARED = 0.05
 _LEAST_NUM_SHARED = 5
 _KEEPS_SAMPLES = (
-    "TensorSlice",
     "Shuffle",
     "Batch",
     "ParallelBatch",
@@ -51,7 +49,7 @@ def warn_of_same_samples(group: ScriptGroup, data: Any) -> None:
     by_rank = group.messages.allgather_json(_sketch(_arrays_of(data)))
     text = verdict(by_rank) if all(sketch is not None for sketch in by_rank) else ""
     if text:
-        group.keep("said that ranks have the same samples", lambda: _warn(text))
+        warn_once(group, SAME_SAMPLES, text)
 
 
 def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
@@ -78,29 +76,15 @@ def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def _warn(text: str) -> bool:
-    """Print a warning on rank 0, note it in the run's record, and return True."""
-    here = session()
-    if here.communicator.rank == 0:
-        sys.stderr.write(f"hpcdl: warning: {text}\n")
-    if here.run is not None:
-        here.run.warnings.append(text)
-    return True
-
-
 def _arrays_of(data: Any) -> list[Array]:
     """Return the arrays of samples in what was given to `fit`; none if it cannot be looked at."""
     if isinstance(data, tf.data.Dataset):
         stage = data
         while stage._inputs():
-            if (
-                type(stage).__name__.strip("_").removesuffix("Dataset") not in _KEEPS_SAMPLES
-                or len(stage._inputs()) > 1
-            ):
+            if _kind(stage) not in _KEEPS_SAMPLES:
                 return []
             (stage,) = stage._inputs()
-        sliced = type(stage).__name__.strip("_") == "TensorSliceDataset"
-        data = list(stage._tensors) if sliced else []
+        data = list(stage._tensors) if _kind(stage) == "TensorSlice" else []
     arrays = tf.nest.flatten(data)
     if not all(isinstance(array, numpy.ndarray | tf.Tensor) and array.shape for array in arrays):
         return []
@@ -118,7 +102,10 @@ def _sketch(arrays: Sequence[Array]) -> list[Any] | None:
         return None
     if sum(array.nbytes for array in arrays) > _MOST_BYTES:
         return None
-    keys = sum((_keys(array) for array in arrays), numpy.zeros(len(arrays[0]), numpy.uint64))
+    keys: Array = numpy.stack([_keys(array, seed) for seed, array in enumerate(arrays)]).sum(0, dtype=numpy.uint64)
+    # So far keys are linear in the values: their sum would be that of any samples with the same sums of columns.
+    keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    keys ^= keys >> numpy.uint64(32)
     different = numpy.unique(keys)
     if len(different) == 1:
         return None
@@ -126,14 +113,14 @@ def _sketch(arrays: Sequence[Array]) -> list[Any] | None:
     return [len(keys), int(keys.sum(dtype=numpy.uint64)), repeats, different[:_MOST_KEYS].tolist()]
 
 
-def _keys(array: Array) -> Array:
+def _keys(array: Array, seed: int) -> Array:
     """Return a number for each row, the same on every rank that holds the row."""
     row_bytes = array.nbytes // len(array)
     # A power of two, so that parts of nearly the same size are compared by the same bytes.
     stride = 1 << (array.nbytes // _LOOKED_AT_BYTES).bit_length()
     bytes_taken = slice(stride // 2 % row_bytes if row_bytes else 0, None, stride)
     num_taken = len(range(row_bytes)[bytes_taken])
-    factors = numpy.random.default_rng(7).integers(1, 2**64 - 1, num_taken, numpy.uint64) | numpy.uint64(1)
+    factors = numpy.random.default_rng(seed).integers(1, 2**64 - 1, num_taken, numpy.uint64) | numpy.uint64(1)
     keys = numpy.empty(len(array), numpy.uint64)
     step = max(1, _CHUNK_BYTES // max(1, row_bytes))
     for at in range(0, len(array), step):

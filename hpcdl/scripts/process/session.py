@@ -93,6 +93,23 @@ def init(stall_timeout_s: float = 300.0) -> None:
     _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end))
 
 
+SAME_SAMPLES = "the same samples"
+"""Key of the warning that ranks have the same samples, which is given once, however that was noticed."""
+
+
+def warn_once(group: ScriptGroup, key: str, text: str) -> None:
+    """Print a warning on the group's rank 0 and note it in the run's record, the first time that `key` is given."""
+
+    def warn() -> bool:
+        if group.rank == 0:
+            sys.stderr.write(f"hpcdl: warning: {text}\n")
+        if (run := session().run) is not None:
+            run.warnings.append(text)
+        return True
+
+    group.keep(key, warn)
+
+
 def adopt(session: Session) -> None:
     """Make `init` return this session, which `hpcdl run` created."""
     from hpcdl.cluster.environment import placement

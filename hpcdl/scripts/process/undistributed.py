@@ -77,7 +77,7 @@ class TrainingWatch:
             )
         else:
             text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
-        self._object(text)
+        self._complain(text)
 
     def made_distributed(self) -> None:
         """Record that the script has made an optimizer or a tape distributed."""
@@ -94,12 +94,12 @@ class TrainingWatch:
         """Warn once if the script itself updates a variable by its gradient before anything is exchanged."""
         if self._exchanges or self._distributed or self._warned or _key_of(variable) not in self._taped:
             return
-        self._object(
+        self._complain(
             f"a loop that updates variables by hand on {self._num_ranks} ranks, in which nothing is distributed: each "
             "rank trains a model of its own; use hpcdl.DistributedGradientTape"
         )
 
-    def _object(self, text: str) -> None:
+    def _complain(self, text: str) -> None:
         """Print a warning once. Raises UsageError if nothing in the script can be distributed."""
         if self._refuses and not self._initialized():
             raise UsageError(f"{text}, after hpcdl.init(); {_MEANT}")

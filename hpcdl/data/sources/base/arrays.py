@@ -616,9 +616,8 @@ def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if unknown or dtype.kind not in "if" or dtype.itemsize < 2:
         return ""
     limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
-    marks = np.array([mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)], np.float64).astype(
-        dtype
-    )
+    fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
+    marks = np.array(fitting, np.float64).astype(dtype)
 
     def rows() -> Iterator[Array]:
         for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
@@ -644,7 +643,7 @@ def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if not len(odd):
         return ""
     at = int(odd[0])
-    where = f" at place {places[at]}" if len(low) > 1 else ""
+    where = f" at index {places[at]}" if len(low) > 1 else ""
     return (
         f"{item.name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
         f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"

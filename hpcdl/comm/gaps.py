@@ -44,11 +44,6 @@ class IdleGaps:
         waits = tuple(self._waits.values())
         return min(waits) if waits else None
 
-    @property
-    def typical_s(self) -> float:
-        """The median of recent gaps; infinite before the first."""
-        return self._typical_s
-
     def enter(self, began_s: float) -> None:
         """Note that the calling thread waits since `began_s`; may be called repeatedly."""
         me = threading.get_ident()

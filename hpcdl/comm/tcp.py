@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy
 
@@ -150,9 +150,6 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(content)
 
 
-Started = TypeVar("Started")
-
-
 def create_secret(path: Path) -> None:
     """Write a new secret that only this user can read. Raises FileExistsError if the file exists."""
     create(path, secrets.token_hex(32).encode(), 0o600)
@@ -247,31 +244,6 @@ def join(rank: int, size: int, address: str, secret_file: Path, timeout_s: float
         if time.monotonic() > deadline_s:
             raise RankError(f"rank {rank}: rank 0 has not announced itself within {timeout_s:g} s", rank=0)
         time.sleep(0.05)
-
-
-def free_ports(address: str, count: int) -> list[int]:
-    """Return ports of `address` that are free now; another process may take them before use (`with_free_ports`)."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listen(address)) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
-def with_free_ports(
-    address: str,
-    count: int,
-    start: Callable[[list[int]], Started],
-    *,
-    failures: tuple[type[Exception], ...] = (OSError,),
-    attempts: int = 5,
-) -> Started:
-    """Return the result of `start(ports)`; retried with other ports if it raises one of `failures`."""
-    for attempt in range(attempts):
-        try:
-            return start(free_ports(address, count))
-        except failures as error:
-            if attempt == attempts - 1:
-                raise RankError(f"no free port on {address} could be used in {attempts} attempts: {error}") from error
-    raise AssertionError("attempts must be positive")
 
 
 def listen(address: str) -> socket.socket:

@@ -169,11 +169,6 @@ def streaming_of(strategy: str, settings: Mapping[str, Any]) -> tuple[int, int]:
     )
 
 
-def is_synchronous(strategy: str) -> bool:
-    """Return whether its workers wait for one another in every step."""
-    return STRATEGIES[ALIASES.get(strategy, strategy)].features.synchronous
-
-
 @functools.lru_cache(maxsize=64)
 def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Return the elements of a network's gradients in creation order; usual ones if only their bytes are known.

@@ -37,7 +37,6 @@ QUEUE_ROUNDS = 10
 MOST_QUEUED = 4096
 """Workers that a simulated queue has at most."""
 QUEUE_EVENTS = 60_000
-LOSSES = ("compute noise", "latency", "link", "memory", "summing", "server", "input", "file system", "update", "coding")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,6 @@ CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
 """Time limit for ranks to end; they end within 10 s of the process that started them."""
-REPORT_FOLDER = "report"
 HOLDS = (
     r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
     rf"|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"

@@ -28,11 +28,11 @@ def remember(gaps: IdleGaps, *lengths_s: float) -> None:
 def test_the_typical_gap_is_a_median_of_the_last_and_short_waits_do_not_count() -> None:
     gaps = IdleGaps()
     remember(gaps, 0.0, module.LEAST_S / 2)
-    assert gaps.typical_s == float("inf")
+    assert gaps._typical_s == float("inf")
     remember(gaps, 0.5, 0.1, 9.0)
-    assert gaps.typical_s == pytest.approx(0.5, abs=0.1)
+    assert gaps._typical_s == pytest.approx(0.5, abs=0.1)
     remember(gaps, *[2.0] * 200)
-    assert gaps.typical_s == pytest.approx(2.0, abs=0.1) and len(gaps._lengths) < 100
+    assert gaps._typical_s == pytest.approx(2.0, abs=0.1) and len(gaps._lengths) < 100
 
 
 def test_no_slice_is_begun_that_would_outlast_the_gap() -> None:

@@ -164,22 +164,3 @@ def test_a_silent_rank_is_named(secret: Path) -> None:
 
     results = together(2, secret, body, timeout_s=3.0)
     assert isinstance(results[0], RankError) and "rank 1 is silent" in str(results[0])
-
-
-def test_ports_are_tried_again() -> None:
-    tried: list[list[int]] = []
-
-    def start(ports: list[int]) -> str:
-        tried.append(ports)
-        if len(tried) < 3:
-            raise OSError("in use")
-        return "started"
-
-    assert tcp.with_free_ports(HERE, 2, start) == "started"
-    assert len(tried) == 3 and all(len(set(ports)) == 2 for ports in tried)
-
-    def never(_: list[int]) -> None:
-        raise OSError("in use")
-
-    with pytest.raises(RankError, match="in 2 attempts: in use"):
-        tcp.with_free_ports(HERE, 1, never, attempts=2)

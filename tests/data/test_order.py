@@ -10,7 +10,6 @@ from hpcdl.data.format.order import (
     Epoch,
     Layout,
     continues_at,
-    global_batch_indices,
     mixed,
     pass_slice,
     permuted,
@@ -67,8 +66,8 @@ def test_workers_share_the_same_global_batch_and_steps(
     assert 0 <= layout.num_samples - steps * total < total  # fewer samples than one global batch are dropped
     seen: list[int] = []
     for step in range(steps):
-        whole = global_batch_indices(step, layout=layout, seed=1, epoch=2, global_batch=total)
         epoch = Epoch(layout, 1, 2)  # a new object: no step needs the previous ones
+        whole = epoch.ids(step * total, (step + 1) * total)
         shares = [
             Share(steps_per_epoch=steps, global_batch=total, rows=pass_slice(total, w, workers)) for w in range(workers)
         ]
@@ -77,8 +76,6 @@ def test_workers_share_the_same_global_batch_and_steps(
         assert np.array_equal(np.concatenate(parts), whole)
         seen += whole.tolist()
     assert len(set(seen)) == len(seen)
-    with pytest.raises(UsageError):
-        global_batch_indices(steps, layout=layout, seed=1, epoch=2, global_batch=total)
 
 
 @given(num=st.integers(30, 400), batches=st.lists(st.integers(1, 30), min_size=2, max_size=4), data=st.data())

@@ -268,10 +268,3 @@ class Epoch:
         """Return the sample ids at positions `start` to `stop` - 1 of the sequence."""
         pieces = [self.window_ids(window)[indices] for window, indices in self.positions(start, stop)]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-
-
-def global_batch_indices(step_in_epoch: int, *, layout: Layout, seed: int, epoch: int, global_batch: int) -> Ids:
-    """Return the sample ids of a step over all workers; UsageError if the epoch has no such step."""
-    if not 0 <= step_in_epoch < steps_per_epoch(layout.num_samples, global_batch):
-        raise UsageError(f"an epoch has no step {step_in_epoch} with a global batch of {global_batch}")
-    return Epoch(layout, seed, epoch).ids(step_in_epoch * global_batch, (step_in_epoch + 1) * global_batch)

@@ -45,16 +45,6 @@ def pointwise_convolution(inputs: Any, kernel: Any) -> Any:
     return tf.reshape(product, tf.concat([tf.shape(inputs)[:-1], [filters]], 0))
 
 
-def nearest_enlarged(inputs: Any, factors: tuple[int, int]) -> Any:
-    """Return `inputs` (B, H, W, C) with each pixel repeated `factors` times along height and width."""
-    size = tf.shape(inputs)[1:3] * tf.constant(factors)
-    enlarged = tf.raw_ops.ResizeNearestNeighbor(images=inputs, size=size)
-    batch, height, width, channels = inputs.shape
-    grown = [None if side is None else side * factor for side, factor in zip((height, width), factors, strict=True)]
-    enlarged.set_shape((batch, *grown, channels))
-    return enlarged
-
-
 def batch_normalization(layer: Any, inputs: Any) -> Any:
     """Return the training output of `layer` for float32 `inputs` (B, ..., C), normalised over all but the last axis.
 

@@ -135,10 +135,14 @@ _SITE_KEYS = (_KEY, "machine")
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Raw values by key, and their origin for messages: `site.toml`, `--config x.toml`, `flag`."""
+    """Raw values by key, and their origin for messages: `site.toml`, `--config x.toml`, `flag`.
+
+    `tables`: the tables that its file may have beside these keys; the caller has taken them out.
+    """
 
     origin: str
     values: Mapping[str, Any]
+    tables: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +213,8 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     for layer in layers:
         for key, raw in layer.values.items():
             if key not in settings:
-                known = f"unknown key {key!r}{suggestion(key, settings)}"
-                table = f"[{key}] is a table, but this file has none; write keys alone, such as epochs = 5"
-                problems.append(f"{layer.origin}: {table if isinstance(raw, dict) else known}")
+                unknown = f"unknown key {key!r}{suggestion(key, settings)}"
+                problems.append(f"{layer.origin}: {_unknown_table(key, layer) if isinstance(raw, dict) else unknown}")
                 continue
             try:
                 values[key] = settings[key].parse(raw)
@@ -229,6 +232,12 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     if problems:
         raise ConfigError(problems)
     return ResolvedConfig(config=_build(cls, values), origins=origins)
+
+
+def _unknown_table(name: str, layer: Layer) -> str:
+    if layer.tables:
+        return f"unknown table [{name}]{suggestion(name, layer.tables)}"
+    return f"[{name}] is a table, but this file has none; write keys alone, such as epochs = 5"
 
 
 def flatten(config: Any) -> dict[str, Any]:

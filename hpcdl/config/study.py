@@ -140,7 +140,7 @@ def load_study(
     for table in tables.matrices:
         reader = _MatrixReader(tables.origin, {**plain_keys(table), **more}, [text.split(",") for text in zipped])
         problems += reader.problems
-        study_layer = Layer(origin=tables.origin, values={**tables.keys, **reader.rest})
+        study_layer = Layer(origin=tables.origin, values={**tables.keys, **reader.rest}, tables=TABLES)
         try:
             resolved = load(StudyConfig, [*standard_layers("sweep"), study_layer, flag_layer(flags)])
         except ConfigError as error:

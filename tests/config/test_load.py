@@ -69,6 +69,9 @@ def test_an_unknown_key_names_the_nearest_of_many_and_a_table_is_no_key() -> Non
     )
     assert re.search(r"and \d\d more$", unknown) and len(unknown) < 150
     assert table == "file (x): [train] is a table, but this file has none; write keys alone, such as epochs = 5"
+    with pytest.raises(ConfigError) as caught:
+        load(TrainConfig, [Layer(origin="s.toml", values={**NEEDED, "trian": {}}, tables=("matrix", "train"))])
+    assert [*caught.value.problems] == ["s.toml: unknown table [trian]; did you mean 'train'? known: matrix, train"]
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "0", "x"])

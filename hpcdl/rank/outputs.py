@@ -17,7 +17,7 @@ from hpcdl.checkpoint import state
 from hpcdl.comm.threads import alone
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
-from hpcdl.core.records.run_record import read_record
+from hpcdl.core.records.run_record import FINISHED, read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.manifest import Field, is_name
@@ -211,7 +211,16 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     model = build_model(resolved.config, dataset)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
-    return model, [*warnings, f"the run is not finished: this is its checkpoint after step {step}"]
+    return model, [*warnings, f"{_lack(run_dir)}: this is its checkpoint after step {step}"]
+
+
+def _lack(run_dir: Path) -> str:
+    """Return why a checkpoint has to stand in for the final model."""
+    try:
+        finished = read_record(run_dir).status == FINISHED
+    except HpcdlError:  # a run without a record has not finished
+        finished = False
+    return f"the run has finished, but has no file {MODEL_FILE}" if finished else "the run is not finished"
 
 
 def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:

@@ -286,6 +286,7 @@ NO_PLACE = {
     errno.ENOSPC: "make room (`df -h`, `df -i`), or choose another place",
     errno.EDQUOT: "your quota is used up: remove some, or choose another place",
     errno.EROFS: "choose another place",
+    errno.EFBIG: "raise the limit of a file's size (`ulimit -f`), or choose another place",
 }
 """Reasons why nothing can be written to a place, with the remedy."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.storage.disk import cut, open_folder, remove_file
+from hpcdl.core.storage.disk import cut, naming, open_folder, remove_file
 from hpcdl.core.storage.files import parse_json
 
 FILE_NAME = ".hpcdl-lock"
@@ -89,7 +89,7 @@ def _locked(path: Path, deadline: float) -> int:
             os.close(descriptor)
             raise
         # The holder before may have removed the file between our open and our lock: then lock the new one.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), naming(path):
             if os.path.samestat(os.fstat(descriptor), path.lstat()):
                 cut(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(_record()).encode(), 0)

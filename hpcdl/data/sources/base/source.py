@@ -7,7 +7,6 @@ The list is a folder: `rows.SPLIT` holds one fixed-size row per sample, `names` 
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hpcdl.core.errors import HpcdlError, SourceError, UsageError
+from hpcdl.core.errors import NO_PLACE, HpcdlError, SourceError, UsageError
 from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Field
@@ -38,7 +37,7 @@ FILES_LISTED = ("image-folder", "csv")
 """Formats whose samples are single files, with size, time and inode in their rows."""
 _LOOKED_INTO = 16
 CHANGED_ADVICE = (
-    "shards of before and after would be mixed; let the source rest, and shard it anew into an empty folder"
+    "shards of before and after would be mixed; leave the source unchanged, and shard it again into an empty folder"
 )
 
 
@@ -187,10 +186,10 @@ def examining(location: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise SourceError(f"{location} tells of more than memory holds; is it what it should be?") from error
+        raise SourceError(f"{location} needs more memory than there is; is it damaged?") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # the list of samples does not fit on the disk
+        if error.errno in NO_PLACE:
+            raise  # it is the list of samples that could not be written
         raise SourceError(f"cannot read {os.fsdecode(error.filename or location)}: {error.strerror}") from error
 
 

@@ -199,7 +199,7 @@ def main() -> None:
         for model in arguments.models.split(","):
             results.append(study(model, arguments.rounds, topology, engine, journal))
     except OutOfTime:
-        print(f"out of time in {model}; the same command goes on", file=sys.stderr)
+        print(f"out of time in {model}; the same command continues", file=sys.stderr)
     print(json.dumps({"node": topology.summary, "engine": engine.summary, "results": results}, indent=1))
     if len(results) < len(arguments.models.split(",")):
         sys.exit(STOPPED_EARLY)

@@ -225,7 +225,7 @@ def main() -> int:
               f" {record['images_per_second']} images/s, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     tell([point for setting in chosen for point in points_of(setting, records)])
     if stopped:
-        print(f"stopped with {len(records)} runs in {options.journal}; the same command goes on")
+        print(f"stopped with {len(records)} runs in {options.journal}; the same command continues")
     return STOPPED_EARLY if stopped else 0
 
 

@@ -28,7 +28,7 @@ COLUMNS = {
     "lars": "LARS",
     "several_steps": "`--steps-per-call`",
     "measured_buckets": "`--bucket-size auto`",
-    "in_place": "goes on in place",
+    "in_place": "continues in place",
     "groups": "`--groups`",
     "keras_fit": "Keras `fit`",
     "mpi": "over MPI",

@@ -39,9 +39,9 @@ FAULTS: Mapping[str, str] = {
     "rank 0 killed": "kill:rank=0@step={at}",
     "rank 0 killed, state in memory": "kill:rank=0@step={at}",
     "server killed": "kill:rank={last}@step={at}",
-    "worker killed, the others go on": "kill:rank=1@step={at}",
-    "rank 0 killed, the others go on": "kill:rank=0@step={at}",
-    "server killed, the others go on": "kill:rank={last}@step={at}",
+    "worker killed, the others continue": "kill:rank=1@step={at}",
+    "rank 0 killed, the others continue": "kill:rank=0@step={at}",
+    "server killed, the others continue": "kill:rank={last}@step={at}",
     "worker stopped": "stop:rank=1@step={at}",
     "worker exits with 0": "exit:rank=1@step={at}",
     "worker three times slower": "slow:rank=1:x3@step={at}",
@@ -61,7 +61,7 @@ SAVING: Mapping[str, Sequence[str]] = {
     "rank 0 killed, state in memory": ("--checkpoint-every", "1h", "--local-checkpoint-every", "5"),
 }
 """Checkpoint settings of a run under a fault, if other than the default."""
-GO_ON = tuple(fault for fault in FAULTS if fault.endswith("the others go on"))
+OTHERS_CONTINUE = tuple(fault for fault in FAULTS if fault.endswith("the others continue"))
 """The run may continue with fewer workers: in place, if MPI and the strategy support it."""
 LEAVES_NODES_OUT = ("partition that stays",)
 """Faults that remove one of several nodes for good: the run continues with fewer workers."""
@@ -144,9 +144,9 @@ class Plan:
         features, text = find_strategy(strategy).features, FAULTS[fault]
         if "server" in fault and not features.servers:
             return f"{strategy} has no servers"
-        if fault in GO_ON and not find_launcher().leaves_nodes_out:
+        if fault in OTHERS_CONTINUE and not find_launcher().leaves_nodes_out:
             return "the launcher takes all nodes of a job or none"
-        if fault in GO_ON and not features.servers and self.num_ranks < 3:
+        if fault in OTHERS_CONTINUE and not features.servers and self.num_ranks < 3:
             return f"fewer than two of {self.num_ranks} ranks would be left"
         if "host=" in text and self.num_nodes < 2:
             return "all ranks are on one node and share its clock"
@@ -158,7 +158,7 @@ class Plan:
         """Return the arguments of a run with `fault`: how it saves, and the injection."""
         features = find_strategy(strategy).features
         least = "2" if features.optimizers and not features.servers else "1"  # a mean over one worker is refused
-        may_be_fewer = fault in GO_ON or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
+        may_be_fewer = fault in OTHERS_CONTINUE or (fault in LEAVES_NODES_OUT and self.num_nodes > 1)
         shrunk = ("--min-workers", least) if may_be_fewer else ()
         unit = "host" if self.num_nodes > 1 else "rank"
         # In an asynchronous run a rank takes as many steps as it can, so few on a busy machine.

@@ -297,7 +297,7 @@ def what_is_missing(run_dir: Path) -> str:
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Rename the checkpoints of a run that is to start anew; return the new path, None if there are none."""
+    """Rename the checkpoints of a run that is to start again; return the new path, None if there are none."""
     folder = run_dir / FOLDER
     remove_file(run_dir / SAVED)
     if not folder.is_symlink() and not folder.exists():

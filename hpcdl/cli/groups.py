@@ -162,9 +162,7 @@ class WordsBehindDashes(OwnCommand):
         own_words, other_words, mixed = divided_by_owner(args, alone)
         if mixed and not {"--", *ctx.help_option_names} & {*args}:
             line = shlex.join([*ctx.command_path.split(), *own_words, "--", *other_words])
-            raise UsageError(
-                f"options of `{other_words[0]}` stand behind --, those of {ctx.info_name} before it: {line}"
-            )
+            raise UsageError(f"options of `{other_words[0]}` go after --, those of {ctx.info_name} before it: {line}")
         return super().parse_args(ctx, args)
 
 

@@ -122,7 +122,7 @@ def env(
     say(planned.sentence or "no profile fits this node: these are hpcdl's defaults; make one with `hpcdl tune-threads`")
 
 
-ResumeFlag = Annotated[bool, typer.Option("--resume", help="Go on from the trial log.")]
+ResumeFlag = Annotated[bool, typer.Option("--resume", help="Continue from the trial log.")]
 PlanFlag = Annotated[bool, typer.Option("--plan", help="Print every candidate with its command lines; run nothing.")]
 ReplayFlag = Annotated[
     Path | None, typer.Option("--replay", metavar="FILE", help="Search a CSV table of recorded trials; run nothing.")

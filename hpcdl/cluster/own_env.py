@@ -184,7 +184,7 @@ def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:
         return None
     base = read_json(mark).get("base")
     if not isinstance(base, str):
-        raise CorruptError(f"{mark} names no environment; make it anew with `hpcdl env create`")
+        raise CorruptError(f"{mark} names no environment; make it again with `hpcdl env create`")
     return Path(base)
 
 
@@ -212,7 +212,7 @@ _LIBRARIES = ("libmpi.so.12", "libmpi.so.40")
 _PROGRAM = """#!/bin/sh
 # {name} of this environment, which stands on {base}
 if [ ! -d {quoted} ]; then
-    echo "hpcdl: {base} is gone, on which this environment stands; make a new one with: hpcdl env create" >&2
+    echo "hpcdl: {base} is gone, which this environment needs; make a new one with: hpcdl env create" >&2
     exit 2
 fi
 exec {command} "$@"

@@ -249,7 +249,7 @@ class ElasticConfig:
     )
     overlap: int | None = setting(
         None,
-        "Of streaming-diloco: steps that go on beside a fragment's exchange; default 1.",
+        "Of streaming-diloco: steps that continue beside a fragment's exchange; default 1.",
         at_least=0,
         matters=RESULT | TIME,
     )

@@ -41,7 +41,7 @@ class SearchPlan:
     parallel: int | None = setting(None, "Trials side by side; by default as many as ranks fit.", at_least=1)
     halving: bool = setting(True, "Stop trials early that are behind (asynchronous successive halving).")
     min_epochs: int = setting(1, "Epochs that every trial may train.", at_least=1)
-    reduction: int = setting(3, "Of so many trials one goes on, at each rung.", at_least=2)
+    reduction: int = setting(3, "Of this many trials one continues, at each rung.", at_least=2)
     search_seed: int = setting(0, "Seed of the proposals.", at_least=0)
     budget: float | None = setting(None, "Start no trial after this time.", kind="seconds", above=0)
     run_timeout: float | None = setting(None, "A trial that takes longer has failed.", kind="seconds", above=0)

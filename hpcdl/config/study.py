@@ -28,8 +28,8 @@ TABLES = ("matrix", "train", "small", "labels", "choose")
 OF_A_STUDY = {
     "ranks": "list nodes or workers in [matrix]",
     "run-dir": "the study names the folders; choose theirs with --out",
-    "resume": "runs of a study start anew",
-    "allow": "runs of a study start anew",
+    "resume": "runs of a study begin at step 0",
+    "allow": "runs of a study begin at step 0",
 }
 """Settings of a run that cannot be an axis of a study."""
 
@@ -180,7 +180,7 @@ def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], proble
             problems.append(f"{origin}: [choose]: unknown key {key!r}{suggestion(key, by_key)}")
             continue
         if key in axes or key in OF_A_STUDY:
-            problems.append(f"{origin}: [choose] {key}: {OF_A_STUDY.get(key, 'it stands in [matrix]; drop one')}")
+            problems.append(f"{origin}: [choose] {key}: {OF_A_STUDY.get(key, 'it is also in [matrix]; drop one')}")
             continue
         try:
             values = tuple(by_key[key].parse(value) for value in (raw if isinstance(raw, list) else [raw]))

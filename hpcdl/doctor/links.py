@@ -41,7 +41,7 @@ def check_links(launcher: Launcher, num_nodes: int, environment: Mapping[str, st
         pairs: list[tuple[str, str, float]] = [tuple(pair) for pair in json.loads(match[1])] if match else []
     except HpcdlError as error:
         return [warning(str(error), "hpcdl doctor --only mpi --only scheduler")]
-    return judge(pairs) if pairs else [warning(f"{what}: no rank told of any", "hpcdl doctor --only scheduler")]
+    return judge(pairs) if pairs else [warning(f"{what}: no rank reported any", "hpcdl doctor --only scheduler")]
 
 
 def judge(pairs: Sequence[tuple[str, str, float]]) -> list[Finding]:

@@ -86,7 +86,7 @@ def read_clocks(answer: str) -> dict[str, float]:
 def _judge(clocks: dict[str, float], began: float, ended: float, num_hosts: int) -> Finding:
     remedy = "ask the site's staff to look at chronyd or ntpd on that host"
     if len(clocks) < num_hosts:
-        return warning(f"{len(clocks)} of {num_hosts} hosts told their time", "run `sinfo`; a host may be down")
+        return warning(f"{len(clocks)} of {num_hosts} hosts reported their time", "run `sinfo`; a host may be down")
     off = {host: off_by(clock, began, ended) for host, clock in clocks.items()}
     host, seconds = max(off.items(), key=lambda item: abs(item[1]))
     if abs(seconds) <= TOLERATED_CLOCK_S:

@@ -109,4 +109,4 @@ def _examine(name: str, subject: Subject, report: Callable[[str], None]) -> Iter
     except Exception as error:  # noqa: BLE001  one check that breaks must not hide what the others find
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"the check itself broke: {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        yield failure(text, "please report this; the other checks went on")
+        yield failure(text, "please report this; the other checks continued")

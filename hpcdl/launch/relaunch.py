@@ -95,7 +95,7 @@ class Growth:
         if num_then > num_now:
             self.back, self.asked = back, asked
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
-            self._log(f"{why}: the ranks save and leave, to go on with {num_then} workers in place of {num_now}")
+            self._log(f"{why}: the ranks save and leave, to continue with {num_then} workers in place of {num_now}")
             touch(self._leave)
         elif asked:
             self._log(
@@ -193,7 +193,7 @@ def until_done(
             before, current = shrink_config(current, num_before), _on(slots, resolved, current, run_dir)
             where = f"after step {newest}" if newest else "from the start"
             same = before.config.run.ranks == current.config.run.ranks
-            text += f"; {'new ranks' if same else describe_change(before, current)} go on {where}"
+            text += f"; {'new ranks' if same else describe_change(before, current)} continue {where}"
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
         log(text)

@@ -184,7 +184,7 @@ def _built_anew(builder: UserFunction) -> keras.Model:
     ]
     if needed:
         raise UsageError(
-            f"--model {builder} needs {needed[0]}, which only data tells; give the argument a default, or the file"
+            f"--model {builder} needs {needed[0]}, which only data determine; give the argument a default, or the file"
             " model.keras of a run"
         )
     model = call(builder, function, {})

@@ -247,7 +247,7 @@ def _check_array(array: Any, num_bytes: int) -> None:
     """Raise ValueError if the stored data of an array cannot be complete, or exceeds its shape."""
     plan = array.id.get_create_plist()
     if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
-        raise ValueError("lies in another file")
+        raise ValueError("is in another file")
     if array.dtype.hasobject:
         raise ValueError("holds something else than numbers")
     if array.id.get_storage_size() > num_bytes:

@@ -161,5 +161,5 @@ def apply_memory_policy(policy: str, nodes: Sequence[int]) -> None:
         reason = os.strerror(ctypes.get_errno())
         raise HpcdlError(
             f"memory policy {policy} on NUMA nodes {format_list(nodes)} refused by the kernel ({reason}); "
-            "use --profile none, or tune this node anew with `hpcdl tune-threads`"
+            "use --profile none, or tune this node again with `hpcdl tune-threads`"
         )

@@ -72,7 +72,9 @@ def parse(text: str, *, source: str) -> Topology:
         allowed = parse_mask(machine.get("allowed_cpuset") or machine.get("cpuset") or "")
         allowed_nodes = parse_mask(machine.get("allowed_nodeset") or machine.get("nodeset") or "")
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{source} is damaged hwloc XML ({error}); make it anew with `lstopo --of xml FILE`") from None
+        raise UsageError(
+            f"{source} is damaged hwloc XML ({error}); make it again with `lstopo --of xml FILE`"
+        ) from None
     if not contents.cores or not contents.nodes:
         raise UsageError(f"{source} has no cores or no memory; make it with `lstopo --of xml FILE` without filters")
     return _assemble(contents, machine, allowed, allowed_nodes, source)

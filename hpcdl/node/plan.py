@@ -189,7 +189,7 @@ def _placed(topology: Topology, settings: Settings, ranks_per_node: int) -> list
     if settings.threads_per_core > topology.threads_per_core:
         raise UsageError(
             f"threads_per_core={settings.threads_per_core}: a core that may be used here has "
-            f"{topology.threads_per_core} hardware threads; tune this node anew with `hpcdl tune-threads`, "
+            f"{topology.threads_per_core} hardware threads; tune this node again with `hpcdl tune-threads`, "
             "or pass --profile none"
         )
     wanted = cores_needed(settings.intra_op_threads or 1, settings.threads_per_core)

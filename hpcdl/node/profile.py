@@ -205,7 +205,7 @@ def read_profile(path: Path) -> Profile:
         )
     raw = document.pop("settings", None)
     if not isinstance(raw, dict):
-        raise UsageError(f"{path} has no table [settings]; make it anew with `hpcdl tune-threads`")
+        raise UsageError(f"{path} has no table [settings]; make it again with `hpcdl tune-threads`")
     settings = settings_from(raw, origin=str(path))
     missing = sorted({"machine", "processor", "fingerprint", "num_cores", "model", "batch_size"} - set(document))
     kept = {key: value for key, value in document.items() if key not in ("path", "sentence")}
@@ -215,7 +215,7 @@ def read_profile(path: Path) -> Profile:
         _check_finite(document)
         profile = from_json(Profile, {**kept, "settings": {}})
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}; make it anew with `hpcdl tune-threads`") from None
+        raise UsageError(f"{path} is damaged: {error}; make it again with `hpcdl tune-threads`") from None
     return dataclasses.replace(profile, settings=settings, path=path)
 
 

@@ -256,7 +256,7 @@ def _check_enough(item: Evidence, network: Network | None) -> None:
     arguments += ["--ranks", str(other_size + (1 if has_servers(strategy) else 0)), "--data"]
     arguments += [item.data or made_up_data(item.spec) or "DIR"]
     raise UsageError(
-        f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing tells what an exchange"
+        f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing shows what an exchange"
         f" costs: run {typed(*arguments)} too, or name the network with --network"
     )
 
@@ -292,8 +292,8 @@ def _of_model(
         recorded = _saved_lengths(runs, run_dirs, remarks)
     if not recorded and not layers_known(runs[0].model):
         remarks.append(
-            f"the layers of {runs[0].model} are not known, only their bytes: how they lie on servers and in buckets is"
-            " a guess, and intervals are wider for it; --model FILE.keras or FILE.py:FUNCTION tells them"
+            f"the layers of {runs[0].model} are not known, only their bytes: how they are spread over servers and "
+            "buckets is a guess, and intervals are wider for it; --model FILE.keras or FILE.py:FUNCTION gives them"
         )
     ready = _ready(runs, traced, remarks)
     threads = sorted({run.threads for run in runs if run.threads})
@@ -380,7 +380,7 @@ def _ready(
     best = max(with_readiness, key=lambda item: (len(item.ready), item.steps))
     count = len(best.ready)
     remarks.append(
-        f"when gradients are ready is as the trace of {best.name} has it ({count} bucket{'s' if count > 1 else ''})"
+        f"when gradients are ready comes from the trace of {best.name} ({count} bucket{'s' if count > 1 else ''})"
     )
     return tuple(best.ready)
 

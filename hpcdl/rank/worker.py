@@ -161,7 +161,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
         record = results.continued_record(record, run_dir, resumed_from)
         if limits.allow:
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
-        journal.write("message", text=f"going on after step {resumed_from} of {run_plan.num_steps}")
+        journal.write("message", text=f"continuing after step {resumed_from} of {run_plan.num_steps}")
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)

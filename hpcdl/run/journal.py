@@ -133,8 +133,8 @@ def clock_was_set(host: str, seconds: float) -> str:
     """Return the text for a run's journal and record about a host whose clock was set during the run."""
     how = "ahead" if seconds > 0 else "back"
     return (
-        f"the clock of {host} was set {how} by {format_seconds(abs(seconds))} while the run went on: its durations and "
-        "time stamps go on as if it had not been"
+        f"the clock of {host} was set {how} by {format_seconds(abs(seconds))} while it ran: its durations and "
+        "time stamps continue as if it had not been"
     )
 
 

@@ -212,7 +212,7 @@ def way_back(run_dir: Path, config: TrainConfig, sound_step: int) -> str:
     command = ["hpcdl", "train", "--resume", "--run-dir", str(run_dir), *_from(step)]
     command += ["--learning-rate", f"{rate:.6g}", "--allow", "learning-rate"]
     command += ["--no-elastic"] if config.checkpoint.elastic else []
-    return f"go on from {f'step {step}' if step else 'the start'} with {shlex.join(command)}"
+    return f"continue from {f'step {step}' if step else 'the start'} with {shlex.join(command)}"
 
 
 def script_way_back(run_dir: Path, words: Sequence[str]) -> str:

@@ -222,7 +222,7 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
     """Return the record of a run that already reached the end that `config` asks for; else None.
 
     Raises UsageError if it finished at another end and continuing would replace its results by earlier ones. That is so
-    if it is beyond `num_steps` (for strategies that count steps in common), or left no checkpoint and would start anew.
+    if it is beyond `num_steps` (for strategies that count steps in common), or left no checkpoint and would start over.
     """
     asked = config.checkpoint
     if not asked.resume or asked.from_scratch or asked.from_step is not None or not (run_dir / CONFIG_FILE).exists():
@@ -246,8 +246,8 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
         model = run_dir / MODEL_FILE
         begin = f"train another --run-dir with --init-weights {model}, or this one" if model.exists() else "train it"
         raise UsageError(
-            f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to go on from; {begin}"
-            " anew with --from-scratch"
+            f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to continue from; "
+            f"{begin} again with --from-scratch"
         )
     return None
 
@@ -345,7 +345,7 @@ def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], 
     if not isinstance(facts, dict) or not isinstance(origins, dict):
         raise CorruptError(f"{path} is damaged: facts and origins must be tables{_UNDO}")
     if (SCRIPT in facts) != (kind is ScriptConfig):
-        command = f"the script {facts[SCRIPT]}; go on with `hpcdl run`" if SCRIPT in facts else "`hpcdl train`"
+        command = f"the script {facts[SCRIPT]}; continue with `hpcdl run`" if SCRIPT in facts else "`hpcdl train`"
         raise UsageError(f"{run_dir} is a run of {command}")
     lines = path.read_text(encoding="utf-8").split("\n")
     try:

@@ -265,7 +265,7 @@ def _against(run_plan: RunPlan, launcher: Launcher) -> Iterator[str]:
     if config.run.steps_per_call not in (1, AUTO):
         yield "--steps-per-call has several steps move before anybody counts them"
     if config.checkpoint.evict_slow is not None:
-        yield "--evict-slow starts ranks anew without a slow one"
+        yield "--evict-slow starts ranks again without a slow one"
     if config.checkpoint.local_checkpoint_redundancy != NONE:
         yield "--local-checkpoint-redundancy keeps parity over all nodes, for new ranks"
     if not launcher.continues:

@@ -218,9 +218,9 @@ class CenterExchange(OwnWeights):
             self._own, self._began = None, False
         if not self._began or self._replica.exchanges_at(self._num_updates):
             new = float(not self._began)
-            anew = self.group.agree("an exchange with the center", self._forms, names=["", *self._names], weight=new)
+            again = self.group.agree("an exchange with the center", self._forms, names=["", *self._names], weight=new)
             self.group.when_joined(self._follow)
-            if anew:
+            if again:
                 first = weights.copy()
                 self.group.messages.broadcast(first, 0)
                 self._replica.start(first, self._lengths)

@@ -85,7 +85,7 @@ class Policy(Protocol[Planned]):
 class Runner(Generic[Planned]):
     """One call of `hpcdl sweep` or `hpcdl search` in `folder`. `mark` is in the environment of all its processes.
 
-    `settings` are common to all runs, as written in their file. If a run starts anew, its old files go into the folder
+    `settings` are common to all runs, as written in their file. If a run starts again, its old files go into the folder
     `aside`. A run may take `run_timeout_s`, all runs together `stop_after_s`, the time left in the job's limit.
     """
 
@@ -134,7 +134,7 @@ class Runner(Generic[Planned]):
                 for attempt in [item for item in self.active if item.process.poll() is not None]:
                     self.active.remove(attempt)
                     if not policy.close(attempt):
-                        self.active.append(attempt)  # it starts anew with --resume
+                        self.active.append(attempt)  # it starts again with --resume
                         self.stopping = True
                 time.sleep(self.poll_s)
         finally:
@@ -147,7 +147,7 @@ class Runner(Generic[Planned]):
         return time.monotonic() >= self._stop_at - seconds
 
     def set_aside(self, run_dir: Path) -> Path:
-        """Return the place for the old files of a run that starts anew."""
+        """Return the place for the old files of a run that starts again."""
         return free_name(self.folder / self.aside / run_dir.name)
 
     def _stop_soon(self, number: int) -> None:

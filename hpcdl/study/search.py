@@ -208,7 +208,7 @@ class HyperparameterSearch:
         return self.record
 
     def startable(self) -> Iterator[Task[_Trial]]:
-        """Yield a trial for each free slot: first those that start anew, then new ones."""
+        """Yield a trial for each free slot: first those that start again, then new ones."""
         busy_slots = [attempt.slot for attempt in self._runner.active]
         for slot in [slot for slot in self._slots if slot not in busy_slots]:
             proposal = self._waiting.pop(0) if self._waiting else self._next()
@@ -238,7 +238,7 @@ class HyperparameterSearch:
         return True
 
     def _take_stock(self) -> list[Proposal]:
-        """Settle trials that an earlier call left running: record those that finished, return those to start anew."""
+        """Settle trials that an earlier call left running: record those that finished, return those to start again."""
         to_restart = []
         for proposal in self._proposals.all():
             if proposal.state != RUNNING:

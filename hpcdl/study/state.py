@@ -110,7 +110,7 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
     if state.digest != digest_of(study, plan):
         raise UsageError(
             f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
-            "choose another --out DIR, or give the study as it was"
+            "choose another --out DIR, or give the earlier study"
         )
     records = []
     for run in plan.runs:

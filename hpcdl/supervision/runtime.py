@@ -31,7 +31,7 @@ from hpcdl.node.plan import ALLOCATOR, verify_binding
 INTRA_OP_VARIABLE = "HPCDL_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "HPCDL_INTER_OP_THREADS"
 SET_UP_ANEW = "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE"
-"""The variable that makes TensorFlow set up the gradient of each convolution kernel anew in each step; 1 by default.
+"""The variable that makes TensorFlow set up the gradient of each convolution kernel again in each step; 1 by default.
 
 It concerns oneDNN. The default is from a time when a cached setup held large buffers. It took 6 % of a small network's
 step. With variable lengths, one setup per length is cached, up to a thousand.

@@ -143,7 +143,7 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
         return Verdict(kind="busy", cause=note.rank, host=note.host, text=text, fatal=over)
     if free:
         note = free[0]
-        text = f"{note.name} goes on elsewhere: {note.place}; {waited}"
+        text = f"{note.name} continues elsewhere: {note.place}; {waited}"
         impatient = any(not wait.patient for wait in overdue)
         return Verdict(kind="elsewhere", cause=note.rank, host=note.host, text=text, fatal=over and impatient)
     return _deadlock(asker, overdue[0], [notes[rank] for rank in reached], limits.stall_s, waited)

@@ -312,7 +312,7 @@ def _base(header: Mapping[str, Any], path: Path) -> Profile:
             devices=devices,
         )  # fmt: skip
     except (AssertionError, KeyError, OverflowError, TypeError, ValueError):
-        raise CorruptError(f"{path} has a damaged header; tune anew") from None
+        raise CorruptError(f"{path} has a damaged header; tune again") from None
 
 
 def _is_profile(path: Path) -> bool:

@@ -110,12 +110,12 @@ def read_log(path: Path) -> Recorded:
             documents.append(parse_json(line)) if line.strip() else None
         except ValueError:
             if any(later_line.strip() for later_line in lines[number:]):
-                raise CorruptError(f"{path}, line {number} is no JSON; start anew without --resume") from None
+                raise CorruptError(f"{path}, line {number} is no JSON; start again without --resume") from None
             break
         sound += len(line) + 1
     header = documents[0] if documents else {}
     if not isinstance(header, dict):
-        raise CorruptError(f"{path} does not begin with its header; start anew without --resume")
+        raise CorruptError(f"{path} does not begin with its header; start again without --resume")
     entries = [_entry(document, path) for document in documents[1:]]
     return Recorded(header=header, entries=entries, num_sound_bytes=min(sound, path.stat().st_size))
 
@@ -143,7 +143,7 @@ def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
             raise ValueError(f"images_per_second is {rate}")
         return LoggedSample(settings=dict(document["settings"]), outcome=outcome)
     except (TypeError, KeyError, ValueError) as error:
-        raise CorruptError(f"{path} has a damaged entry ({error}); start anew without --resume") from None
+        raise CorruptError(f"{path} has a damaged entry ({error}); start again without --resume") from None
 
 
 VALUE = "images_per_second"

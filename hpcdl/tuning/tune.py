@@ -344,7 +344,7 @@ def replaced(run_plan: PreparedSearch) -> str:
     how_sure = f" ({before.verdict.partition(';')[0]})" if before.verdict else ""
     return (
         f"warning: {path} holds what a search of {before.created_at[:10] or 'an unknown day'} found for batch "
-        f"{before.batch_size}{how_sure}; this one replaces it, --out FILE keeps it, --resume goes on with it"
+        f"{before.batch_size}{how_sure}; this one replaces it, --out FILE keeps it, --resume continues it"
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 from hpcdl.bench import certify
 from hpcdl.bench.certify import (
     FAULTS,
-    GO_ON,
     LEAVES_NODES_OUT,
+    OTHERS_CONTINUE,
     SAVING,
     Plan,
     Trial,
@@ -83,8 +83,8 @@ def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
 
 @pytest.mark.parametrize("strategy, least", [("ring", "1"), ("sync-easgd", "2"), ("hogwild-sgd", "2"), ("ps", "1")])
 def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
-    assert len(GO_ON) == 3
-    for fault in GO_ON:
+    assert len(OTHERS_CONTINUE) == 3
+    for fault in OTHERS_CONTINUE:
         kept, shrunk = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
         assert shrunk == [*kept[:2], "--min-workers", least, *kept[2:]]
 
@@ -96,8 +96,8 @@ def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() ->
 
 def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
     whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
-    assert "fewer than two of " in whys["worker killed, the others go on", "ring"]
-    assert ("worker killed, the others go on", "ps") not in whys
+    assert "fewer than two of " in whys["worker killed, the others continue", "ring"]
+    assert ("worker killed, the others continue", "ps") not in whys
 
 
 def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:

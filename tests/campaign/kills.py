@@ -233,21 +233,21 @@ class Campaign:
         if again.code in (2, 3) and len(lines) == 1 and "Traceback" not in again.err:
             found.end = f"refused: {lines[0]}"
             if saved:
-                found.lost.append(f"step {saved} was saved, but going on is refused: {lines[0]}")
+                found.lost.append(f"step {saved} was saved, but continuing is refused: {lines[0]}")
             return
         if again.code:
-            found.problems.append(f"going on ended with {again.code}: {again.err[-600:]}")
+            found.problems.append(f"continuing ended with {again.code}: {again.err[-600:]}")
             return
         found.end = "resumed"
         if lacks := target.lacks(place):
-            found.problems.append(f"not whole after going on: {lacks}")
+            found.problems.append(f"not whole after continuing: {lacks}")
         if saved and max([0, *record_of(place.out)["resumed_from_steps"]]) < saved:
-            found.lost.append(f"step {saved} was saved, it went on from {record_of(place.out)['resumed_from_steps']}")
+            found.lost.append(f"step {saved} was saved, it continued from {record_of(place.out)['resumed_from_steps']}")
         strange = sorted(shapes_of(place.out) - self._whole[found.command].shapes)
         if strange:
             found.problems.append(f"nothing has swept {', '.join(strange[:6])}")
         if left := _left_in(place):
-            found.problems.append(f"left in TMPDIR after going on: {left}")
+            found.problems.append(f"left in TMPDIR after continuing: {left}")
 
 
 def _started(place: Place, target: Target, *, again: bool) -> subprocess.Popen[str]:
@@ -313,7 +313,7 @@ def _left_in(place: Place) -> str:
     return ", ".join(sorted(re.sub(r"\d+", "N", path.name) for path in place.temporary.iterdir()))
 
 
-HEADINGS = ("struck", *WAYS, "went on to the end", "refused in one line", "lost", "other findings")
+HEADINGS = ("struck", *WAYS, "continued to the end", "refused in one line", "lost", "other findings")
 
 
 def table(found: Sequence[Try]) -> str:

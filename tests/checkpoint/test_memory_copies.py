@@ -188,7 +188,7 @@ def test_copies_that_are_damaged_are_told_and_not_taken(
     near.mkdir()
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--local-checkpoint-folder", near]
     process = session_hpcdl.start([*line, "--steps", "60", "--inject", "kill:rank=0@step=44"])
-    wait_for(lambda: any("new ranks go on" in event["text"] for event in events(run_dir, "message")))
+    wait_for(lambda: any("new ranks continue" in event["text"] for event in events(run_dir, "message")))
     for path in near.glob("*/*.rank-1.npz"):
         damage_bit(path)
     _, said = process.communicate(timeout=300)

@@ -61,7 +61,7 @@ def test_a_core_is_idle_where_the_other_threads_of_the_process_leave_half_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {3})
-    assert not scripted(IdleCore(), iter([(0.0, 5.0), (0.001, 5.0009)])), "back-propagation goes on"
+    assert not scripted(IdleCore(), iter([(0.0, 5.0), (0.001, 5.0009)])), "back-propagation continues"
     assert scripted(IdleCore(), iter([(0.0, 5.0), (0.001, 5.0001)]))
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {3, 4})
     assert scripted(IdleCore(), iter([(0.0, 5.0), (0.001, 5.0011)])), "of two cores one is at work"

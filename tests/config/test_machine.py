@@ -128,13 +128,13 @@ def test_job_scripts_load_the_modules(centre: Path, monkeypatch: pytest.MonkeyPa
     assert script.index("module load craype") < script.index("module load rocm/6.2") < script.index("hpcdl doctor")
     # Run the lines in a shell: the second module does not exist.
     lines = script[script.index("if ! type module") : script.index("export HPCDL_STOP_AT")]
-    shell = 'module() { [ "$2" = craype ]; }\n' + lines + "echo went on"
+    shell = 'module() { [ "$2" = craype ]; }\n' + lines + "echo continued"
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert ran.returncode == 2 and ran.stdout == ""
     assert ran.stderr == "hpcdl: module rocm/6.2 of the machine big does not load\n"
-    shell = "module() { :; }\n" + lines + "echo went on"
+    shell = "module() { :; }\n" + lines + "echo continued"
     ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
-    assert ran.stdout == "went on\n"
+    assert ran.stdout == "continued\n"
 
 
 def test_doctor_sees_what_differs(centre: Path) -> None:

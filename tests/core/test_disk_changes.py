@@ -57,5 +57,5 @@ def test_the_check_knows_what_changes_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_page_has_every_guard() -> None:
-    assert page() == PAGE.read_text(), "write it anew: python -m tests.core.disk_changes"
+    assert page() == PAGE.read_text(), "write it again: python -m tests.core.disk_changes"
     assert len([place for path in sources() for place in guarded(path)]) > 100

@@ -136,7 +136,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
     "a test without classes": (
         both(pictures(*product(["train"], AB)), pictures("test")),
         {},
-        "'test' is called by a split, and holds 2 files without class folders.*--leave-out test",
+        "'test' is named after a split, and holds 2 files without class folders.*--leave-out test",
     ),
     "extra beside train and test": (
         pictures(*product(["train", "test", "extra"], AB)),
@@ -152,7 +152,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
     "splits below classes": (
         pictures(*product(AB, ["train", "test"])),
         {},
-        "cats/(train|test) is called by a split, and lies in the class 'cats': give --split-names keep",
+        "cats/(train|test) is named after a split, and is in the class 'cats': give --split-names keep",
     ),
     "val and dev": (pictures(*product(["train", "val", "dev"], AB)), {}, "'dev' and 'val' both say val"),
     "a folder in a folder": (pictures(*product(["data"], AB)), {}, "holds one folder, 'data', .*'cats', 'dogs'"),
@@ -167,18 +167,18 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
     "files of one split and others": (
         arrays(train=PART, test=PART, more=PART),
         {},
-        "'test.h5', 'train.h5' are called by a split, 'more.h5' not: which split .*--leave-out more.h5",
+        "'test.h5', 'train.h5' are named after a split, 'more.h5' not: which split .*--leave-out more.h5",
     ),
     "archives of one split and others": (archives("train-0", "train-1", "shard"), {}, "'shard.tar' not: which split"),
     "records of one split and others": (
         records("a-test.tfrecord", "b.tfrecord"),
         {},
-        "'a-test.tfrecord' are called by a split, 'b.tfrecord' not",
+        "'a-test.tfrecord' are named after a split, 'b.tfrecord' not",
     ),
     "members of one split and others": (
         members("train/0", "test/1", "2"),
         {},
-        "'train/0' lies in a folder that is called by a split, '2' does not",
+        "'train/0' is in a folder that is named after a split, '2' is not",
     ),
     "arrays of one split and others": (
         arrays(only={"x": X, "y": Y, "train_mask": Y > 0, "test_mask": Y < 1}),
@@ -272,7 +272,7 @@ def partitioned(root: Path) -> Path:
 A_WORD = "'unknown' among numbers .*--target-kind class"
 ONE_WORD = "a,y\n" + "".join(f"{n}.5,{n % 5}\n" for n in range(50))
 TWO_WAYS = "'007' and '7' are one number, written in two ways.*--target-kind class"
-NO_LABEL = "'' stands among the classes: one of them, or a label that is missing"
+NO_LABEL = "'' is among the classes: one of them, or a label that is missing"
 LEVELS = "'cats', 'dogs' hold no pictures but the folders 'a', 'b': which are the classes.*--target-kind class"
 SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
     "a label of nothing in a column": (columns(a=Y, y=["u", ""] * 4), {"target": "y"}, NO_LABEL),

@@ -209,7 +209,7 @@ def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
     for name, axis in (("first", {}), ("last", {"sample_axis": "last"})):
         manifest = make(tmp_path / f"{name}.mat", tmp_path / name, **flags, **axis)
         assert found(tmp_path / name, manifest) == expected
-    assert "X: its samples lie along its last axis" in manifest.understood
+    assert "X: its last axis counts samples" in manifest.understood
 
 
 @pytest.mark.parametrize("names", [("images", "labels"), ("x", "y")], ids=["images", "fields"])
@@ -252,7 +252,7 @@ def test_samples_along_the_last_axis_are_those_of_the_turned_array(
         if manifest.pictures:
             assert same_samples(everything(tmp_path / "out-first", manifest, "all"), pictures, labels)
     assert made["first"] == made["last"]
-    assert f"{names[0]}: its samples lie along its last axis" in "; ".join(manifest.understood)
+    assert f"{names[0]}: its last axis counts samples" in "; ".join(manifest.understood)
 
 
 def test_matlab_arrays_have_their_own_order_of_axes(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_zip_archive_of_webp_pictures_with_odd_splits(tmp_path: Path) -> None:
     manifest = make(source, tmp_path / "out")
     assert {name: own.num_samples for name, own in manifest.splits.items()} == {"train": 1, "val": 1}
     inside = archive(tmp_path / "b.zip", {"cat/train/0.webp": content, "dog/train/1.webp": content})
-    with pytest.raises(SourceError, match="'train' is called by a split, and lies in the class 'cat'"):
+    with pytest.raises(SourceError, match="'train' is named after a split, and is in the class 'cat'"):
         make(inside, tmp_path / "no")
     assert make(inside, tmp_path / "whole", split_names="ignore").class_names == ("cat", "dog")
 

@@ -100,7 +100,7 @@ def test_values_that_are_not_there_are_no_zeros(parts: tuple[Path, np.ndarray, n
     with pytest.raises(SourceError, match=r"part1\.h5, which has the shape \(3, 8, 8, 3\): some of its values"):
         make(virtual(tmp_path), tmp_path / "out", follow_links=True)
     (folder / "gone.h5").rename(folder / "part1.h5")
-    with pytest.raises(SourceError, match=r"images is a virtual data set of which 576 of 2304 values lie nowhere"):
+    with pytest.raises(SourceError, match=r"images is a virtual data set of which 576 of 2304 values exist nowhere"):
         make(virtual(tmp_path, rows=3), tmp_path / "out", follow_links=True)
     with pytest.raises(SourceError, match="a pattern of names"):
         make(pattern(tmp_path), tmp_path / "out", follow_links=True)

@@ -76,7 +76,7 @@ def test_images_and_classes_that_stand_for_none_are_asked_about(name: str, tmp_p
         file[name].attrs["_FillValue"] = file[name].dtype.type(2)
     with pytest.raises(SourceError, match=rf"{name} of sample \d+ is not finite"):
         make(source, tmp_path / "out")
-    with pytest.raises(SourceError, match=rf"{name} has \d+ values that stand for none .*--input images=NAME"):
+    with pytest.raises(SourceError, match=rf"{name} has \d+ values that mean missing .*--input images=NAME"):
         make(source, tmp_path / "named", image_field="images", label_field="labels")
     with h5py.File(source, "r+") as file:
         file[name].attrs["_FillValue"] = file[name].dtype.type(99 if name == "labels" else 2)

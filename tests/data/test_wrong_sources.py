@@ -266,7 +266,7 @@ WRONG: dict[str, dict[str, Case]] = {
         "records are missing": (
             tfds(PICTURES, PICTURE, count=2),
             {},
-            "holds 1 records, and dataset_info.json tells of 2",
+            "holds 1 records, and dataset_info.json states 2",
         ),
         "cut short": (
             tfds(PICTURES, PICTURE, spoil=lambda folder: cut(next(folder.glob("*.tfrecord*")), 30)),

@@ -20,7 +20,7 @@ MESSAGES = {
     "--ranks 2: strategy 'single' is one process; use --ranks 1, or --strategy ring": "what-a-strategy-does-not-have",
     "no such data folder: nowhere; make one with `hpcdl shard SOURCE nowhere`": "no-data-folder",
     "gone holds no run of `hpcdl train`; `hpcdl runs` lists what there is": "no-run",
-    "options of `train` stand behind --, those of submit before it: ...": "a-job-that-cannot-be-submitted",
+    "options of `train` go after --, those of submit before it: ...": "a-job-that-cannot-be-submitted",
     "cannot tell the format of x; give --format, one of: idx": "sources-that-cannot-be-read",
     "run directory runs/x exists; choose another --run-dir, or continue with --resume": "a-folder-that-exists",
     "another hpcdl writes to runs/x (host a, process 3); wait for it, or remove it": "somebody-else-writes-there",

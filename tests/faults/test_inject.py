@@ -217,7 +217,7 @@ def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(RankError, match=f"lost {TRIES} times after step 0"):
         until_done(lambda *_: lost(), tmp_path, config(elastic=True), {}, said.append)
-    assert len(said) == TRIES - 1 and "new ranks go on from the start" in said[0]
+    assert len(said) == TRIES - 1 and "new ranks continue from the start" in said[0]
     assert "resume = true" in (tmp_path / "run.toml").read_text()
 
 
@@ -322,7 +322,7 @@ def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
     line = [*NOTED, "--data", shards, "--run-dir", run_dir, *ELASTIC, "--inject", faults]
     finished = session_hpcdl(line, env={"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}, timeout_s=300)
     assert finished.code == 0, finished.err
-    assert finished.err.count("new ranks go on") == 2 and "rank 0 on" in finished.err
+    assert finished.err.count("new ranks continue") == 2 and "rank 0 on" in finished.err
     (stopped,) = [line for line in finished.err.splitlines() if "is not responding" in line]
     assert "rank 1 on" in stopped
     same_run(run_dir, undisturbed.run_dir)
@@ -399,7 +399,7 @@ def test_a_rank_that_stays_cut_off_is_named(
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert "rank 1 on" in finished.err and "is not responding" in finished.err, finished.err
-    assert finished.code == (1 if strategy == "ring" else 0), "an asynchronous run goes on without a worker"
+    assert finished.code == (1 if strategy == "ring" else 0), "an asynchronous run continues without a worker"
 
 
 @pytest.mark.mpi
@@ -410,7 +410,7 @@ def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
     """New ranks replace one that stays cut off; `make test` does so for a node (lab/test_network_faults.py)."""
     line = [*line_of("ring", tmp_path / "run", shards), *ELASTIC[:3], "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
-    assert finished.code == 0 and "new ranks go on" in finished.err, finished.err
+    assert finished.code == 0 and "new ranks continue" in finished.err, finished.err
     assert "rank 1 on" in finished.err and "is not responding" in finished.err
 
 

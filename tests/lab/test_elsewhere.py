@@ -62,8 +62,11 @@ def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
     desk, process = started(frail_lab, False, "", "--elastic", "--checkpoint-every", "1s")
     began_s = time.time()
     os.kill(ranks_of(desk.folder / "run")[1], signal.SIGKILL)
-    wait_until(lambda: any("go on" in event["text"] for event in desk.events("run", "message")), "new ranks go on")
-    (told,) = (event for event in desk.events("run", "message") if "go on" in event["text"])
+    wait_until(
+        lambda: any("new ranks continue" in event["text"] for event in desk.events("run", "message")),
+        "new ranks continue",
+    )
+    (told,) = (event for event in desk.events("run", "message") if "new ranks continue" in event["text"])
     assert "rank 1 on node2 ended without a word" in told["text"]
     log = (desk.folder / "run" / "ranks" / "launcher.log").read_text()
     # MPICH 5.0.2 may crash rank 0 first: a send in MPI_Iallgather to the lost peer fails, and MPICH uses the request

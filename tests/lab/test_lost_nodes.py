@@ -77,7 +77,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     again = desk.submit("--nodes", "2", "--time", "10m", "--", *TRAIN, "--steps", str(last + 2), "--resume", run="lost")
     job = frail_lab.wait_for_job(again, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(again)
-    assert f"going on after step {last} of {last + 2}" in desk.log(again)
+    assert f"continuing after step {last} of {last + 2}" in desk.log(again)
     hosts = desk.record("lost")["hosts"]
     assert len(hosts) == 2 and "node2" not in hosts
 
@@ -119,7 +119,7 @@ def test_a_run_grows_back_when_its_node_returns(patient_lab: SlurmLab) -> None:
     number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
     at_work(desk, "lost")
     lose(patient_lab, "node2", "shutdown")
-    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it goes on on three", 200)
+    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it continues on three", 200)
     patient_lab.start_again("node2")
     job = patient_lab.wait_for_job(number, timeout_s=500)
     assert job["JobState"] == "COMPLETED", desk.log(number)
@@ -137,7 +137,7 @@ def test_a_node_that_slurm_has_taken_away_does_not_come_back(frail_lab: SlurmLab
     number = desk.submit("--nodes", "4", "--time", "20m", "--", *words, run="lost")
     at_work(desk, "lost")
     lose(frail_lab, "node2", "power")
-    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it goes on on three", 200)
+    wait_until(lambda: "node2 is left out; 3 workers in place of 4" in desk.log(number), "it continues on three", 200)
     frail_lab.start_again("node2")
     wait_until(lambda: frail_lab.states()["node2"] == "idle", "node2 is back", 60)
     asked = desk.hpcdl("jobs", "grow", str(number))
@@ -160,7 +160,7 @@ def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as run:
         at_work(desk, "lost")
         lose(frail_lab, "node2", "shutdown")
-        wait_until(lambda: len(desk.record("lost")["hosts"]) == 2, "it goes on on two", 200)
+        wait_until(lambda: len(desk.record("lost")["hosts"]) == 2, "it continues on two", 200)
         frail_lab.boot_again("node2")
         ssh.start_on(frail_lab, "node2")
         desk.hpcdl("jobs", "grow", "lost")
@@ -217,7 +217,7 @@ def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
     wait_until(lambda: frail_lab.job(number)["Restarts"] == "1", "the job is requeued", BOUND_S)
     job = frail_lab.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(number)
-    assert "going on after step" in desk.log(number)
+    assert "continuing after step" in desk.log(number)
     record = desk.record("lost")
     assert len(record["hosts"]) == 2 and "node1" not in record["hosts"] and record["steps"] == 400
 

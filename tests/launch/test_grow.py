@@ -83,8 +83,8 @@ def test_a_node_that_answers_again_is_used_again(run: Callable[..., Starts], tmp
     assert [(now.run.ranks, left_out) for now, left_out in starts] == [(8, ""), (6, "n2"), (8, "")]
     assert starts[-1][0].data == resolved.config.data and starts[-1][0].optimizer == resolved.config.optimizer
     assert told(tmp_path)[1:] == [
-        "n2 can be used again: the ranks save and leave, to go on with 8 workers in place of 6",
-        "n2 is back; 8 workers in place of 6, 128 samples a step as before go on after step 7",
+        "n2 can be used again: the ranks save and leave, to continue with 8 workers in place of 6",
+        "n2 is back; 8 workers in place of 6, 128 samples a step as before continue after step 7",
     ]
 
 

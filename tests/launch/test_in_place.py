@@ -84,7 +84,7 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
         ({"min-workers": None}, LOCAL, ("openmpi", "5.0.11"), "--min-workers N says how few may continue"),
         ({"min-workers": 4}, LOCAL, ("openmpi", "5.0.11"), "no worker may be missing"),
         ({"stage": "/tmp"}, LOCAL, ("openmpi", "5.0.11"), "--stage shares the data out"),
-        ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks anew"),
+        ({"evict-slow": 2.0}, LOCAL, ("openmpi", "5.0.11"), "--evict-slow starts ranks again"),
         (
             {"local-checkpoint-every": 5, "local-checkpoint-redundancy": "xor"},
             SLURM,
@@ -462,7 +462,7 @@ def test_below_the_least_number_of_workers_new_ranks_go_on(
     line += ["--epochs", "2", "--checkpoint-every", "0.001s", "--inject", "kill:rank=0@step=40,kill:rank=2@step=40"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
-    assert "; new ranks go on after step " in finished.err
+    assert "; new ranks continue after step " in finished.err
     record = record_of(run_dir)
     assert (record["status"], record["workers"]) == ("finished", 3) and record["resumed_from_steps"]
 
@@ -489,7 +489,7 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
     assert finished.code == 0, finished.err
     record = record_of(run_dir)
     assert record["status"] == "finished" and len(record["history"]) == 6
-    assert recoveries(run_dir) or "new ranks go on" in finished.err
+    assert recoveries(run_dir) or "new ranks continue" in finished.err
 
 
 @pytest.mark.lab
@@ -585,7 +585,7 @@ def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Pat
     line += ["--learning-rate", RATES.get(strategy, "0.05"), "--inject", faults]
     finished = hpcdl(line, env=library(prefix), timeout_s=300)
     assert finished.code == 0, finished.err
-    assert "new ranks go on" not in finished.err
+    assert "new ranks continue" not in finished.err
     record = record_of(run_dir)
     assert record["status"] == "finished"
     first, *_, last = record["history"]
@@ -644,7 +644,7 @@ def test_without_its_last_server_new_ranks_go_on(
     line += ["--checkpoint-every", "0.001s", "--run-dir", run_dir, "--inject", "kill:rank=4@step=40"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
-    assert "; new ranks go on after step " in finished.err and not recoveries(run_dir)
+    assert "; new ranks continue after step " in finished.err and not recoveries(run_dir)
 
 
 @pytest.mark.lab

@@ -134,7 +134,7 @@ def test_a_run_that_has_finished_keeps_its_results(session_hpcdl: CommandLine, s
     again = session_hpcdl([*words, "--steps", "4"])
     assert again.code == 0 and "has finished, nothing is left to resume" in again.err, again.err
     further = session_hpcdl([*words, "--steps", "8"])
-    assert further.code == 2 and "has finished at step 4 and kept no checkpoint to go on from" in further.err, (
+    assert further.code == 2 and "has finished at step 4 and kept no checkpoint to continue from" in further.err, (
         further.err
     )
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before

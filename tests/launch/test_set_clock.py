@@ -130,7 +130,7 @@ def test_a_script_s_clock_that_is_set_moves_no_number(
     finished = session_hpcdl(line, env=stepped(library, file, -30))
     assert finished.code == 0, finished.err
     record = record_of(run_dir)
-    assert record["warnings"][-1].endswith("go on as if it had not been"), record["warnings"]
+    assert record["warnings"][-1].endswith("continue as if it had not been"), record["warnings"]
     steps_s = record["step_seconds"]
     assert min(steps_s) > 0 and statistics.median(steps_s) > 0.03 and max(steps_s) < LONG_S
     assert 0 < record["images_per_second"] < 2 * BATCH / 0.03 and record["seconds_total"] > len(steps_s) * 0.03

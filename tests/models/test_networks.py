@@ -143,7 +143,7 @@ def test_it_is_alive_and_learns(name: str) -> None:
     for output in outputs:
         logits = keras.ops.convert_to_numpy(output)
         assert logits.dtype == numpy.float32 and numpy.isfinite(logits).all()
-        assert logits.std(axis=0).min() > 1e-4, "images cannot be told apart"
+        assert logits.std(axis=0).min() > 1e-4, "images cannot be separated"
     before, gradients = loss_and_gradients(model, images, labels, info.loss_weights)
     dead = [
         weight.path

@@ -111,7 +111,7 @@ def test_nearness_is_known_of_all_devices_or_none(node: Path) -> None:
     locate(node)
     near = [frozenset(range(4, 8)), frozenset(range(4))]
     assert cpus_near_shown({}, node) == cpus_near_shown({"CUDA_VISIBLE_DEVICES": "0,1"}, node) == near
-    assert cpus_near_shown({"CUDA_VISIBLE_DEVICES": "0"}, node) == [], "it may be the second one, counted anew"
+    assert cpus_near_shown({"CUDA_VISIBLE_DEVICES": "0"}, node) == [], "it may be the second one, counted again"
 
 
 def test_ranks_take_the_device_near_their_processors(node: Path) -> None:

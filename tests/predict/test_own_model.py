@@ -126,7 +126,7 @@ def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
     words = imported(tmp_path, 4 * sum(LENGTHS))
     without = session_hpcdl(words)
     assert without.code == 0, without.err
-    assert "--model FILE.keras or FILE.py:FUNCTION tells them" in without.out
+    assert "--model FILE.keras or FILE.py:FUNCTION gives them" in without.out
     assert "--model FILE.py:FUNCTION " in without.json()["next_run"]["command"], "mine is no network that train knows"
     given = session_hpcdl([*words, "--model", folder / "net.keras"])
     assert given.code == 0, given.err

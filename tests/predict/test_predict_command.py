@@ -220,7 +220,7 @@ def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> Non
         (["STUDY", "--machine", "nowhere"], "unknown machine"),
         (["STUDY", "--import", "tsv", "x"], "only csv"),
         (["--import", "csv", "missing.csv"], "no such file"),
-        (["ONE"], "so nothing tells what an exchange costs"),
+        (["ONE"], "so nothing shows what an exchange costs"),
         (["FAILED"], "has a throughput"),
         (["MIXED"], "of 2 kinds of nodes by machine"),
         (["EMPTY"], "holds no record.json"),

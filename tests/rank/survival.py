@@ -149,7 +149,9 @@ def recoveries(events: Sequence[Mapping[str, Any]], strikes: Sequence[Strike]) -
             struck = [strike for strike in left if strike.at < at and strike.rank in lost]
             yield _recovered("in place", struck, at, event["recovery"]["seconds"])
             left = [strike for strike in left if strike not in struck]
-        elif event["kind"] == "message" and (" go on after step " in event["text"] or " go on from " in event["text"]):
+        elif event["kind"] == "message" and (
+            " continue after step " in event["text"] or " continue from " in event["text"]
+        ):
             waiting += [strike for strike in left if strike.at < at]
             left = [strike for strike in left if strike.at >= at]
             began, parts = at, {"end": at - min((strike.at for strike in waiting), default=at)}
@@ -254,7 +256,9 @@ class Trial:
             striker.join()
         found.strikes, found.seconds = striker.strikes, time.monotonic() - began_s
         found.recovered = [*recoveries(journal_of(folder / "run"), striker.strikes)]
-        found.problems += [f"went on, but nothing had struck it: {one}" for one in found.recovered if not one.failures]
+        found.problems += [
+            f"continued, but nothing had struck it: {one}" for one in found.recovered if not one.failures
+        ]
         if not found.problems:
             found.problems += self._differences(folder, whole)
         return found

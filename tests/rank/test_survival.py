@@ -53,8 +53,8 @@ def test_what_strikes_is_held_against_what_made_it_good() -> None:
     told = [
         {"kind": "step", "at": 9.0},
         {"kind": "message", "at": 11.5, "text": "", "recovery": {"lost": [1], "seconds": {"detect": 0.5}}},
-        {"kind": "message", "at": 22.0, "text": "rank 0 on a ended; new ranks go on after step 7"},
-        {"kind": "message", "at": 26.0, "text": "rank 2 on a ended; new ranks go on after step 7"},
+        {"kind": "message", "at": 22.0, "text": "rank 0 on a ended; new ranks continue after step 7"},
+        {"kind": "message", "at": 26.0, "text": "rank 2 on a ended; new ranks continue after step 7"},
         {"kind": "start", "at": 30.0},
         {"kind": "step", "at": 31.0},
         {"kind": "step", "at": 32.0},
@@ -62,10 +62,10 @@ def test_what_strikes_is_held_against_what_made_it_good() -> None:
     struck = [Strike(at=at, rank=rank, kind=kind) for at, rank, kind in [
         (11.0, 1, "kill"), (20.0, 0, "kill"), (20.1, 2, "kill"), (24.0, 2, "stop"),
     ]]  # fmt: skip
-    in_place, anew = recoveries(told, struck)
+    in_place, again = recoveries(told, struck)
     assert (in_place.way, in_place.failures, in_place.seconds, in_place.parts) == ("in place", 1, 0.5, {"detect": 0.5})
-    assert (anew.way, anew.failures, anew.seconds) == ("new ranks, one was stopped", 3, 11.0)
-    assert anew.parts == {"end": 6.0, "start": 4.0, "step": 1.0}
+    assert (again.way, again.failures, again.seconds) == ("new ranks, one was stopped", 3, 11.0)
+    assert again.parts == {"end": 6.0, "start": 4.0, "step": 1.0}
     assert [one.failures for one in recoveries(told, [])] == [0, 0], "nothing had struck"
 
 

@@ -38,7 +38,7 @@ def test_rounds_and_bytes_that_rise_together_give_no_alpha_and_beta() -> None:
     found = analysis_of(runs)
     assert [item.fit for item in found.communication] == [None]
     section = next(item for item in compose(found).sections if item.name == "fits")
-    assert any("cannot be told apart" in line for line in section.lines)
+    assert any("cannot be separated" in line for line in section.lines)
     assert not any(isinstance(item, Table) and "Alpha-beta" in item.title for item in section.items)
 
 

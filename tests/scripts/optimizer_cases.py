@@ -352,12 +352,12 @@ def a_center_is_what_is_seen_and_kept() -> None:
     assert numpy.array_equal(numpy.sort(in_tree), numpy.sort(parts[0].center[1]))
     loaded.set_weights([numpy.zeros_like(one) for one in loaded.get_weights()])
     model.set_weights(loaded.get_weights())
-    anew = with_center(model, 1, model.optimizer)
+    again = with_center(model, 1, model.optimizer)
     keras.utils.set_random_seed(5)
     zeros = mlp()
     zeros.build((None, 4))
     zeros.set_weights(loaded.get_weights())
-    equal(anew.center, with_center(zeros).center, tolerance=0.0)
+    equal(again.center, with_center(zeros).center, tolerance=0.0)
 
 
 @case

@@ -52,7 +52,7 @@ def test_an_elastic_script_goes_on_after_a_lost_rank(script: str, session_hpcdl:
     words += ["--inject", fault, HERE / "horovod_runner.py", tmp_path, HERE / "from_horovod" / f"{script}.py"]
     ended = session_hpcdl(words, timeout_s=300)
     assert ended.code == 0, ended.err
-    assert ended.err.count("new ranks go on") == 1
+    assert ended.err.count("new ranks continue") == 1
     assert record_of(tmp_path / "run")["resumed_from_steps"], "from the checkpoint, not from the start"
     assert ended_alike(tmp_path, script)[1:] == counted
 

@@ -49,7 +49,7 @@ def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: Command
     assert ended.code == 0, ended.err
     told = [event["text"] for event in events(tmp_path / "run", "message")]
     assert "injected: partition:rank=1@step=1+1s" in told
-    assert ended.err.count("new ranks go on") == 1
+    assert ended.err.count("new ranks continue") == 1
     assert said(ended, "ends") == ["ends at epoch 6"] * 2
     assert len(said(ended, "begins")) == 4, "each of two ranks begins twice"
     record = record_of(tmp_path / "run")

@@ -53,7 +53,7 @@ class Caller:
         process.stdin.flush()
         if not select.select([process.stdout], [], [], patience(60))[0]:
             end_family(process.pid)
-            pytest.fail(f"hpcdl {' '.join(arguments)} goes on and on", pytrace=False)
+            pytest.fail(f"hpcdl {' '.join(arguments)} does not end", pytrace=False)
         finished = Finished(*json.loads(process.stdout.readline()))
         print(told(f"{self.name}: hpcdl " + " ".join(arguments), finished))
         return finished

@@ -132,7 +132,7 @@ def test_what_was_measured_is_kept_and_a_run_goes_on_with_its_size(
     assert record_of(third)["bucket_bytes"] == MIB
     finished = run_hpcdl([*again, runs["second"], "--ranks", "1"], timeout_s=300)
     assert finished.code == 0, finished.err
-    assert record_of(runs["second"])["bucket_seconds"] == {}, "on another number of ranks it is chosen anew"
+    assert record_of(runs["second"])["bucket_seconds"] == {}, "on another number of ranks it is chosen again"
 
 
 def chosen_by(run_dir: Path, why: str) -> dict[str, float]:

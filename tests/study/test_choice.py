@@ -84,7 +84,7 @@ def test_tries_come_first_and_are_of_no_repeat(tmp_path: Path) -> None:
         ("learning-rate = 0.1", "needs a list of values to try"),
         ("learning-rate = [0.1, -1]", "must be above 0"),
         ("lerning-rate = [0.1, 0.2]", "did you mean 'learning-rate'"),
-        ('strategy = ["ring", "tree"]', "it stands in [matrix]; drop one"),
+        ('strategy = ["ring", "tree"]', "it is also in [matrix]; drop one"),
         ("ranks = [1, 2]", "list nodes or workers in [matrix]"),
     ],
 )

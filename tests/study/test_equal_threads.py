@@ -24,7 +24,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, cores: int, **flags: object) -> St
     study = load_study(None, {**KEYS, **{key.replace("_", "-"): value for key, value in flags.items()}})
     plan = make_plan(study)
     found, _ = prepare_points(study, plan)
-    assert digest_of(study, found) == digest_of(study, plan), "a study goes on where the node is another one"
+    assert digest_of(study, found) == digest_of(study, plan), "a study continues where the node is another one"
     return found
 
 

@@ -54,8 +54,8 @@ CASES: dict[str, tuple[list[Note], str, int, bool, str]] = {
     "stuck": ([waiting(0, 1), note(1), note(2, share=1)], "stuck", 1, True, "stuck outside any communication"),
     "busy": ([waiting(0, 1), note(1, share=0.9)], "busy", 1, False, "is busy: computing, step 7"),
     "busy too long": ([waiting(0, 1, age_s=101), note(1, share=0.9)], "busy", 1, True, "is busy"),
-    "elsewhere": ([waiting(0, 1), note(1, idle_s=1)], "elsewhere", 1, False, "goes on elsewhere"),
-    "elsewhere too long": ([waiting(0, 1, age_s=101), note(1, idle_s=1)], "elsewhere", 1, True, "goes on elsewhere"),
+    "elsewhere": ([waiting(0, 1), note(1, idle_s=1)], "elsewhere", 1, False, "continues elsewhere"),
+    "elsewhere too long": ([waiting(0, 1, age_s=101), note(1, idle_s=1)], "elsewhere", 1, True, "continues elsewhere"),
     "a server may wait": (
         [waiting(0, 1, age_s=101, patient=True), note(1, idle_s=1)], "elsewhere", 1, False, "elsewhere"
     ),

@@ -133,7 +133,7 @@ def test_a_budget_of_samples_is_kept_however_long_each_takes(tmp_path: Path, max
     assert found.num_samples == max_samples and found.choice is not None and not found.settled
     assert "stopped before it settled" in as_profile(found, base()).verdict
     after = tune(Simulated(), tmp_path, max_samples=max_samples, resume=True)
-    assert after.num_samples == max_samples, "a search that goes on counts what it finds"
+    assert after.num_samples == max_samples, "a search that continues counts what it finds"
 
 
 def test_when_no_trial_ends_in_time_the_defaults_are_reported(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_trials_run_on_every_node_of_a_real_allocation(lab_slurm: SlurmLab) -> N
 
 
 def test_last_words_are_kept_to_their_end_where_the_remedy_stands(tmp_path: Path) -> None:
-    words = f"not finite; samples {', '.join(map(str, range(90)))}; go on with hpcdl train --resume"
+    words = f"not finite; samples {', '.join(map(str, range(90)))}; continue with hpcdl train --resume"
     (tmp_path / "log").write_text(f"noise\nhpcdl: {words}\n")
     assert trials.last_words(tmp_path / "log", 1) == f"exit code 1: {words}"
     (tmp_path / "log").write_text("x" * 5000)

@@ -24,13 +24,13 @@ cd /home/student || exit 1
 /opt/apps/hpcdl/bin/python -P -m hpcdl sweep studies/evidence-lab/study.toml --only-nodes 4 --out studies/evidence-lab/4-nodes --resume
 code=$?
 
-# 75: stopped early with something to resume (the warning before the time limit). Only a job that still runs goes on:
+# 75: stopped early with something to resume (the warning before the time limit). Only a job that still runs continues:
 # one that was cancelled is no longer RUNNING.
 if [ "$code" -eq 75 ] && [ "$until_done" = yes ] && [ ! -e "$cancelled" ]; then
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$max_requeues" ]; then
-        echo "hpcdl: requeued $max_requeues times already; go on with \`hpcdl submit\` again" >&2
+        echo "hpcdl: requeued $max_requeues times already; continue with \`hpcdl submit\` again" >&2
     elif [ "$(squeue --noheader --jobs "$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-        echo "hpcdl: requeueing job $SLURM_JOB_ID to go on" >&2
+        echo "hpcdl: requeueing job $SLURM_JOB_ID to continue" >&2
         scontrol requeue "$SLURM_JOB_ID"
     fi
 fi

@@ -56,7 +56,7 @@ def _show_found(folder: Path, found: Sequence[FoundPage], *, json: bool) -> None
         number, text = page.best
         more = f"  (and {len(page.lines) - 1} more)" if len(page.lines) > 1 else ""
         put(f"{os.path.relpath(page.path, folder)}:{number}: {text[:LONGEST_LINE]}{more}")
-    say(f"{len(found)} pages; they lie in {folder}")
+    say(f"{len(found)} pages, in {folder}")
 
 
 def _open(page: Path) -> None:

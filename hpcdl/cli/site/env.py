@@ -38,5 +38,5 @@ def create(
     if json:
         print_json({"folder": str(made), "base": str(base), "packages": packages or []})
         return
-    put(f"{made} stands on {base}")
+    put(f"{made} builds on {base}")
     say(f"next: source {quoted(made / 'bin' / 'activate')}; pip then adds packages to it, and hpcdl finds them")

@@ -34,11 +34,13 @@ Batch = Annotated[int | None, typer.Option("--batch-size", metavar="N", help="Sa
 Servers = Annotated[int | None, typer.Option("--servers", metavar="N", help="Ranks that serve. [as run]")]
 Placement = Annotated[
     str | None,
-    typer.Option("--placement", metavar="NAME", help="How variables lie on servers: round-robin, greedy or split."),
+    typer.Option(
+        "--placement", metavar="NAME", help="How variables are spread over servers: round-robin, greedy or split."
+    ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="NAME|FILE", help="Network, where no run tells it: FILE.keras, FILE.py:FUNCTION."),
+    typer.Option("--model", metavar="NAME|FILE", help="Network, if no run names it: FILE.keras, FILE.py:FUNCTION."),
 ]
 Target = Annotated[str | None, typer.Option("--target", metavar="PCT", help="Also the time to this accuracy: 97%.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Also write predict.json and figures here.")]
@@ -130,7 +132,7 @@ def _share(text: str | None) -> float | None:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise UsageError(f"--target {text}: an accuracy lies between 0 and 100 %; write for example 97%")
+        raise UsageError(f"--target {text}: an accuracy is between 0 and 100 %; write for example 97%")
     return value
 
 

@@ -17,9 +17,9 @@ from hpcdl.core.paths import typed
 if TYPE_CHECKING:
     from hpcdl.report.runs.searches import SearchRecord
 
-SearchFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The search; flags lie over it.")]
+SearchFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The search; flags override it.")]
 Space = Annotated[Path | None, typer.Option("--space", metavar="FILE", help="File whose [space] is searched instead.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the search in --out; nothing counts twice.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue with the search in --out; nothing counts twice.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the search. [searches/NAME]")]
 
 

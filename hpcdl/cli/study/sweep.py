@@ -38,7 +38,7 @@ COLUMNS = (
     "run", "model", "data", "strategy", "nodes", "ranks", "workers", "servers", "threads", "batch", "settings", "time",
     "state",
 )  # fmt: skip
-StudyFile = Annotated[Path | None, typer.Argument(metavar="STUDY.toml", help="The study; flags lie over it.")]
+StudyFile = Annotated[Path | None, typer.Argument(metavar="STUDY.toml", help="The study; flags override it.")]
 Small = Annotated[bool, typer.Option("--small", help="The study's small version: its table [small].")]
 Axis = Annotated[
     list[str] | None,
@@ -47,7 +47,7 @@ Axis = Annotated[
 Zip = Annotated[
     list[str] | None, typer.Option("--zip", metavar="KEY,KEY", help="Axes that advance together; may be repeated.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out; finished runs are kept.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue with the study in --out; finished runs are kept.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="Say what the study will cost, by earlier runs or by facts; start none.")

@@ -306,7 +306,7 @@ def _lsf_directives(request: JobRequest) -> list[str]:
 
 
 _LSF_REFUSED = {
-    "mem": "--batch-option='-R \"rusage[mem=64GB]\"', of a slot or a host as the site has it",
+    "mem": "--batch-option='-R \"rusage[mem=64GB]\"', per slot or host, as the site sets it",
     "qos": "--batch-option='-sla NAME'",
     "gres": "--batch-option='-gpu \"num=4\"'",
 }

@@ -75,7 +75,7 @@ def checked_members(archive: zipfile.ZipFile, num_bytes: int) -> list[zipfile.Zi
         if member.compress_type == zipfile.ZIP_STORED and member.file_size != member.compress_size:
             raise ValueError(f"the sizes of {member.filename} in its directory cannot be")
     if sum(member.compress_size for member in members) > num_bytes:
-        raise ValueError("its directory tells of more than the file holds")
+        raise ValueError("its directory lists more than the file holds")
     check_unpacked(sum(member.file_size for member in members), num_bytes)
     return members
 

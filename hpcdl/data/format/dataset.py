@@ -269,7 +269,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     if not (folder / FILE_NAME).is_file():
         if any(folder.glob(PARTIAL_PREFIX + "*")):
             command = "hpcdl infer" if _is_of_inference(folder) else "hpcdl shard"
-            raise UsageError(f"{data} is not finished; go on with the same `{command}` command and --resume")
+            raise UsageError(f"{data} is not finished; continue with the same `{command}` command and --resume")
         if (folder.parent / FILE_NAME).is_file() and any(folder.glob("shard-*.h5")):
             raise UsageError(f"{data} is one split of a data folder; give {folder.parent}")
         if any(folder.glob("shard-*.h5")) or any(folder.glob("*/shard-*.h5")):

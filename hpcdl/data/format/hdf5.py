@@ -263,7 +263,7 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
     block_samples = int(attributes["block_samples"])
     num_samples = len(small[LABELS]) if classic else int(attributes["num_samples"])
     if min(num_samples, block_samples) < 1 or not names:
-        raise ValueError(f"it tells of {num_samples} samples in blocks of {block_samples}")
+        raise ValueError(f"it states {num_samples} samples in blocks of {block_samples}")
     for name, item in small.items():
         if len(item) != num_samples or item.id.get_offset() is None:
             raise ValueError(f"{name} has the shape {item.shape}")
@@ -553,7 +553,7 @@ class ArrayFile:
             if packing.scales:
                 return "is packed (scale_factor, add_offset or _Unsigned)"
             missing = sum(packing.absent_in(chunk) for chunk in self._chunks(data))
-        return f"has {missing} values that stand for none (_FillValue, missing_value or valid_range)" if missing else ""
+        return f"has {missing} values that mean missing (_FillValue, missing_value or valid_range)" if missing else ""
 
     def doubts(self, name: str) -> list[str]:
         """List doubts about an array's values for the user: chunks never written, attributes that cannot be applied."""
@@ -699,7 +699,7 @@ class ArrayFile:
         if chunk_bytes > _MOST_CHUNK_BYTES:
             raise SourceError(
                 f"{self._path}: {name} is stored in chunks of {format_bytes(chunk_bytes)}, and one of at most "
-                f"{format_bytes(_MOST_CHUNK_BYTES)} is unpacked at once; store it anew in smaller ones: h5repack -l "
+                f"{format_bytes(_MOST_CHUNK_BYTES)} is unpacked at once; store it again in smaller ones: h5repack -l "
                 f"{name}:CHUNK=..."
             )
         most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
@@ -708,7 +708,7 @@ class ArrayFile:
         stored, chunks = _written_chunks(data)
         if stored < chunks:
             raise SourceError(
-                f"{self._path}: {name} tells of the shape {data.shape}, and {stored} of its {chunks} chunks are there; "
+                f"{self._path}: {name} states the shape {data.shape}, and {stored} of its {chunks} chunks are there; "
                 "the file was not written to its end, or is damaged"
             )
 

@@ -38,7 +38,7 @@ def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
             _check_storage(name, target)
             if target.is_virtual:
                 files = sorted({source.file_name for source in target.virtual_sources()})
-                raise LiesOutside(f"{name} is a virtual data set, whose values lie in other files ({_some(files)})")
+                raise LiesOutside(f"{name} is a virtual data set, whose values are in other files ({_some(files)})")
             arrays[name] = target
     return arrays
 
@@ -113,7 +113,9 @@ def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
         with h5py.File(source_file, "r", locking=False) as file:
             count += _check_source(described, source, file, depth)
     if count < data.size:
-        raise ValueError(f"{name} is a virtual data set of which {data.size - count} of {data.size} values lie nowhere")
+        raise ValueError(
+            f"{name} is a virtual data set of which {data.size - count} of {data.size} values exist nowhere"
+        )
 
 
 def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
@@ -139,7 +141,7 @@ def _check_storage(name: str, data: h5py.Dataset) -> None:
     if creation_settings.get_external_count():
         file = np.bytes_(creation_settings.get_external(0)[0]).decode(errors="replace")
         raise LiesOutside(
-            f"the data of {name} lie in another file, {file} (external storage)", "bring them into this one: h5repack"
+            f"the data of {name} are in another file, {file} (external storage)", "bring them into this one: h5repack"
         )
 
 

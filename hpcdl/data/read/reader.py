@@ -130,7 +130,7 @@ class OpenShard:
     def column(self, name: str) -> ColumnMap:
         """Return the position of a column; CorruptError if the shard has no column of that name."""
         if name not in self.map.columns:
-            raise CorruptError(f"shard {self.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
+            raise CorruptError(f"shard {self.map.path} holds no {name}, which the manifest lists{_REMEDY}")
         return self.map.columns[name]
 
     def read_block(self, name: str, block: int, out: Array) -> None:
@@ -350,7 +350,7 @@ class SplitReader:
         """Return a resident field of a whole shard, which needs no open file."""
         shard = self._shards.get(number) or self.shard(number)
         if name not in shard.residents:
-            raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest tells of{_REMEDY}")
+            raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest lists{_REMEDY}")
         return shard.residents[name]
 
     def read_samples(self, ids: Ids, out: Array, name: str) -> None:

@@ -166,7 +166,7 @@ class CsvSource:
         below = (folder for folder in self._table.parent.iterdir() if folder.is_dir() and "\0" not in name)
         holder = next((folder for folder in below if (folder / name).exists()), None)
         return (
-            f"; it lies in {holder.name}: write {holder.name}/ before the names, or move the table there"
+            f"; it is in {holder.name}: write {holder.name}/ before the names, or move the table there"
             if holder
             else ""
         )

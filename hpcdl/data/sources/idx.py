@@ -107,7 +107,7 @@ def _header(path: Path, magic: int, remarks: Path) -> tuple[int, ...]:
         size = os.fstat(file.fileno()).st_size
     expected = _HEADER[magic] + math.prod(sizes)
     if size != expected:
-        raise SourceError(f"{remarks} has {size} bytes, its header tells of {expected}; it is cut short or too long")
+        raise SourceError(f"{remarks} has {size} bytes, its header states {expected}; it is cut short or too long")
     return sizes
 
 

@@ -299,7 +299,7 @@ class NumpySource(FieldSource):
         rows = max(1, _COPY_BYTES // max(1, array.dtype.itemsize * math.prod(shape[1:])))
         order: Literal["F", "C"] = "F" if column_first else "C"
         with copy.open("wb") as out:
-            for first in range(0, shape[0], rows):  # mapped anew each time: pages already read stop counting as memory
+            for first in range(0, shape[0], rows):  # mapped again each time: pages already read stop counting as memory
                 values = np.memmap(array.path, array.dtype, "r", array.offset, array.shape, order)
                 values = np.moveaxis(values, -1, 0) if turns else values
                 out.write(np.ascontiguousarray(values[first : first + rows]).data)

@@ -150,7 +150,7 @@ class ParquetSource(ColumnSource):
             inside = _partition(self._location)
             if inside:
                 raise SourceError(
-                    f"{self._location} is partitioned (its rows lie in folders such as {shown(inside)}), which is not "
+                    f"{self._location} is partitioned (its rows are in folders such as {shown(inside)}), which is not "
                     f"read: join it into one file, with pandas: pandas.read_parquet({str(self._location)!r})"
                     ".to_parquet('joined.parquet', index=False)"
                 )

@@ -189,15 +189,13 @@ class TfdsSource(FieldSource):
             else:
                 leave_out(record_name, self._skipped, "prepare the data set again")
         if count != length:
-            raise SourceError(
-                f"{path} holds {count} records, and dataset_info.json tells of {length}; prepare it again"
-            )
+            raise SourceError(f"{path} holds {count} records, and dataset_info.json states {length}; prepare it again")
 
 
 def _values(features: Any, name: str, kind: str, where: str, count: int | None = None) -> Any:
     values = getattr(features[name], kind).value if name in features else ()
     if count is not None and len(values) != count:
-        raise SourceError(f"{where}: {shown(name)} has {len(values)} values, and features.json tells of {count}")
+        raise SourceError(f"{where}: {shown(name)} has {len(values)} values, and features.json states {count}")
     return values
 
 
@@ -214,7 +212,7 @@ def _tensor(features: Any, name: str, feature: _Feature, where: str) -> Array:
         return values.reshape(shape)
     except ValueError as error:
         raise SourceError(
-            f"{where}: {shown(name)} has {values.size} values, and features.json tells of the shape {feature.shape}"
+            f"{where}: {shown(name)} has {values.size} values, and features.json states the shape {feature.shape}"
         ) from error
 
 

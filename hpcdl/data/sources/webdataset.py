@@ -322,8 +322,8 @@ def _check_end(path: Path, end: int) -> None:
         while piece := file.read(_PIECE_BYTES):
             if any(piece):
                 raise SourceError(
-                    f"{path}: at byte {end} is no member, and the archive goes on: is it damaged, or several that were "
-                    "put together (cat)? Copy it again, or keep archives apart in one folder"
+                    f"{path}: at byte {end} is no member, and more follows: is it damaged, or several archives that "
+                    "were put together (cat)? Copy it again, or keep archives apart in one folder"
                 )
             length += len(piece)
     if length < tarfile.BLOCKSIZE:
@@ -345,7 +345,7 @@ def _refuse_packed(path: Path) -> None:
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
         names = ["?.cls"]
     if any(_suffix(name).lower() in _KNOWN for name in names):
-        raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read where they lie")
+        raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read in place")
     raise SourceError(
         f"{path} holds {some(names[:3])}, no samples of WebDataset: unpack it (tar -xf) and give the folder"
     )

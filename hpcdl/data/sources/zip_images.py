@@ -130,11 +130,11 @@ class ZipSource(FieldSource):
             )
             if not classes:
                 raise SourceError(
-                    f"{self._location}: {shown('/'.join(path))} lies in no folder of a class; put each into one"
+                    f"{self._location}: {shown('/'.join(path))} is in no folder of a class; put each into one"
                 )
             if self._spec.split_names == AUTO and (word := next(filter(split_called, classes[1:]), None)):
                 raise SourceError(
-                    f"{self._location}: {shown(word)} is called by a split, and lies in the class {shown(classes[0])}; "
+                    f"{self._location}: {shown(word)} is named after a split, and is in the class {shown(classes[0])}; "
                     "put splits above classes, or give --split-names ignore (a part of the class)"
                 )
             result.append((split, classes[0]))

@@ -106,7 +106,7 @@ def _missing(names: Sequence[str]) -> Iterator[str]:
     odd = [name for name in names if name.strip().lower() in _MISSING or name.strip() in _MISSING_AS_WRITTEN]
     if odd and len(names) > len(odd):
         yield (
-            f"{shown(odd[0])} stands among the classes: one of them, or a label that is missing? Take such samples "
+            f"{shown(odd[0])} is among the classes: one of them, or a label that is missing? Take such samples "
             "out, or give --target-kind class to keep it"
         )
 

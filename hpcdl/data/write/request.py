@@ -34,7 +34,7 @@ class SourceConfig:
         None, "Samples with NaN or infinity: refuse (by default), skip or keep them.", choices=("stop", "skip", "keep")
     )
     image_field: str | None = setting(None, "Where images are: an Example's field, an HDF5 path, a .npz array.")
-    label_field: str | None = setting(None, "Where labels are: likewise; for .npy the file with the labels.")
+    label_field: str | None = setting(None, "Where labels are, in the same form; for .npy the file with the labels.")
     split_names: str = setting(
         "auto",
         "Names such as train and test in the source: ask where they are doubtful, keep them as splits, or ignore them.",
@@ -57,7 +57,7 @@ class SourceConfig:
     )
     sample_axis: str = setting(
         "first",
-        "Axis of arrays along which samples lie; last: pictures of height x width x channels x N, as MATLAB has them.",
+        "Axis of arrays that counts the samples; last: pictures of height x width x channels x N, as in MATLAB.",
         choices=("first", "last"),
     )
     follow_links: bool = setting(

@@ -364,7 +364,7 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
                     raise UsageError(
                         f"{request.target} was begun from this source before its files changed ({name} comes out "
                         "otherwise now): its shards would be half old, half new. Remove that folder, or name another "
-                        "one, and shard anew"
+                        "one, and shard again"
                     )
                 if result.entry is not None:
                     remove_file(work / REPAIRED / result.entry.file)

@@ -554,7 +554,7 @@ def misses(fits: Sequence[CurveFit]) -> list[str]:
 
 
 CANNOT_KNOW = (
-    "rounds and bytes rise together in these runs, so that α and β cannot be told apart; runs with another"
+    "rounds and bytes rise together in these runs, so that α and β cannot be separated; runs with another"
     " --bucket-size, --variant or model change one without the other"
 )
 

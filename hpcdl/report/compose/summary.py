@@ -141,7 +141,7 @@ def _next(analysis: Analysis) -> str:
             return f"Next: {percent(seconds / total)} of a step is {_DOING[name]}; {_REMEDIES[name]}."
     for outlook in analysis.outlooks:
         if run := outlook.document.get("next_run"):
-            return f"Next: `{run['command']}` tells the prediction most."
+            return f"Next: `{run['command']}` improves the prediction most."
     return "Next: run it with more workers, and report both together."
 
 

@@ -126,7 +126,7 @@ def _scaling(case: Case) -> Section:
     ]  # fmt: skip
     note = (
         f"Base: {counted(base.nodes, 'node')}. Intervals are 95 %: Student's t over runs, ratios by Welch on"
-        " logarithms; † measured once. Of several points on the same nodes the fastest stands here."
+        " logarithms; † measured once. Of several points on the same nodes the fastest is shown."
     )
     table = Table(title="Scaling by nodes", columns=columns, rows=rows, note=note)
     figures = [_speedup_figure(case, table), _efficiency_figure(case, table)] if _drawn(points) else []

@@ -134,7 +134,7 @@ def rates_in_order(runs: Sequence[Run]) -> list[float]:
 
 
 _AGREE = 1.25
-"""Records of hpcdl agree within 1.02; a run that went on with fewer workers may be further off."""
+"""Records of hpcdl agree within 1.02; a run that continued with fewer workers may be further off."""
 
 
 def contradictions(runs: Sequence[Run]) -> list[str]:

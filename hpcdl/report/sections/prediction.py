@@ -49,7 +49,7 @@ def _sentences(document: Row) -> Iterator[str]:
         yield f"{line}."
     if run := document["next_run"]:
         widths = f"from {format_half_width(run['width'])} to {format_half_width(run['width_after'])}"
-        yield f"the next run that tells most narrows the widest interval {widths}: {run['command']}"
+        yield f"the most informative next run narrows the widest interval {widths}: {run['command']}"
 
 
 def _items(item: Outlook, name: str) -> list[Figure | Table]:

@@ -14,7 +14,7 @@ from hpcdl.report.document import Bounds, Cell, Column, Figure, Interval, Sectio
 
 MOST_CURVES = 8
 """Maximum number of curves in one figure, so that they can be distinguished. Tables hold all."""
-SEEN = "of two runs both values stand there; of runs too far apart for an interval the smallest and the largest"
+SEEN = "of two runs both values are shown; of runs too far apart for an interval the smallest and the largest"
 """A table's note about its intervals (document.py)."""
 _TWO = 2
 _TITLES = {"weak": "Weak scaling", "strong": "Strong scaling", "scale-up": "Scale-up by threads"}

@@ -109,7 +109,7 @@ class LearningRate(keras.callbacks.Callback):
             rate.applied = _current(optimizer)
 
     def _rate(self, optimizer: Any) -> Rate:
-        """Return the parts of the rate. At a fit's first step read them anew: a checkpoint may have restored them."""
+        """Return the parts of the rate. At a fit's first step read them again: a checkpoint may have restored them."""
         rate = rate_of(optimizer)
         if rate is None:
             current = _current(optimizer)
@@ -129,7 +129,7 @@ def learning_rate_schedule(factor: Callable[[float], float], *, initial_rate: fl
 
     `initial_rate`: the rate to multiply; by default the optimizer's before such a callback set it, which hpcdl.State
     keeps. With learning_rate_warmup both factors apply. Changes by other callbacks between epochs (ReduceLROnPlateau)
-    stay, except that an `initial_rate` applies anew when a fit begins.
+    stay, except that an `initial_rate` applies again when a fit begins.
     """
     return LearningRate(factor, initial_rate)
 

@@ -88,7 +88,7 @@ def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
 
 
 LATE_SCALE = (
-    "a loss scale stands around hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
+    "a loss scale wraps hpcdl.DistributedOptimizer, so that ranks would skip different steps; set the "
     "policy mixed_float16 before it is made, or write "
     "hpcdl.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(...))"
 )

@@ -52,10 +52,10 @@ HOROVOD = {
     "hvd.local_size_op": "hvd.local_size",
     "hvd.check_num_rank_power_of_2": "leave it out",
     "hvd.run": REFUSED["horovod.run"],
-    "hvd.elastic.run": "leave it out, and call the function: `hpcdl run --elastic` goes on with new ranks by itself",
+    "hvd.elastic.run": "leave it out, and call the function: `hpcdl run --elastic` continues with new ranks by itself",
     "hvd.elastic.CommitStateCallback": _BY_STATE,
     "hvd.elastic.UpdateBatchStateCallback": (
-        "leave it out: state.batch stays what it was, and an epoch that was cut off begins anew with the saved weights"
+        "leave it out: state.batch stays what it was, and an epoch that was cut off begins again with the saved weights"
     ),
     "hvd.elastic.UpdateEpochStateCallback": f"leave it out: {_BY_STATE} does that",
     "hvd.elastic.KerasState": "hvd.State",
@@ -76,8 +76,8 @@ WARM_UP = "hvd.callbacks.LearningRateWarmupCallback"
 SCHEDULE = "hvd.callbacks.LearningRateScheduleCallback"
 STATES = ("hvd.elastic.KerasState", "hvd.elastic.TensorFlowKerasState")
 STATE_METHODS = {
-    "register_reset_callbacks": "leave it out: the script starts anew where the ranks change, and hvd.size() with it",
-    "on_reset": "leave it out: the script starts anew where the ranks change",
+    "register_reset_callbacks": "leave it out: the script starts again where the ranks change, and hvd.size() with it",
+    "on_reset": "leave it out: the script starts again where the ranks change",
     "sync": "leave it out: hvd.State begins alike on all ranks",
     "check_host_updates": "leave it out: state.commit() looks for that",
 }

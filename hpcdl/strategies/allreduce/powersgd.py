@@ -75,7 +75,7 @@ class PowerSgd:
         return {f"{WARM}{variable}": right.copy() for variable, right in self._right.items()}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the right matrices; start anew if none has this rank R."""
+        """Restore the right matrices; start again if none has this rank R."""
         rights = {name.removeprefix(WARM): right for name, right in arrays.items() if name.startswith(WARM)}
         self._right = {
             int(number): right.astype(numpy.float32)
@@ -84,7 +84,7 @@ class PowerSgd:
         }
 
     def _started(self, piece: BucketPart) -> Array:
-        """Return the initial right matrix. A column of zeros would stay zero, so it is drawn anew."""
+        """Return the initial right matrix. A column of zeros would stay zero, so it is drawn again."""
         columns = sides(piece.shape)[1]
         last_right = self._right.get(piece.variable)
         if last_right is not None and last_right.any(axis=0).all():

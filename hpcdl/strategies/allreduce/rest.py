@@ -70,7 +70,7 @@ class ReducedForm(Protocol):
         """Return what a checkpoint holds besides the rest, by names that begin with PREFIX."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the result of `state`, or start anew if it is missing."""
+        """Restore the result of `state`, or start again if it is missing."""
 
 
 class Rests:

@@ -78,7 +78,7 @@ METHODS = {
             name="async-sgd",
             summary="Each gradient updates the center as soon as it arrives; workers pull the center.",
             source=f"{_PAPER}, baseline",
-            equations="W~ <- W~ - eta dW_i; the worker goes on from the W~ that comes back",
+            equations="W~ <- W~ - eta dW_i; the worker continues from the W~ that comes back",
             rule="descent",
             elastic=False,
         ),

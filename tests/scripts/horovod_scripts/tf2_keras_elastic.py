@@ -1,4 +1,4 @@
-"""Elastic: a state that callbacks keep, a function that begins anew, a rate set after a change of ranks."""
+"""Elastic: a state that callbacks keep, a function that begins again, a rate set after a change of ranks."""
 
 import horovod.tensorflow.keras as hvd
 import numpy

@@ -879,9 +879,9 @@ def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
     if len(paths) < _FEW_NUMBERED or "#" not in kind:
         return ""
     return (
-        f"{where} holds {len(paths)} arrays that a number tells apart ({some(paths)}): one for each sample? Arrays are "
-        "read that have their samples along one axis: give a reader of your own (--reader FILE.py:NAME), or name them "
-        "with --input PATH=NAME and --target PATH=NAME"
+        f"{where} holds {len(paths)} arrays that only a number distinguishes ({some(paths)}): one for each sample? "
+        "Arrays are read that have their samples along one axis: give a reader of your own (--reader FILE.py:NAME), or "
+        "name them with --input PATH=NAME and --target PATH=NAME"
     )
 
 
@@ -936,5 +936,5 @@ def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:
     lasts = {array.shape[-1] for array in arrays.values() if array.offsets is None and len(array.shape) > 1}
     alike = all(array.offsets is None and lasts == {array.shape[-1]} for array in arrays.values())
     if alike and spec.format in ("hdf5", "numpy") and spec.sample_axis != LAST:
-        return f"; all have {lasts.pop()} along their last: give --sample-axis last if samples lie there"
+        return f"; all have {lasts.pop()} along their last: give --sample-axis last if it counts samples"
     return ""

@@ -317,7 +317,7 @@ class ColumnSource(FieldSource):
             if targets and len(candidates) > 1:
                 raise SourceError(
                     f"{self._location}: which of the columns {some(candidates)} is the target? Give --target "
-                    f"{typed(candidates[0])}, or another one, and --leave-out for each that tells the same; those left "
+                    f"{typed(candidates[0])}, or another one, and --leave-out for each that repeats it; those left "
                     "become inputs"
                 )
         choices = ", ".join(shown(name) for name in list(columns)[:20])

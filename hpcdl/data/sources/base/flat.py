@@ -52,7 +52,7 @@ LAST = "last"
 
 def turned_remark(name: str) -> str:
     """Return the remark for the user that an array was turned."""
-    return f"{name}: its samples lie along its last axis"
+    return f"{name}: its last axis counts samples"
 
 
 class FlatFiles:
@@ -305,7 +305,7 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
         return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
     pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
     more = ", ..." if len(found) > _MAPPED_SHOWN else ""
-    remarks = f"labels are numbered anew: {pairs}{more}; the old ones are the classes' names"
+    remarks = f"labels are renumbered: {pairs}{more}; the old ones are the classes' names"
     return [str(value) for value in found.tolist()], [remarks]
 
 

@@ -77,7 +77,7 @@ def ask_of_list(where: str, others: Sequence[str], classes: Collection[str], rem
     list_name = next((name for name in others if name.lower().endswith(_LISTS)), None)
     if list_name is not None and len(classes) == 1:
         raise SourceError(
-            f"{where}: all pictures lie in one folder, {shown(min(classes))}, and {shown(list_name)} may list their "
+            f"{where}: all pictures are in one folder, {shown(min(classes))}, and {shown(list_name)} may list their "
             f"labels: {remedy}, or give --leave-out {typed(PurePosixPath(list_name).name)} for one class"
         )
 
@@ -166,7 +166,7 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
     if flat:
         count = len(within[flat[0]].entries)
         raise SourceError(
-            f"{root}: {shown(flat[0])} is called by a split, and holds {count} files without class folders: their "
+            f"{root}: {shown(flat[0])} is named after a split, and holds {count} files without class folders: their "
             f"classes are not known. Give --leave-out {typed(flat[0])} to take the other splits alone, put each "
             "class's images into a folder of its own, or list files and labels in a .csv"
         )
@@ -274,7 +274,7 @@ class FolderWalk:
             return split
         if self._spec.split_names == AUTO or split not in (UNSPLIT, word):
             raise SourceError(
-                f"{folder} is called by a split, and lies in the class {shown(chosen.name)}: give --split-names keep "
+                f"{folder} is named after a split, and is in the class {shown(chosen.name)}: give --split-names keep "
                 f"for a split, --split-names ignore for a part of the class, or --leave-out {typed(folder.name)}"
             )
         return word
@@ -350,7 +350,7 @@ class PicturePairs:
                 stat = os.fstat(file.fileno())
                 if (stat.st_size, stat.st_mtime_ns) != (size, stamp):
                     raise SourceChanged(
-                        f"{name} changed after it was listed; shard the source anew into an empty folder"
+                        f"{name} changed after it was listed; shard the source again into an empty folder"
                     )
                 mask = file.read()
         except OSError as error:
@@ -387,8 +387,8 @@ class PicturePairs:
             odd = {*below[0]} ^ {*below[1]} | {name for name in below[0] if name not in splits}
             if odd:
                 raise SourceError(
-                    f"{root}: {some(sorted(odd))} lies in one of {inputs} and {targets}, or is not called by a split; "
-                    f"give --leave-out {typed(min(odd))}, or --split-names ignore"
+                    f"{root}: {some(sorted(odd))} is in only one of {inputs} and {targets}, or is not named after a "
+                    f"split; give --leave-out {typed(min(odd))}, or --split-names ignore"
                 )
             return {split: (root / inputs / name, root / targets / name) for name, split in splits.items()}
         splits = {} if spec.split_names == IGNORE else folder_splits(top)

@@ -129,7 +129,7 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
         odd = [path.name for path, label in zip(kept, labels, strict=True) if not label]
         named = [path.name for path, label in zip(kept, labels, strict=True) if label]
         raise SourceError(
-            f"{spec.location}: {some(named)} are called by a split, {some(odd)} not: which split are these? Rename "
+            f"{spec.location}: {some(named)} are named after a split, {some(odd)} not: which split are these? Rename "
             f"them, or give --leave-out {typed(odd[0])}, or --split-names keep (a split of their own, other), or "
             "--split-names ignore (all files are one whole)"
         )
@@ -171,6 +171,6 @@ def _ask_of_members(names: Sequence[str], labels: Sequence[str | None], spec: So
     named = next(name for name, label in zip(names, labels, strict=True) if label)
     odd = next(name for name, label in zip(names, labels, strict=True) if not label)
     raise SourceError(
-        f"{spec.location}: {shown(named)} lies in a folder that is called by a split, {shown(odd)} does not: which "
+        f"{spec.location}: {shown(named)} is in a folder that is named after a split, {shown(odd)} is not: which "
         "split is it? Give --split-names keep (a split of its own, other) or --split-names ignore (all are one whole)"
     )

@@ -227,7 +227,8 @@ def read_trace(path: Path) -> RankTrace:
         raise CorruptError(f"{path} is damaged: its first page makes no sense")
     points = facts["points"][:num_points].copy()
     times_s = [facts["begin_s"], facts["wall_s"], facts["cost_s"], *(points[field] for field in POINT.names or ())]
-    if not all(numpy.all(numpy.abs(each) < FAR_S) for each in times_s):  # comparisons with NaN are False
+    advances = numpy.all(numpy.diff(points["own_s"]) > 0)
+    if not (advances and all(numpy.all(numpy.abs(each) < FAR_S) for each in times_s)):  # comparisons with NaN are False
         raise CorruptError(f"{path} is damaged: its clock shows no time")
     names = tuple(bytes(name).decode(errors="replace") for name in facts["names"][:num_names])
     fine = (records["name"] > 0) & (records["name"] < num_names) & (records["end_s"] >= records["begin_s"])

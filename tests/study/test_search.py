@@ -132,7 +132,7 @@ def test_the_best_is_the_best_and_its_command_is_whole(found: tuple[Path, Search
 
 def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
     trials = [
-        SearchTrial(number=number, state="finished", settings={"learning-rate": rate, "optimizer": "sgd"},
+        SearchTrial(number=number, state="finished", settings={"learning-rate": rate, "optimizer": "sgd", "x": [0]},
                     values=[accuracy], ended_after_s=10.0 * (number + 1), seconds=9.0, node_hours=0.1)
         for number, (rate, accuracy) in enumerate([(0.3, 0.5), (0.1, 0.9), (0.2, 0.8), (0.05, 0.95)])
     ]  # fmt: skip

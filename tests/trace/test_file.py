@@ -120,6 +120,11 @@ def test_damaged_files_are_refused_or_read_without_what_is_broken(tmp_path: Path
         path.write_bytes(damaged)
         with pytest.raises(CorruptError):
             read_trace(path)
+    twice = traced(tmp_path / "twice.trace")
+    for parent_s in (7.0, 8.0):  # of two points at one time no drift follows
+        twice.add_point(ClockPoint(parent=2, own_s=5.0, parent_s=parent_s, error_s=1e-6))
+    with pytest.raises(CorruptError, match="its clock shows no time"):
+        read_trace(twice.path)
     broken = numpy.zeros(3, RECORD)
     broken["name"], broken["begin_s"], broken["end_s"] = (1, 60_000, 1), (5, 1, numpy.nan), (4, 2, 1)
     path.write_bytes(content[:PAGE_BYTES] + broken.tobytes() + b"torn")

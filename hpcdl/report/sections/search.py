@@ -136,11 +136,12 @@ def _parallel(search: SearchRecord, finished: Sequence[SearchTrial], suffix: str
 
 def _positions(values: Sequence[object]) -> list[float]:
     """Return each value's position between smallest and largest, by rank so that any scale fits; 0 without a value."""
-    numbers = sorted({float(value) for value in values if isinstance(value, int | float)})
-    texts = sorted({str(value) for value in values if isinstance(value, str)})
+    plain = [value if value is None or isinstance(value, int | float) else str(value) for value in values]
+    numbers = sorted({value for value in plain if isinstance(value, int | float)})
+    texts = sorted({value for value in plain if isinstance(value, str)})
     order: dict[object, int] = {value: position for position, value in enumerate([*numbers, *texts])}
     most = max(len(order) - 1, 1)
-    return [order.get(float(value) if isinstance(value, int | float) else value, 0) / most for value in values]
+    return [order.get(value, 0) / most for value in plain]
 
 
 def _span(values: Sequence[object]) -> str:

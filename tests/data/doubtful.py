@@ -133,7 +133,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "letters, A and a": (pictures("A", "a", "b"), {"target_kind": "class"}, RIGHT, "3 classes"),
         "val in other case than train": (unlike_in_split("A", "B"), {}, ASKED, f"'A' and 'a' {TWINS}"),
         "a class in val alone": (unlike_in_split("a", "c"), {}, RIGHT, "classes in val that train does not have: 'c'"),
-        "a folder called nan, as pandas writes one": (pictures("x", "y", "nan"), {}, ASKED, "'nan' stands among the c"),
+        "a folder called nan, as pandas writes one": (pictures("x", "y", "nan"), {}, ASKED, "'nan' is among the c"),
         "animated GIF": (animated("gif"), {}, REFUSED, "3 pages"),
         "animated PNG": (animated("png"), {}, REFUSED, "3 pages"),
         "animated WebP": (animated("webp"), {}, REFUSED, "3 pages"),
@@ -147,7 +147,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
     "csv": {
         "labels in two cases": (labelled("Cat", "cat", "dog"), {}, ASKED, f"'Cat' and 'cat' {TWINS}"),
         "labels with spaces around": (labelled("cat", " cat", "dog "), {}, RIGHT, "2 classes"),
-        "nan among labels": (labelled("cat", "nan", "dog"), {}, ASKED, "'nan' stands among the classes"),
+        "nan among labels": (labelled("cat", "nan", "dog"), {}, ASKED, "'nan' is among the classes"),
         "an empty label": (labelled("cat", "", "dog"), {}, REFUSED, "line 3: the label is empty"),
         "several labels in one": (labelled("Edema|Mass", "Mass", "Edema"), {}, ASKED, "several labels of one sample"),
         "several labels in one, said to be one": (
@@ -174,7 +174,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             beside("train", "train.csv"),
             {},
             REFUSED,
-            "it lies in train: write train/",
+            "it is in train: write train/",
         ),
         "a file with two labels": (listing("file,label\n0.png,a\n1.png,b\n0.png,b\n"), {}, ASKED, "as 'a' and as 'b'"),
         "a file in two splits": (
@@ -199,7 +199,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         ),
         "numbers of 19 digits": (rows("a,y", f"{1 << 62},0", f"{(1 << 62) + 1},1"), TARGET, ASKED, "a number, or a co"),
         "answers in two cases": (rows("a,y", "1,Yes", "2,yes", "3,no"), TARGET, ASKED, f"'Yes' and 'yes' {TWINS}"),
-        "NaN among words": (rows("a,y", "1,x", "2,NaN", "3,z"), TARGET, ASKED, "'NaN' stands among the classes"),
+        "NaN among words": (rows("a,y", "1,x", "2,NaN", "3,z"), TARGET, ASKED, "'NaN' is among the classes"),
         "a class called none": (rows("a,y", "1,none", "2,ring"), TARGET, RIGHT, "one of 2 classes"),
         "classes as 0.0 and 1.0": (rows("a,y", "1,0.0", "2,1.0"), TARGET, ASKED, "classes or quantities"),
         "pandas' row numbers": (rows(",a,y", "0,1,0", "1,2,1"), TARGET, REFUSED, "column 1 has no name .*index=False"),

@@ -417,8 +417,8 @@ def test_zip_archives_keep_their_splits(tmp_path: Path) -> None:
 
 ZIPS: dict[str, tuple[dict[str, bytes], str]] = {
     "splits beside classes": ({"train/a/0.png": PICTURE, "extra/0.png": PICTURE}, "splits, or classes"),
-    "no class": ({"a/0.png": PICTURE, "1.png": PICTURE}, "'1.png' lies in no folder of a class"),
-    "splits without classes": ({"train/0.png": PICTURE, "test/1.png": PICTURE}, "lies in no folder of a class"),
+    "no class": ({"a/0.png": PICTURE, "1.png": PICTURE}, "'1.png' is in no folder of a class"),
+    "splits without classes": ({"train/0.png": PICTURE, "test/1.png": PICTURE}, "is in no folder of a class"),
     "masks": ({"images/0.png": PICTURE, "masks/0.png": PICTURE}, "holds pictures and masks, not classes"),
     "not a picture": ({"a/0.png": b"text", "b/1.png": PICTURE}, "'a/0.png' is not an image"),
 }
@@ -466,7 +466,7 @@ def test_two_arrays_of_one_split_are_asked_about(tmp_path: Path) -> None:
 TAR_ENDS = {
     "cut between members": (lambda content: content[: 4 * 1024], "a.tar is cut short: .*truncate -s [+]1024"),
     "a damaged header": (lambda content: content[:2049] + b"x" + content[2050:], "at byte 2048 is no member"),
-    "two put together": (lambda content: content + content, "several that were put together"),
+    "two put together": (lambda content: content + content, "several archives that were put together"),
 }
 
 

@@ -164,7 +164,7 @@ def test_the_model_file_of_a_run_tells_what_its_record_does_not(
 
 
 REFUSED = {
-    "net.py:needs": ("needs num_classes, which only data tells", "give the argument a default"),
+    "net.py:needs": ("needs num_classes, which only data determine", "give the argument a default"),
     "net.py:loops": ("its graph does not tell its operations", "one node has to be measured: hpcdl train --model"),
     "net.py:empty": ("has nothing to train",),
     "net.py:other": ("'other'", "build"),

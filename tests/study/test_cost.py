@@ -116,7 +116,7 @@ def test_emulated_computing_needs_no_run_but_a_network() -> None:
 def test_without_evidence_all_that_is_missing_is_told() -> None:
     with pytest.raises(UsageError, match=r"of cifar10-quick there is no run: .*--evidence.*--network"):
         predicted([])
-    with pytest.raises(UsageError, match="nothing tells what an exchange costs"):
+    with pytest.raises(UsageError, match="nothing shows what an exchange costs"):
         predicted(study(CLUSTER, sizes=(1,)))
 
 

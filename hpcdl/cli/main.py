@@ -118,8 +118,12 @@ def _unexpected(error: Exception) -> int:
         return 0
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
-        where = f"{context.command_path} --help" if context else "hpcdl --help"
-        say(f"hpcdl: {message().rstrip('.')}; see `{where}`")
+        name = context.command_path if context else "hpcdl"
+        text = message().rstrip(".")
+        commands = getattr(context.command, "commands", {}) if context and context.parent else {}  # those of a group
+        if text.startswith("No such command") and "Did you mean" not in text and commands:
+            text += f"; `{name}` has {', '.join(commands)}"
+        say(f"hpcdl: {text}; see `{name} --help`")
         return 2
     if type(error).__name__ == "Abort":
         complain(Interrupted("stopped by Ctrl-C"))

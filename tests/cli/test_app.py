@@ -123,3 +123,9 @@ def test_ctrl_c_while_python_ends_makes_no_failure_of_what_is_done() -> None:
     """Ctrl-C while Python exits does not turn finished work into a failure (exit code -2)."""
     finished = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
     assert (finished.returncode, finished.stderr) == (0, "") and finished.stdout
+
+
+def test_an_unknown_command_of_a_group_is_answered_with_its_commands(ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["config", "train"])
+    assert refused.code == 2 and not refused.out
+    assert refused.err == "hpcdl: No such command 'train'; `hpcdl config` has show; see `hpcdl config --help`\n"

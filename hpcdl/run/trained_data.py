@@ -102,7 +102,7 @@ _MOST = 8
 
 
 def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[str]]:
-    """Return `given` with the scaling of `trained`, matched by field name, and messages about it.
+    """Return `given` with the scaling and padding of `trained`, matched by field name, and messages about it.
 
     Raises UsageError if a field's classes or words have other numbers than the model has learned.
     """
@@ -120,7 +120,10 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
             )
         if (field.normalise, field.statistics) != (learnt.normalise, learnt.statistics):
             messages.append(f"{field.name!r} is scaled by the statistics of {trained.name}, as in training")
-        fields.append(_scaled_as(field, learnt))
+        as_trained = _read_as(field, learnt)
+        if as_trained.shape != field.shape:
+            messages.append(f"{field.name!r} is padded from {field.shape[0]} to {learnt.shape[0]}, as in training")
+        fields.append(as_trained)
     return dataclasses.replace(given, fields=tuple(fields)), messages
 
 
@@ -142,8 +145,12 @@ def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:
     return np.array([number_of[name] for name in names], np.int64)
 
 
-def _scaled_as(item: Field, learnt: Field) -> Field:
-    return dataclasses.replace(item, normalise=learnt.normalise, statistics=learnt.statistics)
+def _read_as(item: Field, learnt: Field) -> Field:
+    """Return `item` with the scaling of `learnt`, and with its length if samples of varying length are padded."""
+    both_vary = item.variable and learnt.variable and tuple(item.shape[1:]) == tuple(learnt.shape[1:])
+    # longer samples keep their length: the model's own check refuses them, since cutting would lose data
+    shape = learnt.shape if both_vary and item.shape[0] < learnt.shape[0] else item.shape
+    return dataclasses.replace(item, shape=shape, normalise=learnt.normalise, statistics=learnt.statistics)
 
 
 def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[str], learnt: Sequence[str]) -> None:

@@ -43,6 +43,24 @@ def test_numbers_are_scaled_by_the_statistics_of_the_training(run_hpcdl: Command
     assert fields_as_trained(trained, trained) == (trained, [])
 
 
+def texts(run_hpcdl: CommandLine, folder: Path, longest: str) -> Dataset:
+    source = folder.with_name(f"{folder.name}-texts")
+    source.mkdir()
+    for label in ("sky", "weather"):
+        (source / f"{label}.txt").write_text("a star\n" * 5 + f"{longest}\n")
+    assert run_hpcdl(["shard", source, folder]).code == 0
+    return open_dataset(str(folder))
+
+
+def test_shorter_texts_are_padded_to_the_length_of_the_training(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    trained = texts(run_hpcdl, tmp_path / "a", "a very long note on rain")
+    shorter, longer = texts(run_hpcdl, tmp_path / "b", "snow"), texts(run_hpcdl, tmp_path / "c", "a longer " * 5)
+    read, said = fields_as_trained(shorter, trained)
+    assert read.fields[0].shape == trained.fields[0].shape != shorter.fields[0].shape
+    assert said == ["'text' is padded from 6 to 24, as in training"]
+    assert fields_as_trained(longer, trained) == (longer, [])  # cut off, they would lose data: the model refuses them
+
+
 def test_words_with_other_numbers_are_refused_with_the_flag(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ("--target", "y", "--target-kind", "class", "--categories", "colour=codes")
     trained, later = (

@@ -94,5 +94,7 @@ def test_the_pages_are_found_and_searched(ask_hpcdl: CommandLine) -> None:
     kinds = [page.rpartition("/")[0].partition("/")[0] for page in pages]
     assert pages[0] == "how-to/checkpoints.md" and len(set(pages)) == len(pages)
     assert kinds == sorted(kinds, key=[*manual.KINDS, *kinds].index), "pages that say what to type come first"
+    named = ask_hpcdl(["docs", "own-model"])  # as the line `next:` of `hpcdl shard` says
+    assert named.out.startswith("how-to/own-model.md:1: # Train your own Keras model"), named.out
     rows = ask_hpcdl(["docs", "checkpoint", "--json"]).json()["found"]
     assert len(rows) > len(pages) and rows[0]["page"].endswith("how-to/checkpoints.md")

@@ -11,6 +11,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, put, say
+from hpcdl.core.units import counted
 
 if TYPE_CHECKING:
     from hpcdl.core.pages.manual import FoundPage
@@ -56,7 +57,7 @@ def _show_found(folder: Path, found: Sequence[FoundPage], *, json: bool) -> None
         number, text = page.best
         more = f"  (and {len(page.lines) - 1} more)" if len(page.lines) > 1 else ""
         put(f"{os.path.relpath(page.path, folder)}:{number}: {text[:LONGEST_LINE]}{more}")
-    say(f"{len(found)} pages, in {folder}")
+    say(f"{counted(len(found), 'page')} in {folder}")
 
 
 def _open(page: Path) -> None:

@@ -137,20 +137,24 @@ class FoundPage:
 
 
 def find_words(words: str) -> list[FoundPage]:
-    """Return the pages that hold `words`, in any case: sorted by kind, then those with the words in headings first."""
+    """Return the pages that hold `words`, in any case: sorted by kind, then those with the words in headings first.
+
+    A page whose file has the name `words` comes first: messages name pages so. Its best line is its title.
+    """
     folder = manual_folder()
     pages = []
     for path in sorted(folder.rglob("*.md")):
         numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        lines = tuple((number, line.strip()) for number, line in numbered if words.lower() in line.lower())
+        wanted = (1,) if path.stem == words.lower() else ()  # the title of the page itself
+        lines = tuple((n, line.strip()) for n, line in numbered if n in wanted or words.lower() in line.lower())
         if lines:
             pages.append(FoundPage(path=path, lines=lines))
 
-    def rank(page: FoundPage) -> tuple[int, bool, bool, int]:
+    def rank(page: FoundPage) -> tuple[bool, int, bool, bool, int]:
         kind = page.path.relative_to(folder).parts[0] if page.path.parent != folder else ""
         titled = words.lower() in page.path.stem.replace("-", " ").lower() or page.best[1].startswith("# ")
         kind_rank = KINDS.index(kind) if kind in KINDS else len(KINDS)
-        return kind_rank, not titled, not page.best[1].startswith("#"), -len(page.lines)
+        return page.path.stem != words.lower(), kind_rank, not titled, not page.best[1].startswith("#"), -len(page.lines)
 
     return sorted(pages, key=rank)
 

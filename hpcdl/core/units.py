@@ -111,6 +111,11 @@ def common_unit(counted: Iterable[str]) -> str:
     return IMAGES if all(unit == IMAGES for unit in counted) else SAMPLES
 
 
+def format_measure(value: float) -> str:
+    """Return a loss or a metric with four decimals: `0.5000`; with three digits where they would show too little."""
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
 def format_rate(per_second: float, counted: str) -> str:
     """Return a rate of what is `counted` (IMAGES, SAMPLES) with three significant digits: `1,240 images/s`."""
     return f"{float(f'{per_second:.3g}'):,g} {common_unit([counted])}/s"

@@ -16,6 +16,7 @@ from hpcdl.cli.options import resolved
 from hpcdl.cli.output import Commentary
 from hpcdl.cli.training import train, watch
 from hpcdl.config.schema import TuneConfig
+from hpcdl.core.records.run_record import HistoryPoint
 from hpcdl.node.profile import Profile, Settings, TrialSummary
 from hpcdl.supervision.live import RunNow
 from hpcdl.tuning.findings import Found
@@ -54,6 +55,17 @@ def test_the_end_of_a_training_and_its_bar(
     assert bar.said == f"step 1  1,230 {counted}/s  loss 0.5000"
     train.print_summary(Path("run"), make_record(2, 1234.5, counted=counted))
     assert f"; 1,230 {counted}/s\n" in capsys.readouterr().out
+
+
+def test_the_end_of_a_training_shows_small_losses_and_what_they_were_measured_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained = dataclasses.replace(make_record(2, 1.0), loss=0.00027)
+    point = HistoryPoint(epoch=1.0, step=1, seconds=1.0, loss=0.5)
+    held_out = dataclasses.replace(point, val_loss=0.00027, val_metrics={"r2": 0.5})
+    for last, said in ((point, "loss 0.00027"), (held_out, "held-out loss 0.00027, r2 0.5000")):
+        train.print_summary(Path("run"), dataclasses.replace(trained, history=[last], accuracy=None))
+        assert f"; 1 images/s, {said}\n" in capsys.readouterr().out
 
 
 def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.CaptureFixture[str]) -> None:

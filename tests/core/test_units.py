@@ -8,6 +8,7 @@ from hpcdl.core.units import (
     common_unit,
     format_bytes,
     format_count,
+    format_measure,
     format_rate,
     format_seconds,
     parse_bytes,
@@ -56,6 +57,9 @@ def test_numbers_for_people() -> None:
     assert format_seconds(12000) == "3h 20m"
     assert format_count(431080) == "431,080"
     assert format_rate(1234.5, "images") == "1,230 images/s"
+    assert [format_measure(value) for value in (0.5, 0.0, 0.00027, -3e-9, 1.23456e9)] == [
+        "0.5000", "0.0000", "0.00027", "-3e-09", "1.23e+09",
+    ]  # fmt: skip
 
 
 def test_what_not_all_count_as_images_are_samples() -> None:

@@ -12,7 +12,7 @@ from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import quoted, typed
-from hpcdl.core.units import format_rate
+from hpcdl.core.units import format_measure, format_rate
 
 if TYPE_CHECKING:
     from hpcdl.cluster.batch.jobs import JobView
@@ -99,7 +99,7 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
 def _row(view: JobView) -> tuple[str, ...]:
     step = "" if view.step is None else f"{view.step}/{view.steps}" if view.steps else str(view.step)
     speed = "" if view.images_per_second is None else format_rate(view.images_per_second, view.counted)
-    loss = "" if view.loss is None else f"{view.loss:.4f}"
+    loss = "" if view.loss is None else format_measure(view.loss)
     tail = view.log_tail if len(view.log_tail) <= 70 else view.log_tail[:67] + "..."
     state = f"{view.state}: {view.reason}" if view.reason else view.state
     return view.job.number, view.job.name, state, view.run_state, str(view.job.nodes), step, speed, loss, tail

@@ -11,7 +11,7 @@ import typer
 from hpcdl.cli.options import JsonFlag, QuietFlag, TrustFlag
 from hpcdl.cli.output import Commentary, print_json, put, say
 from hpcdl.core.paths import typed
-from hpcdl.core.units import counted
+from hpcdl.core.units import counted, format_measure
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
@@ -53,7 +53,7 @@ def evaluate(
         print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
         return
     values = {"loss": result.loss, **result.metrics}
-    metrics = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+    metrics = ", ".join(f"{metric} {format_measure(value)}" for metric, value in values.items())
     put(f"{name}: {metrics} on {counted(result.num_samples, 'sample')}")
     target = Path(f"{run.resolve().name}-keras")
     Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")

@@ -28,7 +28,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import Progress, progress
-from hpcdl.core.units import counted, format_rate, format_seconds
+from hpcdl.core.units import counted, format_measure, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.core.records.run_record import RunRecord
@@ -119,15 +119,22 @@ def _without_other_length(layer: Layer, flags: dict[str, Any]) -> Layer:
     return dataclasses.replace(layer, values={key: layer.values[key] for key in layer.values if key not in left_out})
 
 
+_USUAL_METRICS = ("accuracy", "top5_accuracy")
+"""Metrics of every classifier, which nobody has asked for: the summary shows the first, `evaluate` both."""
+
+
 def print_summary(run_dir: Path, record: RunRecord, *, printed: Container[str] = (), advise: bool = True) -> None:
     """Print the result in a few lines, with warnings that are not in `said`; with `advise`, also the next command."""
     facts = []
+    measured = record.history[-1].val_metrics if record.history else {}
+    held_out = "held-out " if record.history and record.history[-1].val_loss is not None else ""
     if record.images_per_second:
         facts.append(format_rate(record.images_per_second, record.counted))
     if record.accuracy is not None:
-        facts.append(f"accuracy {record.accuracy:.4f}")
+        facts.append(f"{held_out}accuracy {format_measure(record.accuracy)}")
     if record.loss is not None:
-        facts.append(f"loss {record.loss:.4f}")
+        facts.append(f"{held_out}loss {format_measure(record.loss)}")
+    facts += [f"{name} {format_measure(value)}" for name, value in measured.items() if name not in _USUAL_METRICS]
     put(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.workers, 'worker')}; {', '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
         if text not in printed:
@@ -177,7 +184,7 @@ class Follower:
     def _step(self, event: dict[str, Any]) -> None:
         if self._bar is not None:
             rate = format_rate(event["images_per_second"], self._counted)
-            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            loss = "not finite" if event["loss"] is None else format_measure(event["loss"])
             self._bar.update(event["step"], f"step {event['step']}  {rate}  loss {loss}")
 
     def _epoch(self, event: dict[str, Any]) -> None:
@@ -190,7 +197,7 @@ class Follower:
             "held-out": event["val_accuracy"] if classifies else None,
             "held-out loss": None if classifies else event["val_loss"],
         }
-        numbers = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+        numbers = "  ".join(f"{name} {format_measure(value)}" for name, value in shown.items() if value is not None)
         say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from hpcdl.cli.output import put, table_lines
 from hpcdl.core.processes.streams import unheard
-from hpcdl.core.units import format_rate, format_seconds
+from hpcdl.core.units import format_measure, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.supervision.live import RankNow, RunNow
@@ -64,7 +64,7 @@ def lines(now: RunNow) -> Iterator[str]:
     if now.images_per_second:
         facts.append(format_rate(now.images_per_second, now.counted))
     if now.loss is not None:
-        facts.append(f"loss {now.loss:.4f}")
+        facts.append(f"loss {format_measure(now.loss)}")
     if now.seconds_left is not None:
         facts.append(f"{format_seconds(now.seconds_left)} left")
     yield "  ".join(facts)

@@ -154,7 +154,8 @@ def find_words(words: str) -> list[FoundPage]:
         kind = page.path.relative_to(folder).parts[0] if page.path.parent != folder else ""
         titled = words.lower() in page.path.stem.replace("-", " ").lower() or page.best[1].startswith("# ")
         kind_rank = KINDS.index(kind) if kind in KINDS else len(KINDS)
-        return page.path.stem != words.lower(), kind_rank, not titled, not page.best[1].startswith("#"), -len(page.lines)
+        named, headed = page.path.stem == words.lower(), page.best[1].startswith("#")
+        return not named, kind_rank, not titled, not headed, -len(page.lines)
 
     return sorted(pages, key=rank)
 

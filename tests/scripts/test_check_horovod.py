@@ -161,7 +161,7 @@ def test_the_command_lists_and_ends_with_2(session_hpcdl: CommandLine) -> None:
     finished = session_hpcdl(["run", "--from-horovod", BEFORE / "tf2_mnist.py", "--check"])
     assert finished.code == 2
     assert f"{BEFORE / 'tf2_mnist.py'}:3: import horovod.tensorflow as hvd\n    -> import hpcdl as hvd" in finished.out
-    assert "3 places to change" in finished.out
+    assert "3 lines to change" in finished.out
 
 
 def test_the_command_ends_with_0_where_nothing_is_left(session_hpcdl: CommandLine) -> None:

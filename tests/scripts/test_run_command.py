@@ -186,6 +186,17 @@ def test_a_script_may_change_its_working_directory(
 
 
 @pytest.mark.mpi
+def test_a_flag_of_hpcdl_behind_the_script_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text("import hpcdl\nhpcdl.init()\nhpcdl.rank()\n")
+    (tmp_path / "own.py").write_text("import hpcdl, sys\nhpcdl.init()\nassert '--run_dir' in sys.argv\n")
+    late = session_hpcdl(["run", "deaf.py", "--ranks", "2", "--seeds", "1"], cwd=tmp_path)
+    said = "warning: --ranks follows deaf.py, so it is the script's, whose text does not name it; for hpcdl, type it"
+    assert late.code == 0 and said in late.err and "finished on 1 rank;" in late.err, late.err
+    assert late.err.count("warning") == 1, late.err
+    own = session_hpcdl(["run", "own.py", "--run_dir", "x", "--run-dir", "x"], cwd=tmp_path)
+    assert own.code == 0 and "warning" not in own.err, own.err
+
+
 def test_a_script_that_asks_its_user_is_referred_to_arguments(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("epochs = input('epochs? ')")
     finished = session_hpcdl(["run", "--ranks", "2", tmp_path / "asks.py"], cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.core.units import format_rate
+from hpcdl.core.units import counted, format_rate
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +56,8 @@ def run(
 
     settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
     place = begin(settings, quiet=quiet)
+    if place is None or place.rank == 0:
+        _warn_of_late_flags(script, arguments or [], flags)
     script_call = launch.Script(path=script, arguments=arguments or [])
     if place is not None:
         if prefix:
@@ -68,9 +71,23 @@ def run(
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     warn_of_affinity(record)
     if record.steps:
-        say(f"{run_dir}: {record.steps} steps on {record.ranks} ranks{rate}")
+        say(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.ranks, 'rank')}{rate}")
     else:
-        say(f"{run_dir}: finished on {record.ranks} ranks; no steps were counted (hpcdl.State counts those of a loop)")
+        ranks = counted(record.ranks, "rank")
+        say(f"{run_dir}: finished on {ranks}; no steps were counted (hpcdl.State counts those of a loop)")
+
+
+def _warn_of_late_flags(script: Path, arguments: list[str], flags: dict[str, Any]) -> None:
+    """Warn of hpcdl's flags behind SCRIPT if the script's text does not name them: the script gets them."""
+    text = script.read_text(encoding="utf-8", errors="replace").replace("_", "-") if script.is_file() else ""
+    for word in arguments:
+        name = word.partition("=")[0]
+        ours = name == "-n" or (name.startswith("--") and name[2:] in flags)
+        if ours and not re.search(rf"(?:^|[^\w-])-*{name.lstrip('-')}(?![\w-])", text):
+            say(
+                f"warning: {name} follows {script}, so it is the script's, whose text does not name it; "
+                f"for hpcdl, type it before {script}"
+            )
 
 
 def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, check: bool) -> None:
@@ -91,8 +108,7 @@ def _check_horovod(script: Path, arguments: list[str], *, from_horovod: bool, ch
     for change in changes:
         put(f"{script}:{change}")
     if changes:
-        many = "place" if len(changes) == 1 else "places"
-        put(f"{script}: {len(changes)} {many} to change; then: hpcdl run --ranks 2 {script}")
+        put(f"{script}: {counted(len(changes), 'line')} to change; then: hpcdl run --ranks 2 {script}")
         raise typer.Exit(2)
     put(f"{script}: nothing is left to change; hpcdl run --ranks 2 {script}")
 

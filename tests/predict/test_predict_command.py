@@ -147,14 +147,15 @@ def test_nothing_measured_says_so(ask_hpcdl: CommandLine) -> None:
 
 def test_a_published_table_is_evidence(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    rows = ["strategy,model,nodes,ranks,batch_per_rank,step_seconds,queue"]
+    rows = ["strategy,model,nodes,ranks,batch_per_rank,step_seconds,queue,accurcy"]
     seconds = {1: 1.0, 2: 1.05, 4: 1.08, 8: 1.1}
-    rows += [f"Horovod,googlenet,{n},{n},32,{one},short" for n, one in seconds.items()]
+    rows += [f"Horovod,googlenet,{n},{n},32,{one},short,1" for n, one in seconds.items()]
     path.write_text("\n".join(rows))
     finished = ask_hpcdl(["predict", "--import", "csv", path, "--nodes", "16", "--strategy", "mpi", "--json"])
     assert finished.code == 0, finished.err
     row = json.loads(finished.out)["predictions"][0]
-    assert any("unknown columns are not used: queue" in line for line in json.loads(finished.out)["warnings"])
+    hint = "unknown columns are not used: queue, accurcy; did you mean 'accuracy' by 'accurcy'?"
+    assert any(line.endswith(hint) for line in json.loads(finished.out)["warnings"])
     assert 1.05 < row["step_seconds"]["mean"] < 1.3 and row["efficiency"]["mean"] == pytest.approx(0.88, abs=0.06)
 
 

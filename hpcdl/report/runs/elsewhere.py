@@ -10,6 +10,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -414,7 +415,9 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
         )
     unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:
-        remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{suggestion(unknown[0], _KNOWN)}")
+        close = next(((name, near[0]) for name in unknown if (near := get_close_matches(name, _KNOWN, n=1))), None)
+        hint = f"; did you mean {close[1]!r} by {close[0]!r}?" if close else ""
+        remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{hint}")
     if "repeat" in header:
         identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
         keys = Counter(tuple(row.get(name, "") for name in identity) for _, row in rows)

@@ -14,9 +14,9 @@ from hpcdl.cli import node
 from hpcdl.cli.app import app_for
 from hpcdl.cli.options import resolved
 from hpcdl.cli.output import Commentary
-from hpcdl.cli.training import train, watch
+from hpcdl.cli.training import infer, train, watch
 from hpcdl.config.schema import TuneConfig
-from hpcdl.core.records.run_record import HistoryPoint
+from hpcdl.core.records.run_record import HistoryPoint, InferenceRecord
 from hpcdl.node.profile import Profile, Settings, TrialSummary
 from hpcdl.supervision.live import RunNow
 from hpcdl.tuning.findings import Found
@@ -75,6 +75,18 @@ def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.
     train.print_summary(Path("run"), record, printed=follower.printed)
     said = capsys.readouterr().err
     assert said.count("warning: no room") == said.count("warning: few steps") == 1
+
+
+def test_an_inference_says_what_this_call_took(capsys: pytest.CaptureFixture[str]) -> None:
+    found = InferenceRecord(
+        num_computed=40, num_kept=100, num_shards=5, batch_seconds_median=0.1, batch_seconds_p99=1.0
+    )
+    record = dataclasses.replace(make_record(2, 20.0, counted="samples"), seconds_total=2.0, inference=found)
+    infer._print_summary(Path("out"), record, (), advise=False)
+    said = (
+        "140 samples in 5 shards; 40 of them computed in 2 s on 2 ranks, 20 samples/s; a batch of 32 in 100 ms (median;"
+    )
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("counted", UNITS)

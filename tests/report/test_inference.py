@@ -104,6 +104,9 @@ def test_a_report_of_inference_alone(ask_hpcdl: CommandLine, folder: Path) -> No
     document = finished.json()
     assert document["scaling"] == [] and document["runs"] == []
     assert document["inference"][0]["images_per_second"] == pytest.approx(320 * NOISE[0])
-    assert document["summary"] == ["Inference: at best 320 images/s with 4 ranks (lenet on digits, val)."]
+    assert document["summary"] == ["Inference: at best 320 images/s with 4 ranks (lenet on digits, val; one call)."]
+    every = ask_hpcdl(["report", folder, "--out", folder.parent / "every", "--json"]).json()["summary"]
+    sentence = "Inference: at best 320 images/s with 4 ranks (lenet on digits, val; mean of 3 calls)."
+    assert sentence in every, "the fastest of the three calls had 324"
     refused = ask_hpcdl(["predict", alone, "--nodes", "2"])
     assert refused.code == 2 and len(refused.err.strip().splitlines()) == 1, refused.err

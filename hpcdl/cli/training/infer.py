@@ -75,11 +75,13 @@ def _print_summary(out: Path, record: RunRecord, printed: Container[str], *, adv
     if inference is None:
         return
     facts = [f"{inference.num_computed + inference.num_kept} samples in {counted(inference.num_shards, 'shard')}"]
-    if record.images_per_second is not None:
-        facts.append(f"{format_rate(record.images_per_second, record.counted)} on {counted(record.ranks, 'rank')}")
+    if record.images_per_second is not None and record.seconds_total is not None:
+        part = f"{inference.num_computed:,} of them " if inference.num_kept else ""
+        took = f"{format_seconds(record.seconds_total)} on {counted(record.ranks, 'rank')}"
+        facts.append(f"{part}computed in {took}, {format_rate(record.images_per_second, record.counted)}")
     if inference.batch_seconds_median is not None and inference.batch_seconds_p99 is not None:
         median, most = format_seconds(inference.batch_seconds_median), format_seconds(inference.batch_seconds_p99)
-        facts.append(f"a batch of {record.batch_per_rank} in {median} (99 % below {most})")
+        facts.append(f"a batch of {record.batch_per_rank} in {median} (median; 99 % below {most})")
     if inference.first_batch_seconds is not None:
         facts.append(f"the first in {format_seconds(inference.first_batch_seconds)}, with the compilation")
     put(f"{out}: {'; '.join(facts)}")

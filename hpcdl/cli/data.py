@@ -289,8 +289,8 @@ def _show(found: Any) -> None:
             or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
         ),
         *[("words", _words(field.name, categories)) for field in found.fields for categories in field.categories],
-        ("classes", format_count(found.num_classes)),
-        ("block", f"{found.block_samples} samples"),
+        *([("classes", format_count(found.num_classes))] if found.num_classes else []),
+        ("block", counted(found.block_samples, "sample")),
         ("file system", found.file_system),
         ("seed", str(found.seed)),
         ("written by", f"hpcdl {found.hpcdl_version}"),

@@ -280,10 +280,10 @@ def _report_shares(outputs: OutputsPlan, done: Done, num_ranks: int, journal: Jo
     if not num_left:
         journal.write("message", text="nothing is left to compute")
     elif num_left < num_ranks:
-        idle = num_ranks - num_left
+        idle = counted(num_ranks - num_left, "rank")
         journal.write(
             "message",
-            text=f"warning: {counted(num_left, 'shard')} for {num_ranks} ranks: {idle} have nothing to do; "
+            text=f"warning: {counted(num_left, 'shard')} for {num_ranks} ranks, so {idle} without work; "
             "use fewer --ranks, or in a new --out smaller --shard-samples",
         )
 

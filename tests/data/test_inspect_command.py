@@ -27,6 +27,12 @@ def test_what_is_in_it(ask_hpcdl: CommandLine, shards: Path) -> None:
     assert "28x28x1 uint8, raw" in table.out and "1,438" in table.out and "--verify" in table.err
 
 
+def test_data_without_classes_shows_no_count_of_them(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    np.savez(tmp_path / "waves.npz", x=np.random.default_rng(1).normal(size=(9, 4)), y=np.linspace(0, 1, 9))
+    assert ask_hpcdl(["shard", tmp_path / "waves.npz", tmp_path / "waves"]).code == 0
+    assert "classes" not in ask_hpcdl(["inspect", tmp_path / "waves"]).out
+
+
 def test_damage_is_named_and_mended(ask_hpcdl: CommandLine) -> None:
     home = ask_hpcdl.home
     source = image_folder(home / "s", {"a": 40, "b": 40}, size=20)

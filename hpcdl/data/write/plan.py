@@ -19,7 +19,7 @@ from hpcdl import __version__
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import from_json
 from hpcdl.core.storage.files import read_json, write_json
-from hpcdl.core.units import format_bytes, format_count
+from hpcdl.core.units import counted, format_bytes, format_count
 from hpcdl.data.format.hdf5 import ShardFrame, filters
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.source import SourceFacts, SourceSpec
@@ -127,8 +127,8 @@ def steps_rule(num_samples: int, max_ranks: int) -> str:
     return (
         "every rank takes floor(samples / (batch size x workers)) steps an epoch, whatever the number of ranks; the "
         "samples left over, always fewer than one global batch, are dropped, others in each epoch: batch size 1 on "
-        f"{max_ranks} workers gives {num_samples // max_ranks} steps and leaves {num_samples % max_ranks} of "
-        f"{format_count(num_samples)}"
+        f"{counted(max_ranks, 'worker')} gives {counted(num_samples // max_ranks, 'step')} and leaves "
+        f"{num_samples % max_ranks} of {format_count(num_samples)}"
     )
 
 
@@ -148,7 +148,8 @@ def _block_samples(
     why = "asked for" if layout.block_size else "large enough for full speed, small enough to shuffle"
     if by_ranks < by_size:
         why = "so that each of the --max-ranks ranks has a block of its own"
-    reasons.append(f"blocks of {samples} samples, about {format_bytes(round(samples * sample_bytes))}: {why}")
+    block_text = f"{counted(samples, 'sample')}, about {format_bytes(round(samples * sample_bytes))}"
+    reasons.append(f"blocks of {block_text}: {why}")
     return samples
 
 

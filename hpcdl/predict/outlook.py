@@ -22,7 +22,7 @@ from hpcdl.report.analysis.settings import COSTLY
 from hpcdl.report.renderers.figures import save, svg
 from hpcdl.report.runs.findings import MeasuredRate, Outlook, TracedRun
 from hpcdl.report.runs.run import Run
-from hpcdl.report.sections.prediction import forecast_figure
+from hpcdl.report.sections.prediction import forecast_figure, is_bounded
 
 MOST_SUBJECTS = 2
 """Maximum number of subjects in a report, because each takes about half a second."""
@@ -146,12 +146,16 @@ def _measured(runs: Sequence[Run]) -> list[MeasuredRate]:
 def draw(predictions: Sequence[Mapping[str, Any]], folder: Path, counted: str) -> list[Path]:
     """Write efficiency and throughput against nodes, a pair for each network, as SVG files into `folder`.
 
+    Networks of which the runs bound no step get none.
+
     `predictions` are rows of an answer's document; `counted` is the unit of their throughputs.
     """
     make_output_folder(folder)
     figures = []
     for model in dict.fromkeys(row["model"] for row in predictions):
         rows = [row for row in predictions if row["model"] == model]
+        if not any(map(is_bounded, rows)):
+            continue  # a figure without a point
         for measure in ("efficiency", "throughput"):
             name = re.sub(r"[^\w.-]", "-", model)  # a user's own model is a path
             figures.append(forecast_figure(f"{name}-{measure}", measure, rows, counted))

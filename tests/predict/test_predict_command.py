@@ -174,6 +174,9 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
     assert "the runs do not bound the step; repeat them" in " ".join(finished.out.split())
     known = {"mean": None, "low": None, "high": None}
     assert all(row["step_seconds"] == known for row in ask_hpcdl([*line, "--json"]).json()["predictions"])
+    drawn = tmp_path / "drawn"
+    assert ask_hpcdl([*line, "--out", drawn]).code == 0
+    assert [path.name for path in drawn.iterdir()] == ["predict.json"], "a figure without a point says nothing"
     out = tmp_path / "report"
     report = ask_hpcdl(["report", "--import", "csv", table, "--out", out, "--format", "terminal,csv,html"])
     assert report.code == 0 and "not bounded" in report.out, report.err

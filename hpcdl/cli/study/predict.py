@@ -143,7 +143,7 @@ def _write(found: Answer, out: Path) -> None:
     document = found.as_json()
     paths = draw(document["predictions"], out, found.counted)
     write_output(out / "predict.json", json_text(document))
-    say(f"written: {out / 'predict.json'}, {', '.join(path.name for path in paths)}")
+    say(f"written: {', '.join([str(out / 'predict.json'), *(path.name for path in paths)])}")
 
 
 def _print(found: Answer) -> None:

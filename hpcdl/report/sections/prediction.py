@@ -58,7 +58,7 @@ def _items(item: Outlook, name: str) -> list[Figure | Table]:
     items: list[Figure | Table] = [
         dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, item.counted, item.measured,
                                             f"{item.subject}: "), table=table)
-        for measure in ("throughput", "efficiency") if any(map(_is_known, rows))
+        for measure in ("throughput", "efficiency") if any(map(is_bounded, rows))
     ]  # fmt: skip
     items.append(table)
     if item.document["backtest"]:
@@ -79,7 +79,8 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
         (
             row["strategy"] + (" *" if row["marks"] else ""), row["nodes"], row["workers"], row["servers"] or None,
             _bounds(row["step_seconds"]), _bounds(row["images_per_second"]), _bounds(row["efficiency"]),
-            _bounds(row["epoch_node_hours"]), row["limited_by"] if _is_known(row) else None, error.get(row["strategy"]),
+            _bounds(row["epoch_node_hours"]), row["limited_by"] if is_bounded(row) else None,
+            error.get(row["strategy"]),
         )
         for row in rows
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
     return Table(title=f"{item.subject}: predicted steps", columns=columns, rows=cells, note=note)
 
 
-def _is_known(row: Row) -> bool:
+def is_bounded(row: Row) -> bool:
     """Return whether the runs bound this prediction."""
     return row["step_seconds"]["mean"] is not None
 
@@ -144,7 +145,7 @@ def forecast_figure(
     column = Column(name="efficiency", kind="percent") if percent else Column.rate(counting)
     series = []
     for color, strategy in enumerate(list(dict.fromkeys(row["strategy"] for row in rows))[:MOST_CURVES]):
-        strategy_rows = [row for row in rows if row["strategy"] == strategy and _is_known(row)]
+        strategy_rows = [row for row in rows if row["strategy"] == strategy and is_bounded(row)]
         series.append(
             Series(
                 label=strategy if percent or not measured else f"{strategy}, predicted",

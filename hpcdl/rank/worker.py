@@ -28,6 +28,7 @@ from hpcdl.core.errors import CorruptError, HpcdlError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.core.storage.disk import replacing
+from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
 from hpcdl.models.load import load_model
@@ -161,7 +162,8 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
         record = results.continued_record(record, run_dir, resumed_from)
         if limits.allow:
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
-        journal.write("message", text=f"continuing after step {resumed_from} of {run_plan.num_steps}")
+        step = parts.host.position.step
+        journal.write("message", text=f"resumed after step {step} of {run_plan.num_steps}")
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)
@@ -347,7 +349,14 @@ def _go_on(
         parts.restore_worker(own_state)
     elif communicator.rank == 0 and not same_layout:
         warnings.append(
-            f"resumed on {communicator.size} ranks what {facts['ranks']} began: a correct run, but not bit for bit"
+            f"resumed on {counted(communicator.size, 'worker')} what {facts['ranks']} began: a correct run, but not "
+            "bit for bit"
+        )
+    before, now = facts["global_batch"], parts.run_plan.global_batch
+    if communicator.rank == 0 and before != now:
+        warnings.append(
+            f"since step {position.step} a step has {counted(now, 'sample')}, not {before}; "
+            f"steps before it were numbered to {step}, so compare epochs"
         )
     history = [from_json(HistoryPoint, point) for point in facts["history"]]
     parts.resume(position, history, facts.get("best_loss"))

@@ -77,7 +77,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
     again = desk.submit("--nodes", "2", "--time", "10m", "--", *TRAIN, "--steps", str(last + 2), "--resume", run="lost")
     job = frail_lab.wait_for_job(again, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(again)
-    assert f"continuing after step {last} of {last + 2}" in desk.log(again)
+    assert f"resumed after step {last} of {last + 2}" in desk.log(again)
     hosts = desk.record("lost")["hosts"]
     assert len(hosts) == 2 and "node2" not in hosts
 
@@ -217,7 +217,7 @@ def test_the_node_of_the_batch_script_goes_down(frail_lab: SlurmLab) -> None:
     wait_until(lambda: frail_lab.job(number)["Restarts"] == "1", "the job is requeued", BOUND_S)
     job = frail_lab.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "COMPLETED", desk.log(number)
-    assert "continuing after step" in desk.log(number)
+    assert "resumed after step" in desk.log(number)
     record = desk.record("lost")
     assert len(record["hosts"]) == 2 and "node1" not in record["hosts"] and record["steps"] == 400
 

@@ -116,7 +116,7 @@ def test_pbs_at_its_time_limit(lab_ssh: SlurmLab, folder: Path) -> None:
     done = int(desk.checkpoints("two")[-1].partition("-")[2])
     number = desk.submit(*PBS_JOB, "--", *TRAIN, "--steps", str(done + 2), "--resume", run="two")
     wait_until(lambda: desk.view(number)["state"] == "completed", "the second job ends", 200)
-    assert f"continuing after step {done}" in desk.log(number)
+    assert f"resumed after step {done}" in desk.log(number)
     assert (desk.record("two")["status"], desk.view(number)["step"]) == ("finished", done + 2)
 
 

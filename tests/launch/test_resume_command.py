@@ -144,8 +144,12 @@ def test_on_another_rank_count_and_997_held_out_samples(session_hpcdl: CommandLi
     )
     assert finished.code == 0, finished.err
     record = record_of(run_dir)
-    assert any("resumed on 4 ranks what 2 began" in warning for warning in record["warnings"])
+    assert any("resumed on 4 workers what 2 began" in warning for warning in record["warnings"])
     assert record["resumed_from_steps"] == [stopped]
+    again = next(line for line in finished.err.splitlines() if line.startswith("resumed after step"))
+    assert 0 < int(again.split()[3]) < stopped or stopped == 1, "the new position, in steps of 64 samples"
+    numbered = f"a step has 64 samples, not 32; steps before it were numbered to {stopped}, so compare epochs"
+    assert any(numbered in warning for warning in record["warnings"])
     assert [(point["epoch"], point["step"]) for point in record["history"]] == [(1, 12), (2, 24), (3, 36)]
     assert record["accuracy"] > 0.6
     same_as_counted_by_numpy(run_dir, data, record["history"][-1])

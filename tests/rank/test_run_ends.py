@@ -152,4 +152,4 @@ def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
     assert mpi.hpcdl(advised[1:]).code == 0
     assert ended(mpi.hpcdl, run_dir) == ("finished", "")
     again = mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "8"])
-    assert again.code == 0 and "continuing after step 6 of 8" in again.err, "it counted for one call"
+    assert again.code == 0 and "resumed after step 6 of 8" in again.err, "it counted for one call"

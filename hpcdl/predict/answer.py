@@ -186,12 +186,14 @@ def _of_network(question: Question, evidence: Evidence, network: Network | None)
                 predictions.append(forecast.predict(job))
     if not predictions:
         raise UsageError(_no_room(question, refused))
+    bounded = {item.job.label for item in predictions if item.step_seconds.bounded}
+    known = [strategy for strategy in strategies if strategy in bounded]  # of the others nothing can be said
     largest = max(predictions, key=lambda item: (item.job.nodes, item.step_seconds.high / item.step_seconds.low))
     return Answer(
         predictions=predictions,
         held_out={evidence.model: forecast.held_out},
-        crossings=[*_below(question, forecast, strategies), *_changes(predictions)],
-        best_servers=_servers(question, forecast, strategies, nodes),
+        crossings=[*_below(question, forecast, known), *_changes(predictions)],
+        best_servers=_servers(question, forecast, known, nodes),
         next_run=_next_run(forecast, largest.job),
         warnings=[*evidence.remarks, *_warnings(forecast, predictions)],
         parameters={evidence.model: _parameters(forecast)},

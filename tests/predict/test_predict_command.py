@@ -166,9 +166,10 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
         "strategy,model,nodes,ranks,batch_per_rank,images_per_second\n"
         "ring,resnet50,1,1,64,19.479\nring,resnet50,2,2,64,128.170\n"
     )
-    line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "8,64"]
+    line = ["predict", "--import", "csv", table, "--strategy", "ring,ps", "--nodes", "8,64"]
     finished = ask_hpcdl(line)
     assert finished.code == 0 and "next:" not in finished.err, finished.err
+    assert "below 80 %" not in finished.out and "best on" not in finished.out, finished.out
     rows = [row.split() for row in finished.out.splitlines() if row.startswith("ring  ")]
     assert [row[1:] for row in rows] == [[n, n, *["–", "not", "bounded", "–", "–", "*"]] for n in ("8", "64")]
     assert "the runs do not bound the step; repeat them" in " ".join(finished.out.split())

@@ -29,7 +29,7 @@ from hpcdl.rank.worker import build_model, save_model
 from hpcdl.run import rundir
 from hpcdl.run.inference import InferencePlan
 from hpcdl.run.rundir import MODEL_FILE
-from hpcdl.run.trained_data import check_objective, read_as_trained
+from hpcdl.run.trained_data import check_objective, data_trained_on, read_as_trained
 from hpcdl.step.evaluate import Evaluation, Evaluator
 from hpcdl.step.objective import objective_of
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
@@ -229,6 +229,9 @@ def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
         dataset = open_dataset(given, seed=config.run.seed)
         if dataset.checksum == read_record(run_dir).data_checksum:
             return dataset
+    found = data_trained_on(run_dir, config)
+    if found is not None:
+        return found
     try:
         return open_dataset(config.data.data, seed=config.run.seed)
     except UsageError as error:

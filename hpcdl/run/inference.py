@@ -24,7 +24,7 @@ from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
 from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read, without_model
-from hpcdl.run.trained_data import read_as_trained
+from hpcdl.run.trained_data import UNKNOWN, read_as_trained
 
 STRATEGY = "infer"
 """Stands for the strategy in the record of an inference."""
@@ -72,7 +72,7 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
         if config.data.scale != AUTO:
             raise UsageError(f"--scale is for a .keras file; {model} was trained with --scale {trained.data.scale}")
         dataset, _, remarks = read_as_trained(model, trained, config.data.data, verified=config.data.verify_data)
-        warnings = [text for text in remarks if text.endswith("is not known")]
+        warnings = [text.removeprefix("warning: ") for text in remarks if text.endswith(UNKNOWN)]
         notes = [text for text in remarks if text.endswith("as in training")]  # no output depends on the class numbers
     else:
         trained = None

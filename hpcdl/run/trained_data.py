@@ -5,6 +5,7 @@ Each folder has its own class numbers and statistics; a model knows only those o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,6 +162,25 @@ def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[s
         )
 
 
+UNKNOWN = "is not known, so results may be wrong"
+"""The end of a message about data that cannot be compared with those of the training."""
+
+
+def data_trained_on(run_dir: Path, config: TrainConfig) -> Dataset | None:
+    """Return the data that the run was trained on, known by their checksum; None if they are nowhere to be found.
+
+    The name may be relative to the folder in which the run began: one of those above `run_dir`, or the current one.
+    """
+    name, wanted = config.data.data, read_record(run_dir).data_checksum
+    above = [] if name.startswith(PREFIX) else [str(folder / name) for folder in run_dir.absolute().parents]
+    for candidate in dict.fromkeys([name, *above]):
+        with contextlib.suppress(HpcdlError):
+            dataset = open_dataset(candidate, seed=config.run.seed)
+            if dataset.checksum == wanted:
+                return dataset
+    return None
+
+
 def read_as_trained(
     run_dir: Path, config: TrainConfig, data: str, *, verified: bool = True
 ) -> tuple[Dataset, Array | None, list[str]]:
@@ -171,17 +191,13 @@ def read_as_trained(
     dataset = open_dataset(data, seed=config.run.seed, verified=verified)
     if dataset.checksum == read_record(run_dir).data_checksum:
         return dataset, None, []
-    try:
-        trained = open_dataset(config.data.data, seed=config.run.seed)
-    except HpcdlError:
-        return (
-            dataset,
-            None,
-            [
-                f"the data that the run was trained on, {config.data.data}, cannot be read: whether {data} numbers its "
-                "classes and scales its numbers as that did is not known"
-            ],
+    trained = data_trained_on(run_dir, config)
+    if trained is None:
+        unknown = (
+            f"warning: the data that the run was trained on, {config.data.data}, cannot be read: "
+            f"whether {data} numbers its classes and scales its numbers as that did {UNKNOWN}"
         )
+        return dataset, None, [unknown]
     dataset, remarks = fields_as_trained(dataset, trained)
     numbers = classes_as_trained(dataset, trained)
     if dataset.pictures and bool(dataset.class_names) != bool(trained.class_names):

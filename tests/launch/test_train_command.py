@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.cluster.status import read_statuses
@@ -221,6 +222,8 @@ def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine
     finished = session_hpcdl(["evaluate", "mine/run", "--data", "mine/shards"], cwd=tmp_path)
     begin = "the run has finished, but has no file model.keras: this is its checkpoint after step 2"
     assert finished.code == 0 and begin in finished.err, finished.err
+    assert session_hpcdl(["export", "mine/run", "--to", "keras", "found"], cwd=tmp_path).code == 0  # beside the run
+    shutil.rmtree(tmp_path / "mine" / "shards")
     refused = session_hpcdl(["export", "mine/run", "--to", "keras", "out"], cwd=tmp_path)
     assert refused.code == 2 and "type this in the folder in which the run began" in refused.err
     assert not (tmp_path / "out").exists()
@@ -237,7 +240,27 @@ def test_evaluate_says_that_the_data_of_the_run_is_gone(
     assert made.code == 0, made.err
     finished = session_hpcdl(["evaluate", moved, "--data", tmp_path / "small"])
     assert finished.code == 0, finished.err
-    assert "cannot be read: whether" in finished.err
+    assert "warning: the data that the run was trained on" in finished.err and "may be wrong" in finished.err
+
+
+def test_classes_are_matched_by_name_from_any_folder(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """The run names its data relative to the folder where it began; another folder holds other data of that name."""
+    work, other = tmp_path / "work", tmp_path / "other"
+    for folder, shades in ((work, {"dark": 0, "light": 255}), (other, {"aaa": 0, "bbb": 255})):
+        for name, shade in shades.items():
+            (folder / "photos" / name).mkdir(parents=True)
+            for number in range(24):
+                Image.new("RGB", (32, 32), (shade, shade, number)).save(folder / "photos" / name / f"{number}.png")
+        assert session_hpcdl(["shard", "photos", "shards"], cwd=folder).code == 0
+    shutil.copytree(work / "photos" / "light", tmp_path / "later" / "light")
+    assert session_hpcdl(["shard", "later", "later-shards"], cwd=tmp_path).code == 0
+    line = ["train", "--model", "lenet", "--data", "shards", "--epochs", "4", "--lr", "0.05", "--batch-size", "8"]
+    assert session_hpcdl([*line, "--run-dir", "runs/a"], cwd=work).code == 0
+    for folder in (work, tmp_path, other):
+        words = ["evaluate", work / "runs" / "a", "--data", tmp_path / "later-shards", "--json"]
+        finished = session_hpcdl(words, cwd=folder)
+        assert "classes have the numbers of photos, by their names" in finished.err, finished.err
+        assert finished.json()["accuracy"] == 1.0, finished.out
 
 
 def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def shard(
             raise typer.Exit(error.exit_code) from None
     if communicator is not None and communicator.rank:
         return
+    _warn_of_leaks(folder)
     if json:
         print_json(_report_document(report, folder))
         return
@@ -202,6 +203,7 @@ def inspect(
             f"warning: the manifest of {folder} does not name {listed(contents.unknown_shards)}: nobody reads such "
             "files. Are they of another data set? Move them away"
         )
+    _warn_of_leaks(folder)
     if out is not None and (samples or show):
         make_output_folder(out)
     if samples:
@@ -215,6 +217,13 @@ def inspect(
     shape = None if contents.fields else contents.sample_shape
     use = typed("report", folder) if contents.source_format == FORMAT else train_on(folder, shape)
     commentary.say(f"next: {use if verify else typed('inspect', folder, '--verify')}")
+
+
+def _warn_of_leaks(folder: Path) -> None:
+    from hpcdl.data.show.inspection import leaks
+
+    for line in leaks(folder):
+        say(f"warning: {line}")
 
 
 def _page_path(folder: Path, out: Path | None) -> Path:

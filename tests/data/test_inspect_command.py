@@ -61,6 +61,18 @@ def test_damage_is_named_and_mended(ask_hpcdl: CommandLine) -> None:
     assert path.read_bytes() == content and sorted(contents(home / "out")) == sorted(whole)
 
 
+def test_samples_in_two_splits_are_warned_of(ask_hpcdl: CommandLine) -> None:
+    home = ask_hpcdl.home
+    image_folder(home / "s" / "train", {"a": 20, "b": 20})
+    image_folder(home / "s" / "test", {"a": 8, "b": 8})  # the same random pixels as the first of train
+    warning = "warning: 16 of 16 samples of test have the same inputs as samples of train"
+    assert warning in ask_hpcdl(["shard", "s", "out", "-q"]).err
+    assert warning in ask_hpcdl(["inspect", "out", "-q"]).err
+    (home / "apart").mkdir()
+    make(image_folder(home / "apart" / "s", {"a": 20, "b": 20}), home / "parts", split="train=0.5,val=0.5")
+    assert "same inputs" not in ask_hpcdl(["inspect", "parts"]).err
+
+
 def test_shards_that_the_manifest_does_not_name_are_told(ask_hpcdl: CommandLine) -> None:
     home = ask_hpcdl.home
     make(image_folder(home / "s", {"a": 20, "b": 20}), home / "out", shards=2, split="train=0.5,val=0.5")

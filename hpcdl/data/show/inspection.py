@@ -35,6 +35,8 @@ MOST_DRAWN = 12
 _STREAM = 32
 """Part of the key, with the data's seed, that selects the samples to inspect."""
 _FOLD = np.uint64(0x100000001B3)
+_MOST_COMPARED = 1 << 24
+"""Samples of a data set that are compared without being asked for: it takes some seconds and 0.5 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,6 @@ def look(folder: Path) -> Overview:
     seed = dataset.manifest.seed if dataset.manifest else 0
     ranges: list[ValueRange] = []
     drawn: list[DrawnSample] = []
-    keys: dict[str, Array] = {}
     for split in dataset.splits.values():
         reader = SplitReader(folder, dataset, split)
         try:
@@ -106,13 +107,40 @@ def look(folder: Path) -> Overview:
                     )
                     for row, number in enumerate(ids[:MOST_DRAWN].tolist())
                 ]
-            array = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
-            if array is not None:
-                keys[split.name] = array
         finally:
             reader.close()
-    repeats = _repeats(keys) if len(keys) == len(dataset.splits) else None
+    repeats = repeats_of(dataset)
     return Overview(inspection=inspection, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
+
+
+def leaks(folder: Path) -> list[str]:
+    """Return a warning for each pair of splits that share samples; none for data too large to compare in passing."""
+    dataset = open_dataset(str(folder))
+    if len(dataset.splits) < 2 or sum(split.num_samples for split in dataset.splits.values()) > _MOST_COMPARED:
+        return []
+    return [
+        f"{pair.num_samples} of {dataset.splits[pair.split].num_samples} samples of {pair.split} have the same inputs "
+        f"as samples of {pair.other}, the first is sample {pair.example} of {pair.split}. If they are copies, results "
+        f"on {pair.split} are too good: take them out of the source"
+        for pair in repeats_of(dataset) or ()
+        if pair.split != pair.other
+    ]
+
+
+def repeats_of(dataset: Dataset) -> list[Repeats] | None:
+    """Return the samples with the inputs of others; None if samples have no checksums to compare."""
+    assert dataset.folder is not None
+    keys: dict[str, Array] = {}
+    for split in sorted(dataset.splits.values(), key=lambda split: split.name != dataset.train_split.name):
+        reader = SplitReader(dataset.folder, dataset, split)
+        try:
+            array = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
+        finally:
+            reader.close()
+        if array is None:
+            return None
+        keys[split.name] = array
+    return _repeats(keys)
 
 
 def _read(reader: SplitReader, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:

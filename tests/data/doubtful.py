@@ -115,6 +115,16 @@ def in_files(**splits: dict[str, np.ndarray]) -> Save:
     return save
 
 
+def only_table(**columns: object) -> Save:
+    """One Parquet file."""
+
+    def save(root: Path) -> Path:
+        pq.write_table(pa.table(columns), root / "t.parquet")
+        return root / "t.parquet"
+
+    return save
+
+
 def records_of_splits(root: Path) -> Path:
     (root / "s").mkdir()
     for name, made in {"train": example(image=PICTURE, label=0), "test": example(image=PICTURE)}.items():
@@ -123,6 +133,7 @@ def records_of_splits(root: Path) -> Path:
 
 
 UNLABELLED = listing("file,label,split\n0.png,a,train\n1.png,b,train\n2.png,,test\n")
+DIVIDED = listing("file,label,is_test\n0.png,a,0\n1.png,b,0\n2.png,a,1\n")
 PAIRED = {"input": "images=x", "target": "masks=m"}
 TWINS = "differ in case or spaces alone"
 
@@ -177,6 +188,15 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             "it is in train: write train/",
         ),
         "a file with two labels": (listing("file,label\n0.png,a\n1.png,b\n0.png,b\n"), {}, ASKED, "as 'a' and as 'b'"),
+        "labels that are lists, as pandas writes them": (
+            labelled('"[0, 2]"', '"[1]"'),
+            {},
+            ASKED,
+            r"is '\[0, 2\]' a class, or several labels",
+        ),
+        "labels of several numbers": (labelled("0 1", "1"), {}, ASKED, "is '0 1' a class, or several labels"),
+        "a column is_test": (DIVIDED, {}, ASKED, "does the column 'is_test' divide the files"),
+        "a column is_test, left out": (DIVIDED, {"leave_out": "is_test"}, RIGHT, "columns not used: 'is_test'"),
         "a file in two splits": (
             listing("file,label,split\n0.png,a,train\n1.png,b,train\n0.png,a,test\n"),
             {},
@@ -205,6 +225,9 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "pandas' row numbers": (rows(",a,y", "0,1,0", "1,2,1"), TARGET, REFUSED, "column 1 has no name .*index=False"),
         "a mark at the start of the file (BOM)": (rows("\ufeffy,a", "0,1.5", "1,2"), TARGET, RIGHT, "y: one of 2"),
         "times with a zone": (rows("t,a,y", "2020-01-01T00:00+02:00,1,0"), TARGET, ASKED, "'t' holds text"),
+        "a column fold": (rows("a,fold,y", "1,0,0", "2,1,1"), TARGET, ASKED, "does the column 'fold' divide the rows"),
+        "a column set": (rows("a,set,y", "1,train,0", "2,test,1"), TARGET, ASKED, "'set' divide the rows.*call it split"),
+        "a column test_score": (rows("a,test_score,y", "1,2,0", "2,3,1"), TARGET, RIGHT, "input x: 2 float32"),
         "a table in UTF-16": (only("t.csv", "a,y\n1,0\n".encode("utf-16")), TARGET, REFUSED, "it is not UTF-8"),
     },
     "hdf5": {
@@ -229,6 +252,18 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         ),
     },
     "parquet": {
+        "labels in lists": (
+            only_table(a=X[:, 0], y=[[0], [0, 1]] * 6),
+            TARGET,
+            ASKED,
+            "y holds lists of whole numbers, of unequal length",
+        ),
+        "lists, said to be a sequence": (
+            only_table(a=X[:, 0], y=[[0], [0, 1]] * 6),
+            {"target": "y", "target_kind": "regression"},
+            RIGHT,
+            "target y: up to 2 int64",
+        ),
         "a test without labels, left out": (in_files(test={"a": X[:, 0]}), {"leave_out": "test"}, RIGHT, "train 12"),
         "a test without labels": (in_files(test={"a": X[:, 0]}), {}, REFUSED, "other columns .*--leave-out"),
         "a test whose labels are -1": (

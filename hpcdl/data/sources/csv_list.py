@@ -24,7 +24,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.flat import NUMBER, is_id, numbered, plausible, question_of_words, spellings
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, some, typed
+from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
 
 LONGEST_LINE = 1 << 20
@@ -64,7 +64,7 @@ class CsvSource:
         self._quantities: Array | None = None
         self._index: Index | None = None
         self.named: set[str] = set()
-        """Splits that the table names."""
+        """Splits and columns that the table names."""
         self._missing: dict[str, None] = {}
         """Files that are not there, which --on-error skip leaves out."""
 
@@ -82,6 +82,7 @@ class CsvSource:
         remarks = self._remarks(columns)
         left = sorted(split for split in self.named if leaves_out_split(split, self._spec.leave_out))
         remarks += [f"left out: the split {split}" for split in left]
+        self.named.update(columns.names)
         if self._are_quantities(labels, columns):
             self._list(index, columns, [0] * len(labels))
             values = np.array([float(label) for label in labels], np.float32)
@@ -204,6 +205,12 @@ class CsvSource:
     def _remarks(self, columns: _Columns) -> list[str]:
         used = {columns.file, columns.label, columns.split}
         unused = [name for number, name in enumerate(columns.names) if number not in used]
+        division = next((name for name in unused if columns.split is None and names_division(name)), None)
+        if division is not None and not left_out(division, self._spec.leave_out):
+            raise SourceError(
+                f"{self._table}: does the column {shown(division)} divide the files into training and held-out ones? "
+                f"Then call it split, with the words train, val and test. If not, give --leave-out {typed(division)}"
+            )
         if not columns.names:
             return []
         remarks = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]

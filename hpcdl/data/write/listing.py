@@ -60,6 +60,9 @@ _FEW_FOLDERS = 3
 """A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
 
 
+_LIST = re.compile(r"\[.*\]|\(.*[, ].*\)|\{.*\}|-?[0-9]+(?:[ ,]+-?[0-9]+)+", re.DOTALL)
+
+
 def ask_of_names(names: Sequence[str], where: str, *, folders: bool = False) -> None:
     """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class.
 
@@ -117,13 +120,17 @@ def _words(names: Sequence[str]) -> Iterator[str]:
 
 
 def _joined(names: Sequence[str]) -> Iterator[str]:
-    """Find several labels of one sample joined into one name: their parts occur again, alone or combined."""
+    """Find several labels of one sample joined into one name: their parts occur again, alone or combined.
+
+    A list of numbers (`0 2`) or in brackets (`[0, 2]`, as pandas writes one) is always asked about.
+    """
     for mark in (r"[|;]", ",", r"\s"):
         parts = {name: [labels.strip() for labels in re.split(mark, name) if labels.strip()] for name in names}
         several = [name for name, labels in parts.items() if len(labels) > 1]
         alone = {labels[0] for labels in parts.values() if len(labels) == 1}
         joined_labels = {labels for name in several for labels in parts[name]}
-        joined = next((name for name in several if all(labels in alone for labels in parts[name])), None)
+        joined = next((name for name in names if _LIST.fullmatch(name.strip())), None)
+        joined = joined or next((name for name in several if all(labels in alone for labels in parts[name])), None)
         if mark == r"[|;]":
             joined = joined or next((name for name in several if any(labels in alone for labels in parts[name])), None)
         if joined is None and several and 2 * len(joined_labels | alone) <= len(names):

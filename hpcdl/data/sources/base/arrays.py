@@ -461,6 +461,13 @@ class FieldSource:
         where, flag_value = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
         single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
+        lists = first.offsets is not None and len(first.shape) == 1 and first.dtype.kind in "iu" and not first.text
+        if lists and flag_value != "regression":
+            raise SourceError(
+                f"{where} holds lists of whole numbers, of unequal length: several labels of a sample, or a sequence? "
+                "Labels need an array of 0 and 1 for each sample; for a sequence, which zeros fill to the longest, give "
+                "--target-kind regression"
+            )
         if not single and flag_value != "regression" and is_one_hot(arrays):
             if flag_value == "class":
                 return self._from_one_hot(name, arrays)

@@ -32,7 +32,7 @@ from hpcdl.data.sources.base.arrays import (
 )
 from hpcdl.data.sources.base.flat import is_id, names_class
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
-from hpcdl.data.sources.base.splits import left_out, some, typed
+from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
 
 MOST_ONE_HOT = 1000
 """The limit on words for one-hot encoding: more would make it larger than any table."""
@@ -333,6 +333,13 @@ class ColumnSource(FieldSource):
         if len(inputs) == 1 and columns[inputs[0]].kind != "number":
             self.inputs = (f"{inputs[0]}={field_name(inputs[0])}",)
             return [], ""
+        division = next((name for name in inputs if names_division(name) and name not in self._coded_columns()), None)
+        if division is not None:
+            raise SourceError(
+                f"{self._location}: does the column {shown(division)} divide the rows, or is it a feature? To divide "
+                f"them call it split, with the words train, val and test. Else give --leave-out {typed(division)}, or "
+                "name the inputs, each with --input COLUMN=NAME"
+            )
         self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
         id_column = next((column for column in inputs if is_id(column)), None)
         if id_column is not None:
@@ -341,6 +348,9 @@ class ColumnSource(FieldSource):
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
             )
         return inputs, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
+
+    def _coded_columns(self) -> list[str]:
+        return [flag_value.rpartition("=")[0] for flag_value in self._spec.categories]
 
     def _ask_of_words(self, columns: Mapping[str, TableColumn], odd: Sequence[str]) -> None:
         """Raise SourceError for the columns `odd`, which hold no numbers, and ask how to use them."""

@@ -29,6 +29,8 @@ SPLIT_WORDS = {
 _PLAIN = r"(?:set|sets|data|dataset|images?|imgs?|split|files?|samples?|new|full|final|folder|dir)"
 """Words next to a split's name that add no meaning."""
 _WORD = re.compile(rf"({'|'.join(sorted(SPLIT_WORDS, key=len, reverse=True))}){_PLAIN}?")
+_DIVISION = re.compile(r"(?:k?folds?|subsets?|partitions?|splits?|sets?)")
+"""Words for any division of a data set."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
     r"\..*|__MACOSX|@eaDir|\$RECYCLE\.BIN|System Volume Information|lost\+found|Thumbs\.db|desktop\.ini"
@@ -51,6 +53,15 @@ def split_in(name: str) -> str | None:
     """Return the split that a name contains; None if there is no such word, or several splits."""
     splits = splits_in(name)
     return splits.pop() if len(splits) == 1 else None
+
+
+def names_division(name: str) -> bool:
+    """Return whether a column is named like a division of the rows: is_test, fold, cv_fold, subset; not test_score."""
+    parts = [part.lower() for part in _PARTS.findall(name)]
+    kept = [part for part in parts if part not in ("is", "in", "cv", "k", "kfold") or part == name.lower()]
+    return any(_WORD.fullmatch(part) or _DIVISION.fullmatch(part) for part in kept) and all(
+        _WORD.fullmatch(part) or _DIVISION.fullmatch(part) or re.fullmatch(_PLAIN, part) for part in kept
+    )
 
 
 def split_called(name: str) -> str | None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.published import ASKED, PIXELS, REFUSED, RIGHT, Case, Save, X, Y, hdf5, images, listing, npz, only
 from tests.data.test_asked import PICTURE, pictures, product
-from tests.data.test_formats import example, framed
+from tests.data.test_formats import example, framed, tar
 
 NOISE = np.random.default_rng(11)
 TARGET = {"target": "y"}
@@ -37,6 +37,11 @@ def archive(**members: bytes) -> Save:
         for name, own in members.items():
             made.writestr(name.replace("__", "/").replace("_csv", ".csv") + (".png" if own == PICTURE else ""), own)
     return only("a.zip", content.getvalue())
+
+
+def packed(*names: str) -> Save:
+    """A tar archive of pictures."""
+    return lambda root: tar(root / "a.tar", dict.fromkeys(names, PICTURE))
 
 
 def twice_of_one_name(root: Path) -> Path:
@@ -153,6 +158,27 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "photographs turned by EXIF": (turned, {}, RIGHT, "EXIF rotation is not applied, and dogs/1.jpg has one"),
         "masks with a palette": (pairs_in("png", "P"), PAIRED, RIGHT, "target m: 6x6 uint8"),
         "a list beside one folder of pictures": (beside("images", ""), {}, ASKED, "'labels.csv' may list their labels"),
+        "folders fold0, fold1": (pictures("fold0", "fold1"), {}, ASKED, "'fold0', 'fold1': parts of a data set, or"),
+        "trainA, trainB, testA, testB": (
+            pictures("trainA", "trainB", "testA", "testB"),
+            {},
+            ASKED,
+            "'trainB': parts of a data set, or classes",
+        ),
+        "LR and HR, files of the same names": (
+            pictures("LR", "HR"),
+            {},
+            ASKED,
+            "'HR' hold files of the same names: pairs of images",
+        ),
+        "inputs and outputs": (pictures("input", "output"), {}, ASKED, "'input' and 'output': images and their masks"),
+        "a folder called unlabeled": (
+            pictures("good", "bad", "unlabeled"),
+            {},
+            ASKED,
+            "'unlabeled' stands among the classes",
+        ),
+        "PPM images": (images(moving, "ppm"), {}, REFUSED, "is a P.M image.*save it as PNG"),
         "masks as JPEG": (pairs_in("jpg", "L"), PAIRED, RIGHT, "JPEG files, whose values are smeared"),
     },
     "csv": {
@@ -226,7 +252,12 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "a mark at the start of the file (BOM)": (rows("\ufeffy,a", "0,1.5", "1,2"), TARGET, RIGHT, "y: one of 2"),
         "times with a zone": (rows("t,a,y", "2020-01-01T00:00+02:00,1,0"), TARGET, ASKED, "'t' holds text"),
         "a column fold": (rows("a,fold,y", "1,0,0", "2,1,1"), TARGET, ASKED, "does the column 'fold' divide the rows"),
-        "a column set": (rows("a,set,y", "1,train,0", "2,test,1"), TARGET, ASKED, "'set' divide the rows.*call it split"),
+        "a column set": (
+            rows("a,set,y", "1,train,0", "2,test,1"),
+            TARGET,
+            ASKED,
+            "'set' divide the rows.*call it split",
+        ),
         "a column test_score": (rows("a,test_score,y", "1,2,0", "2,3,1"), TARGET, RIGHT, "input x: 2 float32"),
         "a table in UTF-16": (only("t.csv", "a,y\n1,0\n".encode("utf-16")), TARGET, REFUSED, "it is not UTF-8"),
     },
@@ -281,6 +312,9 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             "left out: the split test",
         ),
     },
+    "webdataset": {
+        "folders of pictures, as they are": (packed("a/0.png", "b/1.png"), {}, REFUSED, "pictures alone.*tar -xf"),
+    },
     "numpy": {
         "words in two cases": (npz(x=X, y=np.array(["Cat", "cat", "dog"])[Y]), {}, ASKED, f"'Cat' and 'cat' {TWINS}"),
         "a test without labels": (npz(x_train=X, y_train=Y, x_test=X), {}, REFUSED, "the split test has no y"),
@@ -292,6 +326,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         ),
     },
     "zip": {
+        "folders fold0, fold1": (archive(fold0__0=PICTURE, fold1__1=PICTURE), {}, ASKED, "parts of a data set, or"),
         "a list beside pictures of one folder": (
             archive(labels_csv=b"file,label\n", i__0=PICTURE, i__1=PICTURE),
             {},

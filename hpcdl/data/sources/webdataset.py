@@ -106,6 +106,11 @@ class WebDatasetSource(FieldSource):
                     f"{self._location}: not every sample has an image .{self._spec.image_field}; it has members "
                     f"{_suffixes(parts)}"
                 )
+            if all({*sample.members} <= {*_IMAGES} for samples in parts.values() for sample in samples):
+                raise SourceError(
+                    f"{self._location}: its members are pictures alone, without a .cls or .json each. Where folders "
+                    "are the classes, unpack it (tar -xf) and give the folder"
+                )
         return self.list_parts(self._groups(parts), index)
 
     def _divided(self, parts: dict[str, list[_Sample]]) -> dict[str, list[_Sample]]:

@@ -14,7 +14,7 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.folders import ask_of_levels, ask_of_list, pictures_and_masks
+from hpcdl.data.sources.base.folders import ask_of_levels, ask_of_list, ask_of_parts, pictures_and_masks
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, is_image_head
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
@@ -123,6 +123,8 @@ class ZipSource(FieldSource):
                 f"splits, or classes? Give --leave-out {typed(odd)}, or --split-names keep (a split of its own), or "
                 "--split-names ignore (all are classes)"
             )
+        if not splits:
+            ask_of_parts(str(self._location), tops, self._spec)
         result, below = [], []
         for path, parts in zip(paths, folders, strict=True):
             split, classes = (

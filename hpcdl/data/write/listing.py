@@ -52,7 +52,9 @@ from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
 Counts = npt.NDArray[np.int64]
-_MISSING = frozenset({"", "nan", "n/a", "#n/a", "<na>", "null", "?"})
+_MISSING = frozenset(
+    {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
+)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""

@@ -465,7 +465,7 @@ class FieldSource:
         if lists and flag_value != "regression":
             raise SourceError(
                 f"{where} holds lists of whole numbers, of unequal length: several labels of a sample, or a sequence? "
-                "Labels need an array of 0 and 1 for each sample; for a sequence, which zeros fill to the longest, give "
+                "Labels need an array of 0 and 1 for each sample. For sequences, which zeros fill to the longest, give "
                 "--target-kind regression"
             )
         if not single and flag_value != "regression" and is_one_hot(arrays):

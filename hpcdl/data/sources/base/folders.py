@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, So
 from hpcdl.data.sources.base.splits import (
     AUTO,
     IGNORE,
+    doubled_splits,
     folder_splits,
     is_clutter,
     left_out,
@@ -32,8 +34,15 @@ from hpcdl.data.sources.base.splits import (
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(
     r"(?:semantic|instance|binary|image)?(?:masks?|labels?|annotations?|annots?|segmentations?|segmentationclass"
-    r"|segmentationobject|trimaps?)|gts?|groundtruths?|targets?|depths?|mattes?|edges?|contours?"
+    r"|segmentationobject|trimaps?)|outputs?|gts?|groundtruths?|targets?|depths?|mattes?|edges?|contours?"
 )
+_PAIRED = (
+    frozenset(itertools.product(("lr", "lowres", "low", "lq"), ("hr", "highres", "high", "hq")))
+    | frozenset(itertools.product(("noisy", "blur", "blurred", "blurry", "degraded"), ("clean", "sharp", "denoised")))
+    | {("source", "target"), ("before", "after")}
+)
+"""Names of two folders that hold pairs of pictures, if the files in them have the same names."""
+_PART = re.compile(r"(?:cv|k)?(?:fold|part|subset|partition|batch|chunk)s?[\W_]*[0-9]+", re.IGNORECASE)
 _LOOKED_INTO = 64
 _LISTS = (".csv", ".tsv", ".json", ".xml", ".txt", ".mat")
 """Endings of files that may list the labels of images."""
@@ -109,6 +118,7 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
     splits = {} if spec.split_names == IGNORE else folder_splits(top.folders)
     if not splits:
         _ask_of_masks(root, top.folders, spec)
+        ask_of_parts(str(root), top.folders, spec)
         if len(top.folders) == 1 and spec.target_kind != "class":
             _ask_of_one(root, top.folders[0], spec, out)
         return [ClassFolder(split=UNSPLIT, name=name, path=name) for name in top.folders]
@@ -202,6 +212,7 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
     """Raise SourceError if folders have names of images and of their masks."""
     if spec.target_kind == "class":
         return
+    _ask_of_pairs(root, names)
     pair = pictures_and_masks(names)
     if pair is not None:
         raise SourceError(
@@ -209,6 +220,28 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
             f"{typed(pair[0] + '=image')} --target {typed(pair[1] + '=mask')}, or --target-kind class (folders are "
             f"classes), or --leave-out {typed(pair[1])}"
         )
+
+
+def ask_of_parts(where: str, names: Sequence[str], spec: SourceSpec) -> None:
+    """Raise SourceError if folders are named like parts of a data set, such as fold1, fold2, or trainA beside testA."""
+    parts = names if len(names) > 1 and all(map(_PART.fullmatch, names)) else doubled_splits(names)
+    if parts and spec.target_kind != "class" and spec.split_names != IGNORE:
+        raise SourceError(
+            f"{where}: {some(parts)}: parts of a data set, or classes? Give --target-kind class for classes; for parts "
+            "list files and labels in a .csv of file,label,split"
+        )
+
+
+def _ask_of_pairs(root: Path, names: Sequence[str]) -> None:
+    """Raise SourceError for two folders called like pairs of pictures (LR and HR) with files of the same names."""
+    for first, second in itertools.permutations(names, 2) if len(names) == 2 else ():
+        called = re.sub(r"[\W_0-9]+", "", first).lower(), re.sub(r"[\W_0-9]+", "", second).lower()
+        if called in _PAIRED and set(os.listdir(root / first)) == set(os.listdir(root / second)):  # noqa: PTH208
+            raise SourceError(
+                f"{root}: {shown(first)} and {shown(second)} hold files of the same names: pairs of images, or two "
+                f"classes? Give --input {typed(first + '=input')} --target {typed(second + '=target')}, or "
+                "--target-kind class"
+            )
 
 
 def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:

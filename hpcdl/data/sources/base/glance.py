@@ -53,6 +53,15 @@ _SUFFIXES = {
     ".avi": "a film",
     ".heic": "a HEIC image",
     ".jp2": "a JPEG 2000 image",
+    ".avif": "an AVIF image",
+    ".jxl": "a JPEG XL image",
+    ".ppm": "a PPM image",
+    ".pgm": "a PGM image",
+    ".pbm": "a PBM image",
+    ".pnm": "a PNM image",
+    ".tga": "a TGA image",
+    ".psd": "a Photoshop image",
+    ".ico": "an icon",
     ".exr": "an OpenEXR image",
     ".svg": "an SVG drawing",
 }
@@ -109,17 +118,22 @@ def what_it_is(name: str, head: bytes) -> str:
             f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "
             f"one file with an array of labels (--format {_OWN[kind]})"
         )
+    images = f"(images: {', '.join(_KINDS)})"
     if kind is not None:
+        saved = "save it as PNG or TIFF, or " if kind.endswith(" image") else ""
         return (
-            f"{kind}, which folders per class are not read of (images: {', '.join(_KINDS)}). If it is the data, give a "
-            f"reader of your own (--reader FILE.py:NAME); if not, --leave-out {pattern}"
+            f"{kind}, which folders per class are not read of {images}. If it is the data, {saved}give a reader of "
+            f"your own (--reader FILE.py:NAME); if not, --leave-out {pattern}"
         )
     note = _NOTES.get(path.suffix.lower())
     if note is not None:
         return f"not an image but {note} Give --leave-out {pattern} if classes are the folders alone".replace("  ", " ")
     if path.suffix.lower() in IMAGE_SUFFIXES:
-        return f"not an image, or damaged (images: {', '.join(_KINDS)}); take it away, or give --on-error skip"
-    return f"not an image (images: {', '.join(_KINDS)}); take it away, or give --leave-out {pattern}"
+        return f"not an image, or damaged {images}; take it away, or give --on-error skip"
+    return (
+        f"not an image {images}. If it is the data, give a reader of your own (--reader FILE.py:NAME); if not, "
+        f"--leave-out {pattern}"
+    )
 
 
 _LOOKED_INTO = 16

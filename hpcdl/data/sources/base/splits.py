@@ -77,14 +77,25 @@ def folder_splits(names: Sequence[str]) -> dict[str, str]:
     splits = {name: split for name in names if (split := split_called(name))}
     if splits:
         return splits
+    alike = _alike(names)
+    return alike[0] if len(alike) == 1 else {}
+
+
+def doubled_splits(names: Sequence[str]) -> list[str]:
+    """Return folder names that name the same splits with several other words: trainA, testA, trainB, testB."""
+    alike = _alike(names)
+    return [name for group in alike for name in group] if len(alike) > 1 else []
+
+
+def _alike(names: Sequence[str]) -> list[dict[str, str]]:
+    """Group names by their words beside a split's, and return the splits of each group with different ones."""
     groups: dict[str, dict[str, str]] = {}
     for name in names:
         if split := split_in(name):
             parts = [part.lower() for part in _PARTS.findall(name)]
             other_words = " ".join(part for part in parts if not _WORD.fullmatch(part))
             groups.setdefault(other_words, {})[name] = split
-    alike = [group for group in groups.values() if len(set(group.values())) == len(group) > 1]
-    return alike[0] if len(alike) == 1 else {}
+    return [group for group in groups.values() if len(set(group.values())) == len(group) > 1]
 
 
 def left_out(name: str, patterns: Iterable[str]) -> bool:

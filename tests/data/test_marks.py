@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.manifest import Manifest
@@ -37,6 +38,22 @@ def test_a_mark_of_missing_values_is_shown(dtype: str, scale: int, mark: float, 
     x = np.repeat(x[:, None, :], 4, 1)  # pixels alike
     (line,) = [line for line in sharded(tmp_path / "map", x).understood if "missing" in line]
     assert f"x: 8 values of {mark:g}, all others" in line
+
+
+def test_a_mark_among_the_pixels_of_images_is_shown(tmp_path: Path) -> None:
+    images = np.random.default_rng(3).random((COUNT, 6, 6, 1), dtype=np.float32)
+    for name in ("none", "some"):
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=Y)
+        for number, pixels in enumerate(images):
+            path = tmp_path / name / "ab"[number % 2] / f"{number}.tif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[:, :, 0]).save(path)
+        images[5, 0, :2] = -9999
+    for source in ("none", "none.npz"):
+        assert not any("missing" in line for line in make(tmp_path / source, tmp_path / f"{source}-out").understood)
+    for source in ("some", "some.npz"):
+        manifest = make(tmp_path / source, tmp_path / f"{source}-out")
+        assert any("images: 2 values of -9999, all others" in line for line in manifest.understood), source
 
 
 def test_numbers_near_others_are_no_marks(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import re
 import unicodedata
@@ -24,9 +26,10 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
+from hpcdl.data.sources.base.arrays import mark_of_missing
 from hpcdl.data.sources.base.flat import question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
-from hpcdl.data.sources.base.images import ImageKinds
+from hpcdl.data.sources.base.images import ImageKinds, decode
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
     Content,
@@ -215,6 +218,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             facts = _with_counts(facts, by_split, request.source, asks=asks)
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
+        facts = _with_marks(source, facts, index, list(counts), shape)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -516,6 +520,32 @@ def _check_finite(
                         first, bad = first or source.describe(row, facts, index), bad + 1
     if bad:
         raise SourceError(f"{first}: {NotFinite(bad)}")
+
+
+_MARKS_READ, _MARKS_DECODED = 1 << 30, 1 << 26
+"""Most bytes of pixels that are searched for marks of missing values: of arrays, and of image files."""
+
+
+def _with_marks(
+    source: Source, facts: SourceFacts, index: Index, splits: Sequence[str], shape: Sequence[int]
+) -> SourceFacts:
+    """Return `facts` with a remark if float pixels hold a number that often stands for a missing one."""
+    if facts.samples_are not in ("pixels", "files") or not facts.dtype.startswith("float"):
+        return facts
+    as_array = facts.samples_are == "pixels"
+    most = max(1, (_MARKS_READ if as_array else _MARKS_DECODED) // (4 * max(1, math.prod(shape))))
+
+    def rows() -> Iterator[npt.NDArray[Any]]:
+        listed = (row for split in splits for chunk in index.chunks(split) for row in chunk)
+        for row in itertools.islice(listed, most):
+            with contextlib.suppress(UnreadableSample):
+                content = source.read(row, facts, index)
+                if not isinstance(content, np.ndarray):
+                    content = decode(content, size=None, channels=shape[-1], dtype=facts.dtype)
+                yield content.astype(facts.dtype).reshape(-1, 1)
+
+    remark = mark_of_missing("images", np.dtype(facts.dtype), rows)
+    return dataclasses.replace(facts, remarks=[*facts.remarks, remark]) if remark else facts
 
 
 def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:

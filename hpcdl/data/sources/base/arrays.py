@@ -618,18 +618,23 @@ def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
 
     Looks at the first GiB of each array. The pixels of a picture or a volume count as one place.
     """
-    dtype = np.dtype(item.dtype)
-    unknown = item.kind != "numbers" or not all(array.stored for array in arrays)
-    if unknown or dtype.kind not in "if" or dtype.itemsize < 2:
+    if item.kind != "numbers" or not all(array.stored for array in arrays):
         return ""
-    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
-    fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
-    marks = np.array(fitting, np.float64).astype(dtype)
 
     def rows() -> Iterator[Array]:
         for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
             yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
 
+    return mark_of_missing(item.name, np.dtype(item.dtype), rows)
+
+
+def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
+    """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call."""
+    if dtype.kind not in "if" or dtype.itemsize < 2:
+        return ""
+    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
+    fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
+    marks = np.array(fitting, np.float64).astype(dtype)
     bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
     if not bounds:
         return ""
@@ -652,7 +657,7 @@ def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
     at = int(odd[0])
     where = f" at index {places[at]}" if len(low) > 1 else ""
     return (
-        f"{item.name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
+        f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
         f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
     )
 

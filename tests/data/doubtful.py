@@ -220,6 +220,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             ASKED,
             r"is '\[0, 2\]' a class, or several labels",
         ),
+        "prices in thousands": (labelled("1000", "4000", "9000"), {}, ASKED, "3 different .* from 1000 to 9000: cl"),
         "labels of several numbers": (labelled("0 1", "1"), {}, ASKED, "is '0 1' a class, or several labels"),
         "a column is_test": (DIVIDED, {}, ASKED, "does the column 'is_test' divide the files"),
         "a column is_test, left out": (DIVIDED, {"leave_out": "is_test"}, RIGHT, "columns not used: 'is_test'"),
@@ -251,6 +252,10 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
         "pandas' row numbers": (rows(",a,y", "0,1,0", "1,2,1"), TARGET, REFUSED, "column 1 has no name .*index=False"),
         "a mark at the start of the file (BOM)": (rows("\ufeffy,a", "0,1.5", "1,2"), TARGET, RIGHT, "y: one of 2"),
         "times with a zone": (rows("t,a,y", "2020-01-01T00:00+02:00,1,0"), TARGET, ASKED, "'t' holds text"),
+        "prices in thousands": (rows("a,y", "1,0", "2,4000"), TARGET, ASKED, "2 different .* from 0 to 4000: classes"),
+        "yes, true and 1": (rows("a,y", "1,yes", "2,1", "3,no", "4,0"), TARGET, ASKED, "several words for yes or no"),
+        "Fortran's exponents": (rows("a,y", "1.5D+03,0", "1D0,1"), TARGET, REFUSED, r"numbers written as '1.5D\+03'"),
+        "currencies": (rows("a,y", "$1.50,0", "$2,1"), TARGET, REFUSED, r"numbers written as '\$1.50'"),
         "a column fold": (rows("a,fold,y", "1,0,0", "2,1,1"), TARGET, ASKED, "does the column 'fold' divide the rows"),
         "a column set": (
             rows("a,set,y", "1,train,0", "2,test,1"),
@@ -268,11 +273,23 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             RIGHT,
             "5 of 8 classes have no sample",
         ),
-        "255 for nothing": (
+        "255 for nothing, said to be a class": (
             hdf5(images=PIXELS, labels=np.array([0, 1, 255])[Y]),
             {"target_kind": "class"},
             RIGHT,
             "253 of 256 classes have no sample",
+        ),
+        "255 for nothing, not said": (
+            hdf5(images=PIXELS, labels=np.array([0, 1, 255])[Y]),
+            {},
+            ASKED,
+            "3 different whole numbers from 0 to 255: classes",
+        ),
+        "channels first": (
+            hdf5(images=PIXELS.transpose(0, 3, 1, 2), labels=Y),
+            {},
+            RIGHT,
+            "images: 3x8x8 in the source, taken as channels first, and stored as 8x8x3",
         ),
         "two arrays of labels": (hdf5(images=PIXELS, labels=Y, coarse=Y // 2), {}, RIGHT, "not used: 'coarse'"),
         "NaN among labels": (

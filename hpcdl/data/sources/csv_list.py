@@ -21,7 +21,7 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.flat import NUMBER, is_id, numbered, plausible, question_of_words, spellings
+from hpcdl.data.sources.base.flat import NUMBER, is_id, numbered, plausible, question_of_words, sparse, spellings
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
@@ -193,6 +193,13 @@ class CsvSource:
             raise SourceError(
                 f"{self._table}: {what} holds whole numbers written as {shown(min(different))}: classes or quantities? "
                 "Give --target-kind class or --target-kind regression"
+            )
+        padded = any(label.lstrip("+-").startswith("0") and len(label) > 1 for label in different)
+        if odd is None and not padded and sparse(map(int, different)):
+            raise SourceError(
+                f"{self._table}: {what} holds {len(different)} different whole numbers from {min(map(int, different))} "
+                f"to {max(map(int, different))}: classes or quantities? Give --target-kind class or --target-kind "
+                "regression"
             )
         if not plausible(len(different), len(labels)) or (columns.names and is_id(columns.names[columns.label])):
             remedy = "" if odd is not None else ", or --target-kind regression for quantities"

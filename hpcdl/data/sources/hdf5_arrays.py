@@ -27,6 +27,7 @@ from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
     ask_of_labels,
+    axes_remark,
     changed,
     channels_last,
     checked_labels,
@@ -101,6 +102,7 @@ class Hdf5Source(FieldSource):
             labels = checked_labels(label_values, shape[0], f"{path}: {label_name}")
             ask_of_labels(label_name, label_values.reshape(-1), self._spec.target_kind, f"{path}: {label_name}")
             sample_shape, first = channels_last(shape[1:], self._axes, where)
+            remarks |= dict.fromkeys(axes_remark(sample_shape, first, self._axes))
             self._note_links(path, image_name)
             self._note_links(path, label_name)
             if unused := [name for name in file.shapes() if name not in (image_name, label_name)]:

@@ -37,6 +37,7 @@ from hpcdl.data.sources.base.flat import (
     ArrayFiles,
     FlatFiles,
     ask_of_labels,
+    axes_remark,
     channels_last,
     checked_labels,
     is_image,
@@ -136,6 +137,7 @@ class NumpySource(FieldSource):
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             kind = (shape, stored_dtype(images.dtype, where))
             listed.add(split if own_split == UNSPLIT else own_split, numbers, kind, kept, images.path)
+            remarks += [line for line in axes_remark(shape, first, self._axes) if line not in remarks]
             remarks += [images.remarks] if images.remarks and images.remarks not in remarks else []
         return remarks
 

@@ -41,9 +41,11 @@ _LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
 """Numbers with too many digits for int64 and float64: codes."""
 _NOTATION = re.compile(
-    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%|0[xX][0-9a-fA-F]+)"
+    r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_\u00a0\u2009\u202f][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%"
+    r"|0[xX][0-9a-fA-F]+|[0-9.]+[dD][+-]?[0-9]+|[$\u20ac\u00a3] ?[0-9.,]+|[0-9.,]+ ?[$\u20ac\u00a3])|\u2212[0-9.,]+"
 )
-"""Numbers that float() does not accept: decimal commas, thousands separators, percent, hexadecimal."""
+"""Numbers that float() does not accept: decimal commas, thousands separators, percent, hexadecimal, Fortran's
+exponents (1.5D+03), currencies, Unicode's minus."""
 
 
 class TableSource(ColumnSource):

@@ -61,6 +61,7 @@ _MISSING = frozenset(
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
+_YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
 _FEW_FOLDERS = 3
 """A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
 
@@ -74,7 +75,7 @@ def ask_of_names(names: Sequence[str], where: str, *, folders: bool = False) -> 
     `folders`: the names are those of folders.
     """
     words = () if folders and len(names) <= _FEW_FOLDERS else _words(names)
-    for question in (*_twins(names), *_missing(names), *_joined(names), *words):
+    for question in (*_twins(names), *_answers(names), *_missing(names), *_joined(names), *words):
         raise SourceError(f"{where}: {question}")
 
 
@@ -108,6 +109,16 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
                 f"the classes {shown(earlier)} and {shown(name)} differ {how} alone: one class or two? Write "
                 "them alike, or give --target-kind class to keep both"
             )
+
+
+def _answers(names: Sequence[str]) -> Iterator[str]:
+    """Find several words for yes or for no: true beside 1."""
+    found = {name.strip().lower() for name in names}
+    if len(found) > 2 and found <= _YES | _NO:
+        yield (
+            f"the classes are {some(names)}: several words for yes or no? Write them alike, or give --target-kind "
+            "class to keep each"
+        )
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from hpcdl.data.sources.base.flat import (
     numbered,
     plausible,
     question_of_words,
+    sparse,
     stamp_of,
     words_among_numbers,
 )
@@ -494,6 +495,12 @@ class FieldSource:
             raise SourceError(
                 f"{where} holds {over}{len(labels)} different {what} in {num_samples} samples: are these classes? Give "
                 f"{remedy}"
+            )
+        coded = first.text or any(array.called for array in arrays)
+        if not flag_value and not floats and not coded and sparse(labels.tolist()):
+            raise SourceError(
+                f"{where} holds {len(labels)} different whole numbers from {labels[0]} to {labels[-1]}: classes or "
+                "quantities? Give --target-kind class or --target-kind regression"
             )
         if not flag_value and floats and not any(array.filled for array in arrays):
             raise SourceError(

@@ -37,6 +37,8 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
+_WIDE, _FEWEST_FILLED = 100, 10
+"""The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """The type in which pixels of a type are stored."""
 MOST_CLASSES = 1_000_000
@@ -206,6 +208,11 @@ class EncodedFiles:
                 f"{self._location}: the labels are {len(labels)} different ones of {len(all_labels)} images: are these "
                 "classes? Give --target-kind class, or --target-kind regression for quantities"
             )
+        if not class_names and not self._target_kind and int in kinds and sparse(labels):
+            raise SourceError(
+                f"{self._location}: the labels are {len(labels)} different numbers from {min(labels)} to "
+                f"{max(labels)}: classes or quantities? Give --target-kind class or --target-kind regression"
+            )
         names, remarks = _named(labels, class_names, self._location)
         numbers = {own: number for number, own in enumerate(sorted(labels))} if remarks or labels & set(names) else {}
         for number, (split, _, rows, own) in enumerate(self._files):
@@ -369,6 +376,23 @@ def plausible(num_classes: int, num_samples: int) -> bool:
     return num_classes <= FEW_CLASSES or num_classes * _LEAST_SAMPLES <= num_samples
 
 
+def sparse(values: Iterable[int]) -> bool:
+    """Return whether whole numbers are few in a wide range, such as 0, 1000, 4000: quantities, codes or marks."""
+    different = set(values)
+    return bool(different) and max(different) - min(different) >= max(_WIDE, _FEWEST_FILLED * len(different))
+
+
+def axes_remark(shape: Sequence[int], first: bool, axes: str) -> list[str]:
+    """Return a remark if the channels of images of `shape` (height, width, channels) were moved unasked."""
+    if not first or axes != "auto":
+        return []
+    height, width, channels = shape
+    return [
+        f"images: {channels}x{height}x{width} in the source, taken as channels first, and stored as "
+        f"{height}x{width}x{channels}; --axes nhwc leaves the axes as they are"
+    ]
+
+
 def is_id(name: str) -> bool:
     """Return whether a column or array is named like an id of samples, patients or events, and not like a class."""
     if names_class(name):
@@ -395,6 +419,8 @@ def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> Non
         why = "is called as numbers of samples are"
     elif not plausible(len(different), len(labels)):
         why = f"holds {len(different)} different whole numbers in {len(labels)} samples"
+    elif labels.dtype.kind in "iu" and sparse(different.tolist()):
+        why = f"holds {len(different)} different whole numbers from {different[0]} to {different[-1]}"
     elif labels.dtype.kind == "f" and not np.array_equal(different, np.arange(len(different))):
         why = f"is {labels.dtype.name}, and holds whole numbers only ({different[0]:g} to {different[-1]:g})"
     else:

@@ -124,7 +124,7 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
     _start_alike(chosen, group)
     if scales(chosen):
         _agree_on_finite(chosen, exchange)
-    elif not hasattr(chosen, "optimizers"):
+    if not hasattr(getattr(chosen, "inner_optimizer", chosen), "optimizers"):
         _share_loss(chosen, exchange)
     set_own(chosen, "averages_ranks", exchange.loss_share is not None)
     set_own(chosen, "exchanges", lambda: exchange.group)
@@ -276,7 +276,10 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
 
 
 def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
-    """Divide the loss by the number of ranks in Keras's own training step. This saves a pass over all gradients."""
+    """Divide the loss by the number of ranks in Keras's own training step. This saves a pass over all gradients.
+
+    It also keeps a loss scale that of one process: a sample's gradient in half precision is as large as there.
+    """
     plain, share = optimizer.scale_loss, exchange.loss_share
     step = {"begun": False, "shared": False}
 
@@ -296,8 +299,10 @@ def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:
     def shares() -> bool:
         return step["shared"]
 
-    for name, value in (("sharing_loss", sharing), ("scale_loss", scale_loss), ("shares_loss", shares)):
+    for name, value in (("sharing_loss", sharing), ("scale_loss", scale_loss)):
         set_own(optimizer, name, value)
+    for leaf in leaves_of(optimizer):  # which ask before they combine
+        set_own(leaf, "shares_loss", shares)
 
 
 def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:

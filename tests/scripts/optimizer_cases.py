@@ -911,6 +911,22 @@ def a_dynamic_loss_scale_skips_on_all_ranks() -> None:
 
 
 @case
+def a_dynamic_loss_scale_skips_the_steps_of_one_process() -> None:
+    inputs, targets = numpy.ones((BATCH * STEPS, 1), "float32"), numpy.zeros((BATCH * STEPS, 1), "float32")
+    targets[::BATCH] = 10  # its gradient fits into half precision in a whole batch, but not in a mean of fewer samples
+
+    def run(optimizer: Any, share: Callable[[Any], Any], batch: int) -> Weights:
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="mixed_float16")
+        return train(keras.Sequential([layer]), optimizer, share(inputs), share(targets), batch)
+
+    alone = O.LossScaleOptimizer(O.SGD(0.05))
+    expected = run(alone, lambda whole: whole, BATCH)
+    optimizer = hpcdl.DistributedOptimizer(O.LossScaleOptimizer(O.SGD(0.05)))
+    equal(run(optimizer, part, BATCH // SIZE), expected, tolerance=2e-3)  # half precision rounds what is added up
+    assert float(optimizer.dynamic_scale) == float(alone.dynamic_scale), float(optimizer.dynamic_scale)
+
+
+@case
 def process_sets() -> None:
     """Each process set trains a model of its own."""
     sets = [hpcdl.ProcessSet([0]), hpcdl.ProcessSet(range(1, SIZE))]

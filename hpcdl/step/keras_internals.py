@@ -72,7 +72,10 @@ _weighing: list[Callable[[Any, Any], Any]] = []
 
 @contextlib.contextmanager
 def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Inside, Keras's losses that are means over weights or unmasked values become `weigh(loss, denominator)`."""
+    """Inside, Keras's losses that are means over weights or unmasked values become `weigh(loss, denominator)`.
+
+    Sums over samples become `weigh(loss, None)`. A loss that its own function has reduced already stays as it is.
+    """
     module = sys.modules[REDUCTION.rpartition(".")[0]]
     if not hasattr(module.reduce_weighted_values, "weighed"):
         plain = module.reduce_weighted_values
@@ -86,8 +89,11 @@ def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
             **rest: Any,
         ) -> Any:
             loss = plain(values, sample_weight=sample_weight, mask=mask, reduction=reduction, **rest)
-            denominator = _denominator(module, sample_weight, mask, reduction) if _weighing else None
-            return loss if denominator is None else _weighing[-1](loss, denominator)
+            if not _weighing:
+                return loss
+            denominator = _denominator(module, sample_weight, mask, reduction)
+            is_sum = reduction == "sum" and len(keras.ops.shape(values)) > 0
+            return loss if denominator is None and not is_sum else _weighing[-1](loss, denominator)
 
         vars(reduce_weighted_values)["weighed"] = True
         vars(module)["reduce_weighted_values"] = reduce_weighted_values

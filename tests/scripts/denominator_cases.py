@@ -67,10 +67,13 @@ def equals_one_process(make: Callable[[Any], Any], loss: Any, with_weights: bool
     assert numpy.abs(losses[0] - losses[1]).max() < 1e-5 * numpy.abs(losses[0]).max(), losses
 
 
-MEAN, WEIGHTED = "sum_over_batch_size", "mean_with_sample_weight"
+MEAN, WEIGHTED, SUM = "sum_over_batch_size", "mean_with_sample_weight", "sum"
 CASES: dict[str, Callable[[], None]] = {
     "mean over weights": lambda: equals_one_process(dense, weighted(WEIGHTED), True),
     "mean over samples with weights": lambda: equals_one_process(dense, weighted(MEAN), True),
+    "sum": lambda: equals_one_process(dense, weighted(SUM), False),
+    "sum with weights": lambda: equals_one_process(dense, weighted(SUM), True),
+    "sum of unmasked values": lambda: equals_one_process(masked, weighted(SUM), False),
     "mask": lambda: equals_one_process(masked, "mse", False),
     "mask and mean over weights": lambda: equals_one_process(masked, weighted(WEIGHTED), True),
     "mask of an embedding": lambda: equals_one_process(embedded, "mse", False),

@@ -3,7 +3,8 @@
 A loss may be a mean over something other than samples, and then each rank counts in proportion to its denominator. A
 rank's loss is S_r / D_r, with D_r the sum of its sample weights or the number of its unmasked values. One process with
 the whole batch has sum(S_r) / sum(D_r), which is the mean over the ranks of S_r / D_r * w_r with w_r = D_r * size /
-sum(D_r). Loss and gradients are multiplied by w_r, loss by loss.
+sum(D_r). Loss and gradients are multiplied by w_r, loss by loss. A loss that is a sum over samples is multiplied by the
+number of ranks.
 
 Networks that build themselves on their first batch are built earlier, because a state restores existing weights only.
 """
@@ -78,6 +79,8 @@ def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
     """Trace a training step inside this context: losses with their own denominator are weighted by it."""
 
     def weigh(loss: Any, denominator: Any) -> Any:
+        if denominator is None:
+            return loss * group.size
         own_denominator = tf.stop_gradient(tf.cast(denominator, tf.float64))
         (total,) = tensors.allreduce(group, [own_denominator], "sum")
         weight = tf.math.divide_no_nan(own_denominator * group.size, tf.stop_gradient(total))

@@ -38,6 +38,7 @@ from hpcdl.scripts.own_weights import CenterExchange
 from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import use_kernels_of_launch
+from hpcdl.scripts.process.session import warn_once
 from hpcdl.scripts.process.undistributed import note_distributed
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
@@ -102,6 +103,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     use_kernels_of_launch()
     note_distributed()
     existing_alike(group_of(process_set))
+    _warn_of_own_apply(chosen, group_of(process_set))
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group_of(process_set), backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
@@ -197,6 +199,19 @@ def _optimizer_of(given: Any) -> Any:
             f"DistributedOptimizer({given!r}): give a Keras 3 optimizer, its name or its config "
             f"({str(error).splitlines()[0]})"
         ) from error
+
+
+def _warn_of_own_apply(optimizer: Any, group: ScriptGroup) -> None:
+    """Warn if an optimizer of the script may change gradients before the ranks have averaged them."""
+    for kind in {type(leaf) for leaf in leaves_of(optimizer)}:
+        own = [name for name in ("apply", "apply_gradients") if getattr(kind, name).__module__.split(".")[0] != "keras"]
+        if own and group.size > 1:
+            warn_once(
+                group,
+                f"own apply of {kind.__name__}",
+                f"{kind.__name__} has its own {own[0]}, which sees a rank's gradients before they are averaged; where "
+                "it clips or otherwise changes them, use hpcdl.DistributedGradientTape with the plain optimizer",
+            )
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:

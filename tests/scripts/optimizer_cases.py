@@ -840,6 +840,21 @@ def a_tape_weighs_by_samples() -> None:
     assert abs(got - sum(r * (r + 1) for r in range(SIZE)) / sum(range(1, SIZE + 1))) < 1e-6
 
 
+class Clipping(keras.optimizers.SGD):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        return super().apply([keras.ops.clip(grad, -1, 1) for grad in grads], trainable_variables)
+
+
+@case
+def an_own_apply_is_warned_of_once() -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        for kind in (keras.optimizers.SGD, Clipping, Clipping):
+            hpcdl.DistributedOptimizer(kind(0.1))
+    assert said.getvalue().count("Clipping has its own apply, which sees a rank's gradients") == (RANK == 0)
+    assert said.getvalue().count("warning") == (RANK == 0), said.getvalue()
+
+
 @case
 def variables_without_a_gradient() -> None:
     inputs, targets = data()

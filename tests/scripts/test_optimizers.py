@@ -37,6 +37,7 @@ QUICK: dict[int, set[str]] = {
         "twenty_steps_of_sgd_and_momentum_equal_one_process",
         "twenty_steps_of_adam_equal_plain_tensorflow_on_the_same_parts",
         "a_loaded_model_with_its_state",
+        "an_own_apply_is_warned_of_once",
         "a_dynamic_loss_scale_skips_on_all_ranks",
         "a_dynamic_loss_scale_skips_the_steps_of_one_process",
         "what_differs_between_ranks_is_told",

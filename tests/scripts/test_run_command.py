@@ -204,6 +204,34 @@ def test_a_script_that_asks_its_user_is_referred_to_arguments(session_hpcdl: Com
     assert finished.code == 1 and "no standard input; give values as arguments" in line
 
 
+WRITES = """
+import hpcdl, json, pathlib
+hpcdl.init()
+json.dump({}, open("history.json", "w"))
+pathlib.Path(f"own{hpcdl.rank()}.txt").write_text("fine")
+pathlib.Path("gone.txt").write_text("of another name later"); hpcdl.barrier()
+if hpcdl.rank() == 0: pathlib.Path("gone.txt").unlink(); pathlib.Path("one.txt").write_text("fine")
+hpcdl.barrier()
+"""
+
+
+@pytest.mark.mpi
+def test_a_file_that_all_ranks_write_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "writes.py").write_text(WRITES)
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
+    (line,) = [line for line in finished.err.splitlines() if "warning" in line]
+    assert finished.code == 0 and "ranks 0, 1 each wrote history.json: what one wrote may be lost" in line
+    assert any("history.json" in one for one in json.loads((tmp_path / "run/record.json").read_text())["warnings"])
+
+
+@pytest.mark.mpi
+def test_an_import_of_horovod_names_the_check(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("import horovod.tensorflow.keras as hvd")
+    finished = run(session_hpcdl, tmp_path, tmp_path / "old.py")
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: rank")]
+    assert finished.code == 1 and f"hpcdl run --from-horovod {tmp_path / 'old.py'} --check lists the lines" in line
+
+
 @pytest.mark.mpi
 def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "pieces.py").write_text(PIECES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from hpcdl.scripts.process.exit import (
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
 from hpcdl.scripts.process.undistributed import check_end
+from hpcdl.scripts.process.written import WrittenFiles
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
 from hpcdl.supervision.watchdog import Limits, Watchdog
@@ -106,17 +108,21 @@ def execute(
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None
     session.adopt(session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run))
-    last = communicator.duplicate()
+    last, written = communicator.duplicate(), WrittenFiles()
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.monitor.doing("running the script")
         # The script imports TensorFlow: whether it computes on the device is known only at the end.
         with injection, GpuUse(claimed()) as gpu:
-            with _in_users_words(), _naming_way_back(run_dir, script, arguments):
+            with _in_users_words(script), _naming_way_back(run_dir, script, arguments), written.noting():
                 called = _execute(script, arguments)
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
+            if text := written.warning(last, run_dir):
+                run.warnings.append(text)
+                if last.rank == 0:
+                    watch.actions.log(f"warning: {text}")
         check_end()
         last.monitor.recorder.quiesced(last, last=True)
     run.warnings = injection.settled(run.warnings)
@@ -138,10 +144,15 @@ def _execute(script: str, arguments: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _in_users_words() -> Iterator[None]:
-    """Replace an error in a `tf.function` by one with the script's own line and text."""
+def _in_users_words(script: str) -> Iterator[None]:
+    """Replace an error in a `tf.function` by one with the script's own line and text. Add remedies to Python's."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] == "horovod":
+            check = shlex.join(["hpcdl", "run", "--from-horovod", script, "--check"])
+            error.msg = f"{error.msg}: hpcdl takes its place; {check} lists the lines to change"
+        raise
     except EOFError as error:
         if error.args == ("EOF when reading a line",):  # Python's own words for input()
             error.args = (f"{error.args[0]}: ranks have no standard input; give values as arguments after the script",)

@@ -16,7 +16,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import history_point
 from hpcdl.core.units import listed
 from hpcdl.scripts.collectives.tensors import check_no_strategy
-from hpcdl.scripts.exchange import OWN_CHANGES, key_of
+from hpcdl.scripts.exchange import OWN_CHANGES, key_of, name_of
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted, synchronize_normalization
 from hpcdl.scripts.fit.deferred import with_deferred
@@ -24,7 +24,7 @@ from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
-from hpcdl.scripts.fit.samples import warn_of_same_samples
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, warn_of_same_samples
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -60,6 +60,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics: MetricsOverRanks | None = None
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
+        self._samples: SamplesOfEpoch | None = None
         self.once: Any = None
         """What this fit trains on once an epoch; None if the script says how many steps an epoch takes."""
         self.checkpoints: list[Any] = []
@@ -100,7 +101,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if self.group.size > 1:
             check_adapted(self.model, self.group)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
-                self.group.keep("compared the samples of ranks", lambda: warn_of_same_samples(self.group, self.once))
+                self.group.keep("compared the samples of ranks", self._compare_samples)
         if self._state is not None:
             self._state.restore()
             self._epochs_before = self._state.epoch
@@ -112,6 +113,10 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
         self._began_s = time.monotonic()
+
+    def _compare_samples(self) -> bool:
+        self._samples = warn_of_same_samples(self.group, self.once)
+        return True
 
     def _is_distributed(self) -> bool:
         """Return whether its own optimizer, or one that a model with its own train_step holds, is distributed."""
@@ -126,7 +131,11 @@ class AgreeOverRanks(keras.callbacks.Callback):
         begun = self.group.keep("own variables that have begun", set[str])
         new = [variable for variable in fixed_and_own(self.model) if key_of(variable) not in begun]
         existing_alike(self.group, {key_of(variable) for variable in self.model.weights})
-        broadcast_variables(self._communicator, [*shared_variables_of(self.model), *new])
+        alike = [*shared_variables_of(self.model), *new]
+        forms = [f"{variable.dtype} {tuple(variable.shape)}" for variable in alike]
+        # Variables of different sizes would not fit into the messages, and MPI would end the rank without a word.
+        self.group.agree("the variables of a model in fit", forms, names=[name_of(variable) for variable in alike])
+        broadcast_variables(self._communicator, alike)
         self._combined = CombinedVariables(self.model, self._communicator)
         self._combined.begin()
 
@@ -211,6 +220,9 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average moving statistics and compare all variables. If one rank stops, all stop."""
         self.group.agree("the end of an epoch")
+        if self._samples is not None:
+            self._samples.end(self.group)
+            self._samples = None
         self._combine()
         own_paths = self._combined.differing_own() if self._combined else []
         if own_paths and self.group.rank == 0:

@@ -130,6 +130,26 @@ def test_the_same_under_hpcdl_run(session_hpcdl: CommandLine, tmp_path: Path) ->
     assert "Traceback" in finished.err, "and what led to it"
 
 
+OTHER_SHAPES = """
+import hpcdl; hpcdl.init()
+import keras, numpy
+units = 3 + hpcdl.rank()  # as a vocabulary or a number of classes that each rank has counted in its own data
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, name="last")])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+model.fit(numpy.random.rand(8, 4), numpy.ones((8, units)), verbose=0)
+"""
+
+
+def test_models_of_other_shapes_on_each_rank_are_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OTHER_SHAPES)
+    finished = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
+    assert finished.code == 2, finished.err
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: rank")]
+    assert "rank 0 has last/kernel: float32 (4, 3), rank 1 has last/kernel: float32 (4, 4)" in line.replace(
+        "sequential/", ""
+    )
+
+
 WRAPPED = """
 import sys
 import hpcdl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcdl.scripts.fit.samples import _sketch, verdict
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, _sketch, verdict
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
 
@@ -51,3 +51,19 @@ def test_samples_that_are_all_the_same_are_not_compared(part: np.ndarray) -> Non
 def test_the_order_of_several_inputs_counts() -> None:
     left, right = rows(64), np.roll(rows(64), 1, axis=0)
     assert verdict([_sketch([left, right]), _sketch([right, left])]) == NOTHING  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("number", "batch"), [(64, 10), (2000, 333)])
+def test_what_arrives_in_batches_is_compared_as_arrays_are(number: int, batch: int) -> None:
+    whole = rows(number)
+    look = SamplesOfEpoch()
+    order = np.random.default_rng(5).permutation(number)
+    for start in range(0, number, batch):
+        look.note(whole[order][start : start + batch])
+    assert look.sketch() == _sketch([whole])
+
+
+def test_tensors_without_a_row_for_each_sample_are_not_compared() -> None:
+    look = SamplesOfEpoch()
+    look.note(rows(8), np.arange(9))  # the values and the row ends of a ragged tensor
+    assert look.sketch() is None

@@ -218,12 +218,17 @@ if sys.argv[1] == "arrays":
 elif sys.argv[1] == "parts":
     mine = x[np.random.permutation(96)][here]  # each rank draws an order of its own
     data, rest = mine, dict(y=mine.sum(1), batch_size=8)
+elif sys.argv[1].startswith("generated"):
+    mine = x[here] if sys.argv[1] == "generated parts" else np.random.permutation(x)
+    types = tf.TensorSpec((3,)), tf.TensorSpec(())
+    rows = tf.data.Dataset.from_generator(lambda: zip(mine, mine.sum(1)), output_signature=types)
+    data, rest = rows.shuffle(96).batch(8), {}
 else:
     whole = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(96)
     data, rest = hpcdl.dataset(whole, batch_size=8) if sys.argv[1] == "dealt" else whole.batch(8), {}
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
-model.fit(data, epochs=1, verbose=0, **rest)
+model.fit(data, epochs=2, verbose=0, **rest)
 """
 TWICE, SOME = "every rank was given the same 96 samples", "some samples were given to several ranks"
 
@@ -233,6 +238,8 @@ TWICE, SOME = "every rank was given the same 96 samples", "some samples were giv
     [
         ("parts", SOME),
         ("whole", TWICE),
+        ("generated", TWICE),
+        pytest.param("generated parts", "", marks=pytest.mark.soak),
         pytest.param("arrays", TWICE, marks=pytest.mark.soak),
         pytest.param("dealt", "", marks=pytest.mark.soak),
     ],

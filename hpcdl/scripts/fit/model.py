@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
+from hpcdl.scripts.fit.samples import note_samples
 from hpcdl.step.keras_internals import losses_weighed
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def _of_batch(train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(train_step)
     def stepping(data: Any) -> Any:
         with _batch_under_way(data):
+            note_samples(rows_of_batch(_ALL_ROWS))
             return train_step(data)
 
     vars(stepping)["known_to_ranks"] = True
@@ -263,6 +265,9 @@ def _batch_under_way(data: Any) -> Iterator[None]:
         yield
     finally:
         _batches.pop()
+
+
+_ALL_ROWS = 2**31 - 1
 
 
 def rows_of_batch(most: int) -> list[Any]:

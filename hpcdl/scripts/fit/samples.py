@@ -1,6 +1,7 @@
 """Whether the ranks of a `fit` were given the same samples, each in an order of its own.
 
-Then no gradient and no batch is the same on two ranks, and nothing else would show it.
+Then no gradient and no batch is the same on two ranks, and nothing else would show it. Arrays are compared before the
+first step. What generators and files give is noted as it arrives, and compared after the first epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.scripts.process.session import SAME_SAMPLES, warn_once
+from hpcdl.strategies.base.graph import call_python
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -22,6 +24,7 @@ _LOOKED_AT_BYTES = 16 * 2**20
 """Bytes of a rank's samples to compare; of more, evenly spread bytes of each sample."""
 _MOST_BYTES = 2**30
 """Larger arrays are not compared: reading them once would take too long."""
+_LOOKED_AT_BYTES_OF_ROW = 1024
 _CHUNK_BYTES = 2**20
 _MOST_KEYS = 512
 _MOST_REPEATS = 0.02
@@ -41,15 +44,75 @@ _KEEPS_SAMPLES = (
 """Stages of tf.data after which every source row still comes once an epoch."""
 
 
-def warn_of_same_samples(group: ScriptGroup, data: Any) -> None:
+def warn_of_same_samples(group: ScriptGroup, data: Any) -> SamplesOfEpoch | None:
     """Warn if ranks were given the same samples, or some of the same. Collective.
 
     `data`: what this rank gave to `fit`; compared are arrays, and data sets of arrays that are not split anywhere.
+    Return what notes the samples of the first epoch, if they are known only then.
     """
-    by_rank = group.messages.allgather_json(_sketch(_arrays_of(data)))
-    text = verdict(by_rank) if all(sketch is not None for sketch in by_rank) else ""
-    if text:
+    mine = _sketch(_arrays_of(data))
+    comes = mine is None and data is not None and not _arrays_of(data) and not _is_split(data)
+    sketches, come = zip(*group.messages.allgather_json([mine, comes]), strict=True)
+    if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
         warn_once(group, SAME_SAMPLES, text)
+    return SamplesOfEpoch() if all(come) else None
+
+
+def note_samples(rows: Sequence[Any]) -> None:
+    """Note the rows of a training step's batch, if the fit that traces it has to. They are tensors."""
+    for look in _looks:
+        look.trace(rows)
+
+
+_looks: list[SamplesOfEpoch] = []
+"""What notes the samples of the fit under way."""
+
+
+class SamplesOfEpoch:
+    """Notes the samples that this rank's steps take, until `end`."""
+
+    def __init__(self) -> None:
+        self._on = tf.Variable(True, trainable=False, name="notes_samples")
+        self._number = self._total = 0
+        self._smallest: Array = numpy.empty(0, numpy.uint64)
+        self._counts: Array = numpy.empty(0, numpy.int64)
+        self._even = True
+        """Whether all tensors of a batch had as many rows: ragged and sparse ones do not."""
+        _looks.append(self)
+
+    def trace(self, rows: Sequence[Any]) -> None:
+        """Add what notes a batch to the training step; it does nothing in later epochs."""
+        tf.cond(self._on, lambda: call_python(self.note, rows, tf.bool), lambda: tf.constant(True))
+
+    def note(self, *rows: Array) -> bool:
+        """Note the samples of one batch."""
+        self._even &= len({len(array) for array in rows}) == 1
+        if self._even and len(rows[0]):
+            strides = [1 << (array[:1].nbytes // _LOOKED_AT_BYTES_OF_ROW).bit_length() for array in rows]
+            keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
+            self._number += len(keys)
+            self._total = (self._total + int(keys.sum(dtype=numpy.uint64))) % 2**64
+            found = numpy.concatenate([self._smallest, keys])
+            self._smallest, inverse = numpy.unique(found, return_inverse=True)
+            counts = numpy.concatenate([self._counts, numpy.ones(len(keys), numpy.int64)])
+            self._counts = numpy.bincount(inverse, counts).astype(numpy.int64)[:_MOST_KEYS]
+            self._smallest = self._smallest[:_MOST_KEYS]
+        return True
+
+    def end(self, group: ScriptGroup) -> None:
+        """Stop, and warn if the ranks took the same samples. Collective."""
+        self._on.assign(False)
+        _looks.remove(self)
+        by_rank = group.messages.allgather_json(self.sketch())
+        if all(sketch is not None for sketch in by_rank) and (text := verdict(by_rank)):
+            warn_once(group, SAME_SAMPLES, text)
+
+    def sketch(self) -> list[Any] | None:
+        """Return the noted samples as `verdict` takes them, or None without any, or if all are the same."""
+        if not self._even or len(self._counts) < 2:
+            return None
+        repeats = 1 - len(self._counts) / int(self._counts.sum())
+        return [self._number, self._total, repeats, self._smallest.tolist()]
 
 
 def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
@@ -92,6 +155,13 @@ def _arrays_of(data: Any) -> list[Array]:
     return plain if all(array.dtype.kind in "biufc" for array in plain) else []
 
 
+def _is_split(data: Any) -> bool:
+    """Return whether a data set is split among ranks somewhere, as hpcdl.dataset does."""
+    if not isinstance(data, tf.data.Dataset):
+        return False
+    return _kind(data) == "Shard" or any(_is_split(stage) for stage in data._inputs())
+
+
 def _kind(stage: Any) -> str:
     return type(stage).__name__.strip("_").removesuffix("Dataset")
 
@@ -102,10 +172,9 @@ def _sketch(arrays: Sequence[Array]) -> list[Any] | None:
         return None
     if sum(array.nbytes for array in arrays) > _MOST_BYTES:
         return None
-    keys: Array = numpy.stack([_keys(array, seed) for seed, array in enumerate(arrays)]).sum(0, dtype=numpy.uint64)
-    # So far keys are linear in the values: their sum would be that of any samples with the same sums of columns.
-    keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)
-    keys ^= keys >> numpy.uint64(32)
+    # A power of two, so that parts of nearly the same size are compared by the same bytes.
+    strides = [1 << (array.nbytes // _LOOKED_AT_BYTES).bit_length() for array in arrays]
+    keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(arrays, strides, strict=True))])
     different = numpy.unique(keys)
     if len(different) == 1:
         return None
@@ -113,11 +182,17 @@ def _sketch(arrays: Sequence[Array]) -> list[Any] | None:
     return [len(keys), int(keys.sum(dtype=numpy.uint64)), repeats, different[:_MOST_KEYS].tolist()]
 
 
-def _keys(array: Array, seed: int) -> Array:
-    """Return a number for each row, the same on every rank that holds the row."""
+def _mixed(keys_by_array: Sequence[Array]) -> Array:
+    """Return one key for each sample from those of its arrays."""
+    keys: Array = numpy.stack(keys_by_array).sum(0, dtype=numpy.uint64)
+    # So far keys are linear in the values: their sum would be that of any samples with the same sums of columns.
+    keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    return keys ^ (keys >> numpy.uint64(32))
+
+
+def _keys(array: Array, stride: int, seed: int) -> Array:
+    """Return a number for each row from every `stride`-th byte, the same on every rank that holds the row."""
     row_bytes = array.nbytes // len(array)
-    # A power of two, so that parts of nearly the same size are compared by the same bytes.
-    stride = 1 << (array.nbytes // _LOOKED_AT_BYTES).bit_length()
     bytes_taken = slice(stride // 2 % row_bytes if row_bytes else 0, None, stride)
     num_taken = len(range(row_bytes)[bytes_taken])
     factors = numpy.random.default_rng(seed).integers(1, 2**64 - 1, num_taken, numpy.uint64) | numpy.uint64(1)

@@ -61,6 +61,8 @@ def check_script(path: Path) -> None:
         raise UsageError(f"{path} is this process's own, which ranks cannot read; put the script into a file")
     if not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; name a file with a Python script")
+    if path.suffix == ".ipynb":  # its JSON may also be read as Python, which does nothing
+        raise UsageError(f"{path} is a notebook; make a script of it with jupyter nbconvert --to script {path}")
     try:
         ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:

@@ -156,6 +156,12 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     assert other.code == 2 and "is a run of the script" in other.err
 
 
+def test_a_notebook_is_refused_with_what_makes_a_script_of_it(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "lesson.ipynb").write_text('{"cells": []}')
+    refused = session_hpcdl(["run", tmp_path / "lesson.ipynb"])
+    assert refused.code == 2 and f"jupyter nbconvert --to script {tmp_path / 'lesson.ipynb'}" in refused.err
+
+
 PIECES = """
 import time
 import hpcdl

@@ -70,10 +70,10 @@ def run(
     )
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     warn_of_affinity(record)
+    ranks = counted(record.ranks, "rank")
     if record.steps:
-        say(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.ranks, 'rank')}{rate}")
+        say(f"{run_dir}: {counted(record.steps, 'step')} on {ranks}{rate}")
     else:
-        ranks = counted(record.ranks, "rank")
         say(f"{run_dir}: finished on {ranks}; no steps were counted (hpcdl.State counts those of a loop)")
 
 

@@ -187,7 +187,8 @@ def _mixed(keys_by_array: Sequence[Array]) -> Array:
     keys: Array = numpy.stack(keys_by_array).sum(0, dtype=numpy.uint64)
     # So far keys are linear in the values: their sum would be that of any samples with the same sums of columns.
     keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)
-    return keys ^ (keys >> numpy.uint64(32))
+    keys ^= keys >> numpy.uint64(32)
+    return keys
 
 
 def _keys(array: Array, stride: int, seed: int) -> Array:

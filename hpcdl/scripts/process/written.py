@@ -6,10 +6,9 @@ the script is over.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import io
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,22 +28,25 @@ class WrittenFiles:
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
+        self._on = False
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Note files that are opened inside this context by `open`, which numpy, pandas and matplotlib also call."""
-        plain = builtins.open
-
-        def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if "w" in str(mode) and isinstance(file, str | os.PathLike) and len(self._paths) < _MOST_FILES:
-                self._paths.add(str(Path(os.fsdecode(file)).absolute()))  # the script may change its folder
-            return plain(file, mode, *args, **kwargs)
-
-        vars(builtins)["open"] = vars(io)["open"] = opening
+        # A hook cannot be removed. A function in place of `open` would stand in the tracebacks of the script's errors.
+        sys.addaudithook(self._note)
+        self._on = True
         try:
             yield
         finally:
-            vars(builtins)["open"] = vars(io)["open"] = plain
+            self._on = False
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or not self._on or len(self._paths) >= _MOST_FILES:
+            return
+        file, mode, _ = arguments
+        if isinstance(file, str) and isinstance(mode, str) and "w" in mode:
+            self._paths.add(str(Path(file).absolute()))  # the script may change its folder
 
     def warning(self, communicator: Communicator, run_dir: Path) -> str:
         """Return the warning that files of several ranks deserve, or nothing. Collective."""

@@ -23,8 +23,17 @@ from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
 from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
-from hpcdl.scripts.fit.model import LATE_SCALE, build_for, center_of, group_of_fit, optimizers_of, prepare_model
+from hpcdl.scripts.fit.model import (
+    LATE_SCALE,
+    build_for,
+    center_of,
+    group_of_fit,
+    optimizers_of,
+    prepare_model,
+    set_own,
+)
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, warn_of_same_samples
+from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
@@ -100,6 +109,9 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group.agree("the start of model.fit")
         if self.group.size > 1:
             check_adapted(self.model, self.group)
+            if vars(self.model).get("compared_with") is not optimizer:  # once for each `compile`
+                set_own(self.model, "compared_with", optimizer)
+                warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
             if not self._centers():  # else each worker may draw from all samples (EASGD)
                 self.group.keep("compared the samples of ranks", self._compare_samples)
         if self._state is not None:

@@ -34,6 +34,7 @@ from hpcdl.scripts.exchange import (
 )
 from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
+from hpcdl.scripts.fit.settings import warn_of_other_settings
 from hpcdl.scripts.own_weights import CenterExchange
 from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
@@ -102,6 +103,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
         chosen.name = name
     use_kernels_of_launch()
     note_distributed()
+    warn_of_other_settings(group_of(process_set), type(chosen).__name__, _settings_of(chosen))
     existing_alike(group_of(process_set))
     _warn_of_own_apply(chosen, group_of(process_set))
     if moves_own_weights(info):
@@ -199,6 +201,13 @@ def _optimizer_of(given: Any) -> Any:
             f"DistributedOptimizer({given!r}): give a Keras 3 optimizer, its name or its config "
             f"({str(error).splitlines()[0]})"
         ) from error
+
+
+def _settings_of(optimizer: Any) -> dict[str, Any]:
+    try:
+        return dict(optimizer.get_config())
+    except Exception:  # noqa: BLE001  a script's own class may raise anything
+        return {}
 
 
 def _warn_of_own_apply(optimizer: Any, group: ScriptGroup) -> None:

@@ -253,3 +253,27 @@ def test_the_same_samples_in_another_order_on_each_rank(
     warnings = [one for one in record_of(tmp_path / "run")["warnings"] if " samples w" in one or "same" in one]
     assert [one[: len(text)] for one in warnings] == ([text] if text else [])
     assert ended.err.count(f"warning: {text}") == bool(text)
+
+
+SETTINGS = """
+import hpcdl
+hpcdl.init()
+import keras, numpy
+rank, x = hpcdl.rank(), numpy.random.default_rng(hpcdl.rank()).normal(size=(16, 3))
+if rank:
+    keras.layers.Dense(1)  # so that Keras numbers the next names in another way
+first = keras.layers.Dense(2, ["relu", "tanh"][rank])
+model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dropout(0.1, seed=rank), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1 + rank)), lambda true, got: (true - got) ** 2)
+for _ in range(2):
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+"""
+
+
+def test_settings_that_each_rank_has_drawn_are_told_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SETTINGS)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
+    assert ended.code == 0, ended.err
+    rate, activation = (line for line in ended.err.splitlines() if line.startswith("hpcdl: warning: "))
+    assert "SGD has learning_rate 0.1" in rate and " on rank 0, 1.1" in rate
+    assert "layers/1/activation relu on rank 0, tanh on rank 1: all ranks train one model" in activation

@@ -123,6 +123,14 @@ def test_threads_of_one_node_have_no_efficiency_per_node() -> None:
     assert [row[-1] for row in texts(analysis_of(runs), "scale-up", "Scale-up by threads: all points")] == ["–", "–"]
 
 
+def test_one_size_alone_has_no_speed_up_and_no_efficiency_in_the_table() -> None:
+    runs = [make_run(n, 100.0 * n, strategy="ring") for n in (1, 2)] + [make_run(2, 150.0, strategy="tree")]
+    found = analysis_of(runs)
+    rows = {(row[0], row[2]): row[8:11] for row in texts(found, "weak", "Weak scaling: all points")}
+    assert rows["tree", "2"] == ["–", "–", "–"] and rows["ring", "1"] == ["1.00", "100.0 %", "100.0 %"]
+    assert [line for line in found.warnings if "one size alone" in line and "tree" in line]
+
+
 def test_a_rounding_error_is_no_part_of_a_step() -> None:
     parts = {"compute": 2.0, "exposed_communication": 3.2, "other": 3e-16}
     runs = [make_run(n, 12.0 * n, parts=parts) for n in (1, 2)]

@@ -155,7 +155,7 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
             "missing base: no measurement of one worker (or thread), efficiency is relative to the smallest size:"
             f" {listed(bases)}"
         )
-    lonely = [point_name(curve, curve.base) for curve in curves if len(curve.points) == 1]
+    lonely = [point_name(curve, curve.base) for curve in curves if curve.alone]
     if lonely:
         yield f"one size alone, so no speed-up and no efficiency: {listed(lonely)}"
 

@@ -164,6 +164,11 @@ class Curve:
         """Whether the base belongs to another strategy."""
         return self.base is not self.points[0]
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else is measured to compare its one point with."""
+        return len(self.points) == 1 and not self.borrowed
+
     @functools.cached_property
     def settings(self) -> Mapping[str, str]:
         """Those distinguishing settings that are the same along the whole curve."""

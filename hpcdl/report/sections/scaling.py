@@ -135,8 +135,9 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
         (
             name, curve.batch, point.n, point.first.nodes, point.first.servers, len(point.runs),
             _rate(point),
-            point.throughput.std, _cell(point.speedup), _cell(point.efficiency),
-            None if threads else _cell(point.efficiency_per_node),
+            point.throughput.std,
+            *((None, None) if curve.alone else (_cell(point.speedup), _cell(point.efficiency))),
+            None if threads or curve.alone else _cell(point.efficiency_per_node),
         )
         for curve, name in zip(curves, names, strict=True)
         for point in curve.points

@@ -203,6 +203,13 @@ def test_a_flag_of_hpcdl_behind_the_script_is_named(session_hpcdl: CommandLine, 
     assert own.code == 0 and "warning" not in own.err, own.err
 
 
+def test_a_script_for_horovod_is_referred_to_the_list_of_changes(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "old one.py").write_text("import horovod.keras as hvd\nhvd.init()\n")
+    ended = session_hpcdl(["run", "old one.py"], cwd=tmp_path)
+    assert ended.code != 0 and "next: hpcdl run --from-horovod 'old one.py' --check" in ended.err, ended.err
+    assert "import hpcdl as hvd" in session_hpcdl(["run", "--from-horovod", "old one.py", "--check"], cwd=tmp_path).out
+
+
 def test_a_script_that_asks_its_user_is_referred_to_arguments(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("epochs = input('epochs? ')")
     finished = session_hpcdl(["run", "--ranks", "2", tmp_path / "asks.py"], cwd=tmp_path)

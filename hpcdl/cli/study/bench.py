@@ -23,7 +23,7 @@ from hpcdl.config.schema import (
 )
 from hpcdl.core.paths import typed
 from hpcdl.core.progress import progress
-from hpcdl.core.units import format_bytes, format_count, format_rate, format_seconds
+from hpcdl.core.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
@@ -122,7 +122,8 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
     for row in result.rows:
         if row.bytes not in best or row.seconds < best[row.bytes].seconds:
             best[row.bytes] = row
-    put(f"{result.library}, {result.ranks} ranks on {result.nodes} nodes; every sum was checked on every rank")
+    size = f"{counted(result.ranks, 'rank')} on {counted(result.nodes, 'node')}"
+    put(f"{result.library}, {size}; every sum was checked on every rank")
     print_table(
         ["size", "algorithm", "time", "bus GB/s", "of bound", ""],
         [

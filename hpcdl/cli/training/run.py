@@ -14,7 +14,8 @@ from hpcdl.cli.output import Commentary, put, say
 from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import typed
 from hpcdl.core.units import counted, format_rate
 
 
@@ -65,9 +66,14 @@ def run(
         launch.run_inside(settings, script_call, place, undistributed=undistributed)
         return
     commentary = Commentary(quiet=quiet)
-    run_dir, record = launch.run_script(
-        settings, script_call, prefixed=prefix, undistributed=undistributed, log=commentary.say
-    )
+    try:
+        run_dir, record = launch.run_script(
+            settings, script_call, prefixed=prefix, undistributed=undistributed, log=commentary.say
+        )
+    except HpcdlError as error:
+        if "No module named 'horovod'" in str(error):
+            say(f"next: {typed('run', '--from-horovod', script, '--check')}, which lists the lines to change")
+        raise
     rate = f"; {format_rate(record.images_per_second, record.counted)}" if record.images_per_second else ""
     warn_of_affinity(record)
     ranks = counted(record.ranks, "rank")

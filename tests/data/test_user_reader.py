@@ -584,3 +584,15 @@ def test_wide_numbers_that_are_read_again_are_told_by_their_type(dtype: str, fil
     own = reader(tmp_path, ITEMS.replace("np.ones(20, np.float32))", f"np.ones(20)).astype(np.{dtype})"))
     manifest = make(files, tmp_path / "out", f"{own}:Files")
     assert any(f"{dtype}, which training rounds to float32" in line for line in manifest.understood)
+
+
+def test_fields_that_no_role_names_are_listed_once(tmp_path: Path, ask_hpcdl: CommandLine) -> None:
+    (tmp_path / "any").write_text("")
+    lines = [
+        "def samples(source):",
+        "    for n in range(9):",
+        "        yield {'x': [n], 'y': n % 2, 'observer': 'eve'}",
+    ]
+    own = reader(tmp_path, "\n".join(lines))
+    done = ask_hpcdl(["shard", "--reader", f"{own}:samples", tmp_path / "any", tmp_path / "out"])
+    assert done.code == 0 and done.err.count("observer") == 1 and "arrays not used: 'observer'" in done.err, done.err

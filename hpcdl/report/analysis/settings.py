@@ -134,7 +134,7 @@ def settings_row(run: Run, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
-    """Yield a line for settings in which runs differ although they change neither results nor time."""
+    """Yield a line for settings in which runs differ, but which are declared to change neither results nor time."""
     trifles = [
         key
         for key, setting in _SETTINGS.items()
@@ -143,7 +143,7 @@ def trifling_differences(runs: Sequence[Run]) -> Iterable[str]:
     values = _values([run.config for run in runs if run.config], trifles)
     differing = [f"{key} ({', '.join(sorted(texts))})" for key, texts in values.items() if len(texts) > 1]
     if differing:
-        yield f"runs differ in settings that change neither results nor time, and are averaged: {', '.join(differing)}"
+        yield f"runs differ in settings that do not keep them apart in means: {', '.join(differing)}"
 
 
 def _varying(runs: Sequence[Run], keys: Iterable[str]) -> list[str]:

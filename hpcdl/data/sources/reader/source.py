@@ -160,13 +160,10 @@ class ReaderSource(FieldSource):
         for spool in spools.values():
             index.include(spool.checksum())
         keys = self._order[:: len(spools)]
-        left_out = [key for key in next(iter(spools.values())).names if key not in keys]
-        remarks = [f"left out, neither input nor target: {', '.join(left_out)}"] if left_out else []
         return dataclasses.replace(
             _with_class_names(facts, keys, next(iter(self._streams.values())).class_names),
             files=[*keys, *(str(spool.path) for spool in spools.values())],
             skipped=self._skipped,
-            remarks=[*facts.remarks, *remarks],
         )
 
     def read_fields_block(self, rows: Any, facts: SourceFacts, dtypes: Sequence[str]) -> list[Array] | None:

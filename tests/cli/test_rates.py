@@ -148,3 +148,10 @@ def test_the_runs_of_a_folder(kept: tuple[Any, Any], unit: str, tmp_path: Path) 
     write_run(tmp_path / "begun", make_record(1, None, status="running", counted="samples"))
     shown = CliRunner().invoke(app_for(), ["runs", str(tmp_path)], env={"COLUMNS": "200"}).output
     assert f"{unit}/s" in shown and OTHER[unit] not in shown and "\x1b" not in shown
+
+
+def test_a_run_without_counted_steps_lists_none(tmp_path: Path) -> None:
+    for name, steps in (("loop", 0), ("fit", 40)):
+        write_run(tmp_path / "runs" / name, dataclasses.replace(make_record(2, 18014.2), steps=steps))
+    listed = CliRunner().invoke(app_for(), ["runs", str(tmp_path / "runs")], env={"COLUMNS": "200"}).output
+    assert "images/s 18014," in listed and "\nfit      40\nloop\n" in listed, listed

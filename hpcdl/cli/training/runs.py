@@ -88,6 +88,8 @@ def _print_runs(shown: Sequence[ListedRun], settings: Sequence[str]) -> None:
     unit = common_unit(run.value("counted") for run in shown if run.value("images_per_second") is not None)
     titles = {key: title.format(counted=unit) for key, title in COLUMNS.items()}
     columns = {title: [as_text(run.value(key)) for run in shown] for key, title in titles.items()}
+    steps = titles["steps"]
+    columns[steps] = [text if text != "0" else "" for text in columns[steps]]  # none were counted
     columns |= {key: [as_text(run.settings.get(key)) for run in shown] for key in settings}
     common = {title: cells[0] for title, cells in columns.items() if len(shown) > 1 and len(set(cells)) == 1}
     if shared := ", ".join(f"{title} {cell}" for title, cell in common.items() if cell):

@@ -161,7 +161,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"  # 18014, not 1.801e+04
     return ",".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
 
 

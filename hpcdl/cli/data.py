@@ -297,6 +297,11 @@ def _show(found: Any) -> None:
             [("field", field.describe() + _scaling(field)) for field in found.fields]
             or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
         ),
+        *[
+            ("columns", f"{field.name}: {listed(field.columns, _CLASSES_SHOWN)}")
+            for field in found.fields
+            if field.columns
+        ],
         *[("words", _words(field.name, categories)) for field in found.fields for categories in field.categories],
         *([("classes", format_count(found.num_classes))] if found.num_classes else []),
         ("block", counted(found.block_samples, "sample")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,25 +108,55 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
 
     Raises UsageError if a field's classes or words have other numbers than the model has learned.
     """
-    if given.pictures:
-        return given, []  # their classes are matched by name: see classes_as_trained
     by_name = {field.name: field for field in trained.fields}
-    fields, messages = [], []
+    messages = [
+        f"warning: {field.name!r} of {given.name} holds {field.dtype}, and {by_name[field.name].dtype} in "
+        f"{trained.name}: training scales bytes of pictures alone; are both in the same range?"
+        for field in given.inputs
+        if field.name in by_name and (field.dtype == "uint8") != (by_name[field.name].dtype == "uint8")
+    ]
+    if given.pictures:
+        return given, messages  # their classes are matched by name: see classes_as_trained
+    missing = [field.name for field in trained.inputs if field.name not in {field.name for field in given.inputs}]
+    if missing and not trained.pictures:
+        raise UsageError(
+            f"{given.name} has no input {missing[0]!r}, which the model was trained on ({trained.name}); it has "
+            f"{listed([field.name for field in given.inputs], _MOST)}: shard it with --input PATH={missing[0]}"
+        )
+    fields: list[Field] = []
     for field in given.fields:
         learnt = by_name.get(field.name, field)
         _check_names(given, trained, field.name, field.class_names, learnt.class_names)
+        messages += _compare_columns(given, trained, field, learnt)
         if field.categories != learnt.categories:
             raise UsageError(
                 f"{given.name}: the words of {field.name!r} have other numbers than in {trained.name}, which the model "
                 f"was trained on; shard it again with --categories-of {trained.folder or trained.name}"
             )
         if (field.normalise, field.statistics) != (learnt.normalise, learnt.statistics):
-            messages.append(f"{field.name!r} is scaled by the statistics of {trained.name}, as in training")
+            how = "is not scaled" if learnt.normalise == "none" else f"is scaled by the statistics of {trained.name}"
+            messages.append(f"{field.name!r} {how}, as in training")
         as_trained = _read_as(field, learnt)
         if as_trained.shape != field.shape:
             messages.append(f"{field.name!r} is padded from {field.shape[0]} to {learnt.shape[0]}, as in training")
         fields.append(as_trained)
     return dataclasses.replace(given, fields=tuple(fields)), messages
+
+
+def _compare_columns(given: Dataset, trained: Dataset, field: Field, learnt: Field) -> list[str]:
+    """Raise UsageError if a field is made of other table columns than in training; a message if that is not known."""
+    pairs = itertools.zip_longest(field.columns, learnt.columns, fillvalue="none")
+    differing = ((number, own, other) for number, (own, other) in enumerate(pairs, 1) if own != other)
+    number, own, other = next(differing, (0, "", ""))
+    if not number:
+        return []
+    if not field.columns or not learnt.columns:
+        unnamed = given if learnt.columns else trained
+        return [f"{unnamed.name} does not name the columns of {field.name!r}: their order is not checked"]
+    raise UsageError(
+        f"{given.name}: column {number} of {field.name!r} is {own}, and was {other} in {trained.name}, which the model "
+        "was trained on; shard a table with the same columns in the same order"
+    )
 
 
 def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:

@@ -87,3 +87,32 @@ def test_classes_are_known_by_name() -> None:
         classes_as_trained(named(("ant", "dog")), trained)
     assert classes_as_trained(named(()), trained) is None
     assert classes_as_trained(dataclasses.replace(trained, class_names=()), trained) is None
+
+
+def test_columns_in_another_order_are_refused(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    lines = [f"{n},{100 * n},{n % 2}" for n in range(30)]
+    trained, same, turned = (
+        sharded(run_hpcdl, tmp_path / name, head, lines, "--target", "y")
+        for name, head in (("a", "low,high,y"), ("b", "low,high,y"), ("c", "high,low,y"))
+    )
+    assert fields_as_trained(same, trained)[1] == []
+    with pytest.raises(UsageError, match="column 1 of 'x' is high, and was low in"):
+        fields_as_trained(turned, trained)
+    unnamed = dataclasses.replace(turned, fields=tuple(dataclasses.replace(item, columns=()) for item in turned.fields))
+    assert "does not name the columns of 'x'" in " ".join(fields_as_trained(unnamed, trained)[1])
+    renamed = dataclasses.replace(trained, fields=tuple(
+        dataclasses.replace(item, name="features" if item.role == "input" else item.name) for item in trained.fields
+    ))  # fmt: skip
+    with pytest.raises(UsageError, match=r"no input 'x', which the model was trained on .*; it has features"):
+        fields_as_trained(renamed, trained)
+    manifest = trained.manifest
+    assert manifest is not None and list(manifest.fields[0].columns) == ["low", "high"]
+    assert "x: the columns 'low', 'high'" in manifest.understood
+
+
+def test_bytes_in_training_and_floats_later_are_warned_of() -> None:
+    trained = named(("ant", "bee"))
+    later = dataclasses.replace(trained, fields=picture_with_class((2, 2, 1), "float32", ("ant", "bee")))
+    (line,) = fields_as_trained(later, trained)[1]
+    assert line.startswith("warning: 'images'") and "holds float32, and uint8 in" in line
+    assert fields_as_trained(trained, trained)[1] == []

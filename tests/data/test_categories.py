@@ -87,6 +87,7 @@ def test_words_among_the_numbers_of_one_input(save: Save, tmp_path: Path) -> Non
         Categories(column="age", coding="one-hot", words=("1", "2", "10"), place=4),
     ]
     assert list(manifest.understood) == [
+        "x: the columns 'mass', 'sex', 'colour', 'age'",
         "x: the words of 'sex' as one-hot, at the places female 1, male 2",
         "x: the words of 'colour' as codes at the place 3: blue 0, green 1, red 2",
         "x: the words of 'age' as one-hot, at the places 1 4, 2 5, 10 6",

@@ -88,6 +88,8 @@ class Field:
     statistics: Statistics | None = field(default=None)
     categories: Sequence[Categories] = ()
     """The columns of words among the table columns that were combined into this field."""
+    columns: Sequence[str] = ()
+    """The table columns that were combined into this field, in order."""
 
     def __post_init__(self) -> None:
         if not is_name(self.name) or self.role not in ROLES or self.kind not in KINDS or self.dtype not in DTYPES:
@@ -265,8 +267,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         if not document[name]:
             del document[name]
     for field_document in document.get("fields", ()):
-        if not field_document["categories"]:
-            del field_document["categories"]
+        for name in ("categories", "columns"):
+            if not field_document[name]:
+                del field_document[name]
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 

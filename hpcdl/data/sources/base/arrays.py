@@ -462,13 +462,8 @@ class FieldSource:
         where, flag_value = f"{self._location}: {path}", self._spec.target_kind
         first = arrays[0]
         single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
-        lists = first.offsets is not None and len(first.shape) == 1 and first.dtype.kind in "iu" and not first.text
-        if lists and flag_value != "regression":
-            raise SourceError(
-                f"{where} holds lists of whole numbers, of unequal length: several labels of a sample, or a sequence? "
-                "Labels need an array of 0 and 1 for each sample. For sequences, which zeros fill to the longest, give "
-                "--target-kind regression"
-            )
+        if flag_value != "regression":
+            _ask_of_lists(where, first)
         if not single and flag_value != "regression" and is_one_hot(arrays):
             if flag_value == "class":
                 return self._from_one_hot(name, arrays)
@@ -496,12 +491,8 @@ class FieldSource:
                 f"{where} holds {over}{len(labels)} different {what} in {num_samples} samples: are these classes? Give "
                 f"{remedy}"
             )
-        coded = first.text or any(array.called for array in arrays)
-        if not flag_value and not floats and not coded and sparse(labels.tolist()):
-            raise SourceError(
-                f"{where} holds {len(labels)} different whole numbers from {labels[0]} to {labels[-1]}: classes or "
-                "quantities? Give --target-kind class or --target-kind regression"
-            )
+        if not flag_value and not floats:
+            _ask_of_sparse(where, labels, coded=first.text or any(array.called for array in arrays))
         if not flag_value and floats and not any(array.filled for array in arrays):
             raise SourceError(
                 f"{where} is {first.dtype.name}, but holds whole numbers only ({labels[0]} to {labels[-1]}): classes "
@@ -576,6 +567,25 @@ class FieldSource:
         if not bad.any():
             return None
         return np.flatnonzero(~bad)
+
+
+def _ask_of_lists(where: str, array: PlacedArray) -> None:
+    """Raise SourceError for a target of lists of whole numbers: several labels, or a sequence."""
+    if array.offsets is not None and len(array.shape) == 1 and array.dtype.kind in "iu" and not array.text:
+        raise SourceError(
+            f"{where} holds lists of whole numbers, of unequal length: several labels of a sample, or a sequence? "
+            "Labels need an array of 0 and 1 for each sample. For sequences, which zeros fill to the longest, give "
+            "--target-kind regression"
+        )
+
+
+def _ask_of_sparse(where: str, labels: Array, *, coded: bool) -> None:
+    """Raise SourceError for few whole numbers in a wide range, unless they are `coded`: words or names of numbers."""
+    if not coded and sparse(labels.tolist()):
+        raise SourceError(
+            f"{where} holds {len(labels)} different whole numbers from {labels[0]} to {labels[-1]}: classes or "
+            "quantities? Give --target-kind class or --target-kind regression"
+        )
 
 
 def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[int, str]:

@@ -208,6 +208,13 @@ class ColumnSource(FieldSource):
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
         facts = self.list_parts(groups, index)
+        if packed:
+            fields = [
+                dataclasses.replace(item, columns=list(packed)) if item.name == field_name(name) else item
+                for item in facts.fields
+            ]
+            remark = f"{field_name(name)}: the columns {some(packed)}"
+            facts = dataclasses.replace(facts, fields=fields, remarks=[remark, *facts.remarks])
         return self._with_words(facts, words, packed, next(iter(tables.values()))) if words else facts
 
     def _as_numbers(

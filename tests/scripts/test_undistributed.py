@@ -266,7 +266,7 @@ first = keras.layers.Dense(2, ["relu", "tanh"][rank])
 model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dropout(0.1, seed=rank), keras.layers.Dense(1)])
 model.compile(hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1 + rank)), lambda true, got: (true - got) ** 2)
 for _ in range(2):
-    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
 """
 
 
@@ -274,6 +274,9 @@ def test_settings_that_each_rank_has_drawn_are_told_once(session_hpcdl: CommandL
     (tmp_path / "script.py").write_text(SETTINGS)
     ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
     assert ended.code == 0, ended.err
-    rate, activation = (line for line in ended.err.splitlines() if line.startswith("hpcdl: warning: "))
-    assert "SGD has learning_rate 0.1" in rate and " on rank 0, 1.1" in rate
+    lines = [line for line in ended.err.splitlines() if line.startswith("hpcdl: warning: ")]
+    assert len(lines) == 2, ended.err
+    rate, activation = lines
+    assert "SGD has learning_rate 0.1 on rank 0, 1.1 on rank 1" in rate
     assert "layers/1/activation relu on rank 0, tanh on rank 1: all ranks train one model" in activation
+    assert "\nwarning: only 2 steps: throughput includes the warm-up\n" in ended.err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ def settings_of_model(model: Any) -> dict[str, Any]:
     """Return the settings of a compiled model, as far as it has them: a subclass may not."""
     settings: dict[str, Any] = {}
     for make in (model.get_config, model.get_compile_config):
-        with contextlib.suppress(Exception):  # a script's own classes may raise anything
+        # A script's own classes may raise anything. Keras warns of functions that a saved model could not hold.
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
             settings |= make() or {}
     return settings
 
@@ -59,7 +61,8 @@ def _leaves(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(settings, list | tuple):
         pairs = enumerate(settings)
     else:
-        yield path, re.sub("0x[0-9a-f]+", "0x", str(settings))[:_LONGEST]  # addresses differ on every rank
+        text = f"{settings:.6g}" if isinstance(settings, float) else str(settings)
+        yield path, re.sub("0x[0-9a-f]+", "0x", text)[:_LONGEST]  # addresses differ on every rank
     for name, value in pairs:
         if name not in _OWN:
             yield from _leaves(value, path if name == "config" else f"{path}/{name}".lstrip("/"))

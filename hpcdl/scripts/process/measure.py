@@ -25,6 +25,7 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import ALL_STEPS_UP_TO, HistoryPoint, RankRecord, RunRecord, write_record
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import SAMPLES
+from hpcdl.core.units import counted as number_of
 from hpcdl.rank import results
 from hpcdl.supervision import runtime
 
@@ -88,9 +89,14 @@ class StepMeter:
         self._cold, self._warm = Sample(ALL_STEPS_UP_TO), Sample(ALL_STEPS_UP_TO)
 
     @property
+    def is_warm(self) -> bool:
+        """Whether there were steps after the warm-up."""
+        return self._warm.count > 0
+
+    @property
     def steps(self) -> Sample:
         """Seconds of the steps after the warm-up, or of all steps if there are no others."""
-        return self._warm if self._warm.count else self._cold
+        return self._warm if self.is_warm else self._cold
 
     def add(self, seconds: float, num_steps: int = 1) -> None:
         """Count `num_steps` steps that took `seconds` in total."""
@@ -181,6 +187,8 @@ class ScriptRun:
         mean_s = meter.steps.mean if meter.num_steps else None
         counted = [rank.details["samples"] / rank.details["counted_steps"] for rank in ranks if rank.details["samples"]]
         batch = statistics.fmean(counted) if len(counted) == len(ranks) else None
+        rate = batch * len(ranks) / mean_s if batch and mean_s else None
+        few = f"only {number_of(meter.num_steps, 'step')}: throughput includes the warm-up"
         last = self.history[-1] if self.history else HistoryPoint(epoch=0, step=0, seconds=0)
         return replace(
             started,
@@ -192,7 +200,7 @@ class ScriptRun:
             global_batch=None if batch is None else max(1, round(batch * len(ranks))),
             steps=meter.num_steps,
             **results.facts_of_steps(meter.num_steps, meter.first_steps.tolist(), meter.steps),
-            images_per_second=batch * len(ranks) / mean_s if batch and mean_s else None,
+            images_per_second=rate,
             seconds_total=time.monotonic() - self.began_s,
             resumed_from_steps=self.resumed_from,
             checkpoint_interval=self.checkpoint_interval,
@@ -204,5 +212,10 @@ class ScriptRun:
             history=self.history,
             rank_records=ranks,
             fast_kernels=kernels_in_force(),
-            warnings=[*started.warnings, *self.warnings, *results.warnings_of_clocks(ranks)],
+            warnings=[
+                *started.warnings,
+                *self.warnings,
+                *results.warnings_of_clocks(ranks),
+                *([few] if rate and not meter.is_warm else []),
+            ],
         )

@@ -79,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     Raises UsageError for settings that exclude each other.
     """
     check_no_strategy(tf.distribute.get_strategy())
-    chosen = _optimizer_of(optimizer)
+    chosen = _optimizer_of(optimizer, name)
     if getattr(chosen, "exchanges", False):
         raise UsageError("this optimizer is distributed already: make it so once, and use it for one model")
     settings = ExchangeSettings(
@@ -98,18 +98,16 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
         outer_rate=outer_rate,
         outer_momentum=outer_momentum,
     )
-    info = settings.checked()
-    if name is not None:
-        chosen.name = name
+    info, group = settings.checked(), group_of(process_set)
     use_kernels_of_launch()
     note_distributed()
-    warn_of_other_settings(group_of(process_set), type(chosen).__name__, _settings_of(chosen))
-    existing_alike(group_of(process_set))
-    _warn_of_own_apply(chosen, group_of(process_set))
+    warn_of_other_settings(group, type(chosen).__name__, _settings_of(chosen))
+    existing_alike(group)
+    _warn_of_own_apply(chosen, group)
     if moves_own_weights(info):
-        return _with_own_weights(chosen, settings, group_of(process_set), backward_passes_per_step)
+        return _with_own_weights(chosen, settings, group, backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
-    return _combining(chosen, settings, group_of(process_set), factor)
+    return _combining(chosen, settings, group, factor)
 
 
 def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, factor: float) -> Any:
@@ -186,21 +184,25 @@ def shared_variables(optimizer: Any) -> list[Any]:
     return [*trained_by(optimizer), *(variable for variable in optimizer.variables if id(variable) not in own_ids)]
 
 
-def _optimizer_of(given: Any) -> Any:
+def _optimizer_of(given: Any, name: str | None) -> Any:
+    """Return the Keras optimizer that `given` means, with `name` if it is not None."""
     if type(given).__module__.startswith(_OLD_KERAS):
-        name = type(given).__name__
+        kind = type(given).__name__
         raise UsageError(
-            f"DistributedOptimizer({name}(...)) of {type(given).__module__.partition('.')[0]}, which is Keras 2: hpcdl "
-            f"trains with Keras 3; write keras.optimizers.{name}, make the model with keras too, and leave "
+            f"DistributedOptimizer({kind}(...)) of {type(given).__module__.partition('.')[0]}, which is Keras 2: hpcdl "
+            f"trains with Keras 3; write keras.optimizers.{kind}, make the model with keras too, and leave "
             "TF_USE_LEGACY_KERAS unset"
         )
     try:
-        return keras.optimizers.get(given)
+        chosen = keras.optimizers.get(given)
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"DistributedOptimizer({given!r}): give a Keras 3 optimizer, its name or its config "
             f"({str(error).splitlines()[0]})"
         ) from error
+    if name is not None:
+        chosen.name = name
+    return chosen
 
 
 def _settings_of(optimizer: Any) -> dict[str, Any]:

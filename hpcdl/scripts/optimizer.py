@@ -101,9 +101,7 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     info, group = settings.checked(), group_of(process_set)
     use_kernels_of_launch()
     note_distributed()
-    warn_of_other_settings(group, type(chosen).__name__, _settings_of(chosen))
-    existing_alike(group)
-    _warn_of_own_apply(chosen, group)
+    _begin_alike(chosen, group)
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group, backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
@@ -205,11 +203,14 @@ def _optimizer_of(given: Any, name: str | None) -> Any:
     return chosen
 
 
-def _settings_of(optimizer: Any) -> dict[str, Any]:
-    try:
-        return dict(optimizer.get_config())
-    except Exception:  # noqa: BLE001  a script's own class may raise anything
-        return {}
+def _begin_alike(optimizer: Any, group: ScriptGroup) -> None:
+    """Give all ranks the same weights. Warn of settings that differ and of the script's own `apply`. Collective."""
+    settings: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a script's own class may raise anything
+        settings = dict(optimizer.get_config())
+    warn_of_other_settings(group, type(optimizer).__name__, settings)
+    existing_alike(group)
+    _warn_of_own_apply(optimizer, group)
 
 
 def _warn_of_own_apply(optimizer: Any, group: ScriptGroup) -> None:

@@ -36,6 +36,7 @@ def warn_of_other_settings(group: ScriptGroup, what: str, settings: Mapping[str,
     """Warn if the ranks have different settings of an optimizer or a model. Collective."""
     if group.size == 1:
         return
+    group.agree("the settings of an optimizer or a model")
     mine = dict(_leaves(settings))
     if len(set(group.messages.allgather_json(zlib.crc32(repr(mine).encode())))) == 1:
         return

@@ -109,8 +109,9 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self.group.agree("the start of model.fit")
         if self.group.size > 1:
             check_adapted(self.model, self.group)
-            if vars(self.model).get("compared_with") is not optimizer:  # once for each `compile`
-                set_own(self.model, "compared_with", optimizer)
+            if vars(self.model).get("compared_with") != id(optimizer):  # once for each `compile`
+                # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
+                set_own(self.model, "compared_with", id(optimizer))
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
             if not self._centers():  # else each worker may draw from all samples (EASGD)
                 self.group.keep("compared the samples of ranks", self._compare_samples)

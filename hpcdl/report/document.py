@@ -146,12 +146,13 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One part of a report. It exists only if its data do."""
+    """One part of a report. It exists only if its data do. `in_files`: too long for a terminal, which only names it."""
 
     name: str
     title: str
     lines: Sequence[str] = ()
     items: Sequence[Table | Figure | Listing] = ()
+    in_files: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

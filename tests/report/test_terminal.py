@@ -20,3 +20,9 @@ def test_no_word_is_broken(ask_hpcdl: CommandLine, columns: int) -> None:
     for line in told.out.splitlines():
         longest = max(map(len, line.split()), default=0)
         assert len(line.rstrip()) <= columns or longest > columns - 10, line
+
+
+def test_published_points_are_left_to_the_files(ask_hpcdl: CommandLine) -> None:
+    """Published points would be longer than the study itself; the terminal says where they are."""
+    shown = ask_hpcdl(["report", STUDY, "--format", "terminal"])
+    assert "rows in the files that --out DIR writes" in shown.out and "Published points" not in shown.out

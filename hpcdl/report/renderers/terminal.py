@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpcdl.core.units import counted
 from hpcdl.report.document import Column, Document, Listing, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 40
@@ -29,6 +30,11 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
     for line in document.warnings:
         console.print(Text(f"  ! {plain(line)}", style="yellow"))
     for section in document.sections:
+        if section.in_files:
+            num_rows = sum(len(item.rows) for item in section.items if isinstance(item, Table))
+            console.print()
+            console.print(Text(f"{section.title}: {counted(num_rows, 'row')} in the files that --out DIR writes"))
+            continue
         for item in section.items:
             if isinstance(item, Table):
                 console.print()

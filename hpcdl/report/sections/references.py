@@ -41,7 +41,7 @@ def build(analysis: Analysis) -> Section | None:
     ]
     if stated:
         items.append(_statements(stated))
-    return Section(name="references", title="Beside published results", lines=lines, items=items)
+    return Section(name="references", title="Beside published results", lines=lines, items=items, in_files=True)
 
 
 _UNSPECIFIED = "unspecified"

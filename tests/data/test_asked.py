@@ -577,7 +577,10 @@ UNREAD = {
     "a.mat": (b"MATLAB 5.0 MAT-file", "version 5: save it with -v7.3"),
     "a.nc": (b"CDF\x01" + bytes(60), "it is netCDF-3: save it as netCDF-4"),
     "a.csv.gz": (gzip.compress(b"a,y\n1,0\n"), "it is packed with gzip: unpack it"),
-    "a.jsonl": (b'{"x": 1}\n', "for any other format write a reader: --reader FILE.py:NAME"),
+    "a.jsonl": (b'{"x": 1}\n', r"convert it with pandas: pandas.read_json\(OLD, lines=True\).to_parquet\(NEW\)"),
+    "a.xlsx": (b"PK\x03\x04", "it is a spreadsheet: save its sheet as CSV"),
+    "a.pt": (b"PK\x03\x04", "it may be a pickle, which can run any code when it is read"),
+    "a.avro": (b"Obj\x01", "for any other format write a reader: --reader FILE.py:NAME"),
 }
 
 

@@ -84,13 +84,29 @@ _REMEDIES = {
     b"CDF\x05": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
 }
 """What to do about files that other programs turn into a format that is read, by their first bytes."""
+_SHEET = "it is a spreadsheet: save its sheet as CSV"
+_BY_PANDAS = "convert it with pandas: pandas.{reader}(OLD{more}).to_parquet(NEW)"
+_PICKLE = "it may be a pickle, which can run any code when it is read: save its arrays with numpy.savez"
+_DATABASE = "it is a database: write a table of it as CSV"
+_REMEDIES_BY_SUFFIX = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET),
+    **dict.fromkeys((".feather", ".arrow"), _BY_PANDAS.format(reader="read_feather", more="")),
+    **dict.fromkeys((".jsonl", ".ndjson"), _BY_PANDAS.format(reader="read_json", more=", lines=True")),
+    ".orc": _BY_PANDAS.format(reader="read_orc", more=""),
+    ".dta": _BY_PANDAS.format(reader="read_stata", more=""),
+    ".sav": _BY_PANDAS.format(reader="read_spss", more=""),
+    ".sas7bdat": _BY_PANDAS.format(reader="read_sas", more=""),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib", ".pt", ".pth"), _PICKLE),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), _DATABASE),
+}
 
 
 def remedy_for(path: Path) -> str:
     """Return what a file is that no source reads, and what to do; empty if that is not known."""
     with open_regular(path) as file:
         head = file.read(HEAD_BYTES)
-    return next((remedy for mark, remedy in _REMEDIES.items() if head.startswith(mark)), "")
+    by_head = next((remedy for mark, remedy in _REMEDIES.items() if head.startswith(mark)), "")
+    return by_head or _REMEDIES_BY_SUFFIX.get(path.suffix.lower(), "")
 
 
 def is_image_head(head: bytes) -> bool:

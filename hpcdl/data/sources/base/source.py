@@ -253,18 +253,19 @@ def recognise(location: str) -> str:
                 _ask_of_images_beside(path, name)
                 _ask_of_two(path, name)
                 return name
+        if path.is_file() and (remedy := remedy_for(path)):
+            raise SourceError(f"{location} has no format that hpcdl reads; {remedy}")
         advice = _one_of(path)
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}{advice}")
 
 
 def _one_of(path: Path) -> str:
-    """Return advice to give one of a folder's files, if one of the first is of a known format; else to convert."""
+    """Return advice to give one of a folder's files, if one of the first is of a known format; else a reader."""
     for file in itertools.islice(files_of(path) if path.is_dir() else (), _LOOKED_INTO):
         name = next((name for name in SOURCES if SOURCES.load(name).recognises(file)), None)
         if name is not None:
             return f"; or give one of its files, such as {file} ({name})"
-    remedy = remedy_for(path) if path.is_file() else ""
-    return f"; {remedy or 'for any other format write a reader: --reader FILE.py:NAME (hpcdl docs own-format)'}"
+    return "; for any other format write a reader: --reader FILE.py:NAME (hpcdl docs own-format)"
 
 
 _FIELDS = ("input", "target", "target_kind", "nan")

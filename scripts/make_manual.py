@@ -32,7 +32,7 @@ EXIT_STATUS = (
 ENVIRONMENT = (
     ("HPCDL_SHARE", "Folder with machines, job templates, examples and schemas."),
     ("HPCDL_SITE_CONFIG", "The centre's settings, weaker than the user's own."),
-    ("XDG_CONFIG_HOME", "The user's settings lie in hpcdl/ below it; ~/.config where it is unset."),
+    ("XDG_CONFIG_HOME", "The user's settings are in hpcdl/ below it; ~/.config where it is unset."),
     ("XDG_CACHE_HOME", "What hpcdl measured and may measure again; ~/.cache where it is unset."),
 )
 

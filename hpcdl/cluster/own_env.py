@@ -210,7 +210,7 @@ _MPI = (
 _LIBRARIES = ("libmpi.so.12", "libmpi.so.40")
 """Libraries of MPICH and of Open MPI, in mpi4py's order."""
 _PROGRAM = """#!/bin/sh
-# {name} of this environment, which stands on {base}
+# {name} of this environment, which builds on {base}
 if [ ! -d {quoted} ]; then
     echo "hpcdl: {base} is gone, which this environment needs; make a new one with: hpcdl env create" >&2
     exit 2

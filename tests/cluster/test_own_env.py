@@ -43,7 +43,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(session_hpcdl: CommandLine, acme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own") / "env"
     made = session_hpcdl(["env", "create", folder, acme])
-    assert made.code == 0 and made.out.strip() == f"{folder} stands on {sys.prefix}", made.err
+    assert made.code == 0 and made.out.strip() == f"{folder} builds on {sys.prefix}", made.err
     assert f"next: source {folder}/bin/activate" in made.err
     return folder
 

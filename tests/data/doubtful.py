@@ -176,7 +176,7 @@ DOUBTFUL: dict[str, dict[str, Case]] = {
             pictures("good", "bad", "unlabeled"),
             {},
             ASKED,
-            "'unlabeled' stands among the classes",
+            "'unlabeled' is among the classes",
         ),
         "PPM images": (images(moving, "ppm"), {}, REFUSED, "is a P.M image.*save it as PNG"),
         "masks as JPEG": (pairs_in("jpg", "L"), PAIRED, RIGHT, "JPEG files, whose values are smeared"),

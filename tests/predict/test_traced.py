@@ -102,9 +102,9 @@ def test_a_real_trace_has_the_backward_pass_as_it_was(real: Path) -> None:
 def test_the_command_and_the_report_take_the_trace(real: Path, run_hpcdl: CommandLine, tmp_path: Path) -> None:
     asked = run_hpcdl(["predict", real, "--nodes", "4", "--strategy", "ring", "--json"])
     assert asked.code == 0, asked.err
-    assert any("when gradients are ready is as the trace of" in line for line in asked.json()["warnings"])
+    assert any("when gradients are ready comes from the trace of" in line for line in asked.json()["warnings"])
     report = run_hpcdl(["report", real, "--format", "json", "--out", tmp_path / "out", "--json"]).json()
     (item,) = report["prediction"]
     assert item["subject"] == f"emulated:{MODEL}:1s"
-    assert any("when gradients are ready is as the trace of" in line for line in item["warnings"])
+    assert any("when gradients are ready comes from the trace of" in line for line in item["warnings"])
     assert len(report["traces"][0]["ready"]) > 2

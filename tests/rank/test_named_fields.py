@@ -60,7 +60,7 @@ def test_two_inputs_and_a_quantity(strategy: str, session_hpcdl: CommandLine, ev
     assert finished.code == 0, finished.err
     record = read_record(tmp_path / "run")
     assert record.status == "finished" and (tmp_path / "run" / "model.keras").is_file()
-    assert record.counted == "samples" and " samples/s, loss " in finished.out, finished.out
+    assert record.counted == "samples" and " samples/s, held-out loss " in finished.out, finished.out
     journal = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [event["counted"] for event in journal if event["kind"] == "start"] == ["samples"]
     last = journal[-1]

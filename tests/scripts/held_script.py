@@ -144,7 +144,7 @@ def a_loss_scale_around():
     try:
         model.fit(X, Y, verbose=0)
     except UsageError as error:
-        assert str(error) == first and "a loss scale stands around" in first
+        assert str(error) == first and "a loss scale wraps" in first
         return first
     raise AssertionError("a fit whose metrics are each rank's own")
 

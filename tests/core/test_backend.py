@@ -14,14 +14,17 @@ from tests.conftest import CommandLine
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 @pytest.mark.parametrize(
     "words",
-    [["run", "--ranks", "2", "script.py"], ["train", "--model", "lenet", "--data", "synthetic:mnist", "--ranks", "2"]],
+    [
+        ["run", "--ranks", "2", "--run-dir", "run", "script.py"],
+        ["train", "--model", "lenet", "--data", "synthetic:mnist", "--ranks", "2", "--run-dir", "run"],
+    ],
     ids=["run", "train"],
 )
 def test_a_command_ends_with_2_and_the_remedy(
     session_hpcdl: CommandLine, tmp_path: Path, words: list[str], backend: str
 ) -> None:
     (tmp_path / "script.py").write_text("print('began')")
-    refused = session_hpcdl([*words, "--run-dir", "run"], cwd=tmp_path, env={"KERAS_BACKEND": backend})
+    refused = session_hpcdl(words, cwd=tmp_path, env={"KERAS_BACKEND": backend})
     assert refused.code == 2 and "began" not in refused.out
     (line,) = refused.err.splitlines()
     assert f"KERAS_BACKEND={backend}" in line and line.endswith("set KERAS_BACKEND=tensorflow")

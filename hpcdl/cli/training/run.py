@@ -85,9 +85,10 @@ def run(
 
 def _warn_of_late_flags(script: Path, arguments: list[str], flags: dict[str, Any]) -> None:
     """Warn of hpcdl's flags behind SCRIPT if the script's text does not name them: the script gets them."""
-    text = script.read_text(encoding="utf-8", errors="replace").replace("_", "-") if script.is_file() else ""
-    for word in arguments:
-        name = word.partition("=")[0]
+    if not script.is_file():
+        return  # which is refused later
+    text = script.read_text(encoding="utf-8", errors="replace").replace("_", "-")
+    for name in dict.fromkeys(word.partition("=")[0] for word in arguments):
         ours = name == "-n" or (name.startswith("--") and name[2:] in flags)
         if ours and not re.search(rf"(?:^|[^\w-])-*{name.lstrip('-')}(?![\w-])", text):
             say(

@@ -111,7 +111,7 @@ def read_bytes(path: Path | str, most_bytes: int = MOST_JSON_BYTES) -> bytes:
     finally:
         os.close(descriptor)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
+        raise OSError(errno.EOVERFLOW, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content
 
 

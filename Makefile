@@ -1,4 +1,4 @@
-# make setup | demo | unit | test | soak | check | clean   for a checkout: everything lies in .venv
+# make setup | demo | unit | test | soak | check | clean   for a checkout: everything is in .venv
 # make peers                                              hpcdl beside other engines: docs/performance.md's tables
 # make docs | packaging | release                          the pages as a site; recipes checked; wheel, sdist and SBOM
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md

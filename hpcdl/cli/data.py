@@ -7,7 +7,7 @@ import functools
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import counted, format_bytes, format_count, format_seconds, listed
 from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.models.table import network_for
+
+if TYPE_CHECKING:
+    from hpcdl.data.show.inspection import Overview
 
 
 def register(app: typer.Typer) -> None:
@@ -203,13 +206,14 @@ def inspect(
             f"warning: the manifest of {folder} does not name {listed(contents.unknown_shards)}: nobody reads such "
             "files. Are they of another data set? Move them away"
         )
-    _warn_of_leaks(folder)
+    overview = inspection.look(folder) if show else None
+    _warn_of_leaks(folder, overview)
     if out is not None and (samples or show):
         make_output_folder(out)
     if samples:
         document["pictures"] = _pictures(folder, samples, out or Path(f"{folder.name}-samples"))
-    if show:
-        document["page"] = _page(folder, out)
+    if overview is not None:
+        document["page"] = _page(overview, _page_path(folder, out))
     if json:
         print_json({**dataclasses.asdict(contents), **document})
         return
@@ -219,10 +223,10 @@ def inspect(
     commentary.say(f"next: {use if verify else typed('inspect', folder, '--verify')}")
 
 
-def _warn_of_leaks(folder: Path) -> None:
+def _warn_of_leaks(folder: Path, overview: Overview | None = None) -> None:
     from hpcdl.data.show.inspection import leaks
 
-    for line in leaks(folder):
+    for line in leaks(folder, overview.repeats if overview else None):
         say(f"warning: {line}")
 
 
@@ -262,15 +266,12 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
     return {"verified": True, **damage, "repaired": repaired}
 
 
-def _page(folder: Path, out: Path | None) -> str:
+def _page(overview: Overview, path: Path) -> str:
     """Write the page, and return its path."""
     from hpcdl.core.storage.files import write_output
-    from hpcdl.data.show.inspection import look
     from hpcdl.data.show.page import page
 
-    path = _page_path(folder, out)
-    content = page(look(folder))
-    write_output(path, content)
+    write_output(path, page(overview))
     say(f"page: {path}")
     return str(path)
 

@@ -212,7 +212,7 @@ _LIBRARIES = ("libmpi.so.12", "libmpi.so.40")
 _PROGRAM = """#!/bin/sh
 # {name} of this environment, which builds on {base}
 if [ ! -d {quoted} ]; then
-    echo "hpcdl: {base} is gone, which this environment needs; make a new one with: hpcdl env create" >&2
+    echo "hpcdl: {base} is gone, and this environment needs it; make a new one with: hpcdl env create" >&2
     exit 2
 fi
 exec {command} "$@"

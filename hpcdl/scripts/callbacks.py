@@ -32,7 +32,7 @@ from hpcdl.scripts.fit.model import (
     prepare_model,
     set_own,
 )
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, warn_of_same_samples
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, stop_noting, warn_of_same_samples
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, session
@@ -113,6 +113,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
                 set_own(self.model, "compared_with", id(optimizer))
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
+            stop_noting(self.model)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
                 self.group.keep("compared the samples of ranks", self._compare_samples)
         if self._state is not None:
@@ -128,7 +129,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._began_s = time.monotonic()
 
     def _compare_samples(self) -> bool:
-        self._samples = warn_of_same_samples(self.group, self.once)
+        self._samples = warn_of_same_samples(self.group, self.model, self.once)
         return True
 
     def _is_distributed(self) -> bool:
@@ -234,7 +235,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Average moving statistics and compare all variables. If one rank stops, all stop."""
         self.group.agree("the end of an epoch")
         if self._samples is not None:
-            self._samples.end(self.group)
+            stop_noting(self.model)
+            self._samples.compare(self.group)
             self._samples = None
         self._combine()
         own_paths = self._combined.differing_own() if self._combined else []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, _sketch, verdict
+from hpcdl.scripts.fit import samples
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, _sketch, note_samples, stop_noting, verdict
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
 
@@ -67,3 +69,21 @@ def test_tensors_without_a_row_for_each_sample_are_not_compared() -> None:
     look = SamplesOfEpoch()
     look.note(rows(8), np.arange(9))  # the values and the row ends of a ragged tensor
     assert look.sketch() is None
+
+
+def test_samples_are_noted_for_the_model_of_the_fit_and_until_it_stops() -> None:
+    """Another model's fit in the middle is not noted, nor a later fit after an error ended the first epoch."""
+    model, other, whole = object(), object(), rows(64)
+    notes = samples._notes[id(model)] = SamplesOfEpoch()
+
+    @tf.function
+    def step(batch: tf.Tensor) -> tf.Tensor:
+        note_samples(model, lambda: [batch])
+        note_samples(other, lambda: pytest.fail("no fit of this model compares samples"))
+        return batch
+
+    step(whole)
+    assert notes.sketch() == _sketch([whole])
+    stop_noting(model)
+    step(whole)
+    assert notes.sketch() == _sketch([whole]) and id(model) not in samples._notes

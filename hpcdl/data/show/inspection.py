@@ -113,16 +113,20 @@ def look(folder: Path) -> Overview:
     return Overview(inspection=inspection, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
 
 
-def leaks(folder: Path) -> list[str]:
-    """Return a warning for each pair of splits that share samples; none for data too large to compare in passing."""
+def leaks(folder: Path, repeats: Sequence[Repeats] | None = None) -> list[str]:
+    """Return a warning for each pair of splits that share samples.
+
+    `repeats`: those of an Overview; without them samples are compared, unless there are too many to do it in passing.
+    """
     dataset = open_dataset(str(folder))
-    if len(dataset.splits) < 2 or sum(split.num_samples for split in dataset.splits.values()) > _MOST_COMPARED:
-        return []
+    num_samples = sum(split.num_samples for split in dataset.splits.values())
+    if repeats is None and len(dataset.splits) > 1 and num_samples <= _MOST_COMPARED:
+        repeats = repeats_of(dataset)
     return [
         f"{pair.num_samples} of {dataset.splits[pair.split].num_samples} samples of {pair.split} have the same inputs "
         f"as samples of {pair.other}, the first is sample {pair.example} of {pair.split}. If they are copies, results "
         f"on {pair.split} are too good: take them out of the source"
-        for pair in repeats_of(dataset) or ()
+        for pair in repeats or ()
         if pair.split != pair.other
     ]
 

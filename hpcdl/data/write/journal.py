@@ -102,7 +102,7 @@ def _check_identity(folder: Path, begun: str, identity: str) -> None:
     if reader != identity.partition("-")[2]:
         raise UsageError(
             f"{folder} was begun with another reader, or before its file changed; "
-            "give the reader of then, or another target folder"
+            "give the earlier version of the reader, or another target folder"
         )
     about_items = ", or items() now gives another list (sort what a folder's listing gives)" if reader else ""
     raise UsageError(

@@ -224,7 +224,7 @@ def prepare_model(model: Any) -> None:
         model.train_function = None
     if group.size > 1 and not getattr(model.train_step, "known_to_ranks", False):
         own_step = type(model).train_step is not keras.Model.train_step
-        known = _of_batch(model.train_step) if own_step else _sharing(model, model.train_step, group)
+        known = _of_batch(model, model.train_step) if own_step else _sharing(model, model.train_step, group)
         set_own(model, "train_step", known)
         model.train_function = None
 
@@ -238,16 +238,16 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
         ):
             return train_step(data)
 
-    return _of_batch(functools.wraps(train_step)(sharing))
+    return _of_batch(model, functools.wraps(train_step)(sharing))
 
 
-def _of_batch(train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`train_step`, whose batch the exchanges inside it may look at."""
+def _of_batch(model: Any, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`train_step` of `model`, whose batch the exchanges inside it may look at."""
 
     @functools.wraps(train_step)
     def stepping(data: Any) -> Any:
         with _batch_under_way(data):
-            note_samples(rows_of_batch(_ALL_ROWS))
+            note_samples(model, rows_of_batch)
             return train_step(data)
 
     vars(stepping)["known_to_ranks"] = True
@@ -267,13 +267,10 @@ def _batch_under_way(data: Any) -> Iterator[None]:
         _batches.pop()
 
 
-_ALL_ROWS = 2**31 - 1
-
-
-def rows_of_batch(most: int) -> list[Any]:
-    """Return the first `most` rows of every tensor of a fit's current batch; empty in a custom training loop."""
+def rows_of_batch(most: int | None = None) -> list[Any]:
+    """Return the first `most` rows, or all, of every tensor of a fit's current batch; empty in a custom loop."""
     given = tf.nest.flatten(_batches[-1:], expand_composites=True)
-    rows = [one[:most] for one in given if tf.is_tensor(one) and one.shape.rank]
+    rows = [one if most is None else one[:most] for one in given if tf.is_tensor(one) and one.shape.rank]
     texts = [tf.strings.to_hash_bucket_fast(one, 1 << 62) for one in rows if one.dtype == tf.string]
     return texts + [one for one in rows if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
 

@@ -7,7 +7,7 @@ first step. What generators and files give is noted as it arrives, and compared 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -44,8 +44,8 @@ _KEEPS_SAMPLES = (
 """Stages of tf.data after which every source row still comes once an epoch."""
 
 
-def warn_of_same_samples(group: ScriptGroup, data: Any) -> SamplesOfEpoch | None:
-    """Warn if ranks were given the same samples, or some of the same. Collective.
+def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOfEpoch | None:
+    """Warn if ranks were given the same samples, or some of the same, in a fit of `model`. Collective.
 
     `data`: what this rank gave to `fit`; compared are arrays, and data sets of arrays that are not split anywhere.
     Return what notes the samples of the first epoch, if they are known only then.
@@ -55,21 +55,30 @@ def warn_of_same_samples(group: ScriptGroup, data: Any) -> SamplesOfEpoch | None
     sketches, come = zip(*group.messages.allgather_json([mine, comes]), strict=True)
     if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
         warn_once(group, SAME_SAMPLES, text)
-    return SamplesOfEpoch() if all(come) else None
+    if not all(come):
+        return None
+    notes = _notes[id(model)] = SamplesOfEpoch()
+    return notes
 
 
-def note_samples(rows: Sequence[Any]) -> None:
-    """Note the rows of a training step's batch, if the fit that traces it has to. They are tensors."""
-    for look in _looks:
-        look.trace(rows)
+def note_samples(model: Any, batch: Callable[[], Sequence[Any]]) -> None:
+    """Add to a training step of `model` what notes the rows of its batch, if the samples of its fit are compared."""
+    if (notes := _notes.get(id(model))) is not None:
+        notes.trace(batch())
 
 
-_looks: list[SamplesOfEpoch] = []
-"""What notes the samples of the fit under way."""
+def stop_noting(model: Any) -> None:
+    """Note no further samples of `model`, such as those of a fit that an error ended."""
+    if (notes := _notes.pop(id(model), None)) is not None:
+        notes.stop()
+
+
+_notes: dict[int, SamplesOfEpoch] = {}
+"""What notes the samples of each model whose fit is in its first epoch, by `id`: a script's class may have no hash."""
 
 
 class SamplesOfEpoch:
-    """Notes the samples that this rank's steps take, until `end`."""
+    """Notes the samples that this rank's steps take, until `stop`."""
 
     def __init__(self) -> None:
         self._on = tf.Variable(True, trainable=False, name="notes_samples")
@@ -78,7 +87,6 @@ class SamplesOfEpoch:
         self._counts: Array = numpy.empty(0, numpy.int64)
         self._even = True
         """Whether all tensors of a batch had as many rows: ragged and sparse ones do not."""
-        _looks.append(self)
 
     def trace(self, rows: Sequence[Any]) -> None:
         """Add what notes a batch to the training step; it does nothing in later epochs."""
@@ -99,10 +107,12 @@ class SamplesOfEpoch:
             self._smallest = self._smallest[:_MOST_KEYS]
         return True
 
-    def end(self, group: ScriptGroup) -> None:
-        """Stop, and warn if the ranks took the same samples. Collective."""
+    def stop(self) -> None:
+        """Note no further batches: steps that are traced skip it."""
         self._on.assign(False)
-        _looks.remove(self)
+
+    def compare(self, group: ScriptGroup) -> None:
+        """Warn if the ranks took the same samples. Collective."""
         by_rank = group.messages.allgather_json(self.sketch())
         if all(sketch is not None for sketch in by_rank) and (text := verdict(by_rank)):
             warn_once(group, SAME_SAMPLES, text)

@@ -24,7 +24,7 @@ _MOST_FILES = 1000
 
 
 class WrittenFiles:
-    """The files that this rank's script has opened to write them anew."""
+    """The files that this rank's script has opened to write."""
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
@@ -33,7 +33,7 @@ class WrittenFiles:
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Note files that are opened inside this context by `open`, which numpy, pandas and matplotlib also call."""
-        # A hook cannot be removed. A function in place of `open` would stand in the tracebacks of the script's errors.
+        # A hook cannot be removed. A function in place of `open` would be in the tracebacks of the script's errors.
         sys.addaudithook(self._note)
         self._on = True
         try:
@@ -60,8 +60,8 @@ class WrittenFiles:
             return ""
         (first, *_), files = shared.values(), [os.path.relpath(path) for path in shared]
         return (
-            f"ranks {listed(first, 4)} each wrote {listed(files, 2)}: what one wrote may be lost; write it behind "
-            "if hpcdl.rank() == 0, or with the rank in its name"
+            f"ranks {listed(first, 4)} each wrote {listed(files, 2)}: what one wrote may be lost; write it on one "
+            "rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
         )
 
 

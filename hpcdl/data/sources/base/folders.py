@@ -212,7 +212,7 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
     """Raise SourceError if folders have names of images and of their masks."""
     if spec.target_kind == "class":
         return
-    _ask_of_pairs(root, names)
+    _ask_of_pairs(root, names, spec)
     pair = pictures_and_masks(names)
     if pair is not None:
         raise SourceError(
@@ -232,11 +232,11 @@ def ask_of_parts(where: str, names: Sequence[str], spec: SourceSpec) -> None:
         )
 
 
-def _ask_of_pairs(root: Path, names: Sequence[str]) -> None:
+def _ask_of_pairs(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
     """Raise SourceError for two folders called like pairs of pictures (LR and HR) with files of the same names."""
     for first, second in itertools.permutations(names, 2) if len(names) == 2 else ():
-        called = re.sub(r"[\W_0-9]+", "", first).lower(), re.sub(r"[\W_0-9]+", "", second).lower()
-        if called in _PAIRED and set(os.listdir(root / first)) == set(os.listdir(root / second)):  # noqa: PTH208
+        called = (_plain(first), _plain(second))
+        if called in _PAIRED and _files_in(root / first, spec) == _files_in(root / second, spec):
             raise SourceError(
                 f"{root}: {shown(first)} and {shown(second)} hold files of the same names: pairs of images, or two "
                 f"classes? Give --input {typed(first + '=input')} --target {typed(second + '=target')}, or "
@@ -244,9 +244,17 @@ def _ask_of_pairs(root: Path, names: Sequence[str]) -> None:
             )
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_0-9]+", "", name).lower()
+
+
+def _files_in(folder: Path, spec: SourceSpec) -> set[str]:
+    return {entry.name for entry in listed(folder, spec, LeftOut()).entries}
+
+
 def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
     """Return the folders whose names mean images and masks, if both exist."""
-    plain = {name: re.sub(r"[\W_0-9]+", "", name).lower() for name in names}
+    plain = {name: _plain(name) for name in names}
     pictures = [name for name, word in plain.items() if _PICTURES.fullmatch(word)]
     masks = [name for name, word in plain.items() if _MASKS.fullmatch(word)]
     return (pictures[0], masks[0]) if pictures and masks else None
